@@ -1,0 +1,168 @@
+"""LeNet-5 on handwritten digits, trained by plain Lightning and then in sinks.
+
+    python examples/lenet_digits.py --sink-size 100 --epochs 10
+
+The module and the data module are ordinary Lightning; the second run differs from the first in one argument of the
+Trainer. In sinks an epoch is one sink of `sink_size` batches and the dataset is traversed endlessly, so the plain run
+gets the same number of steps through `max_steps`. The data are the 1,797 real images that come with scikit-learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+from time import perf_counter
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_sink import SinkStrategy
+
+
+class LeNet5(L.LightningModule):
+    def __init__(self, lr: float = 0.01, momentum: float = 0.9) -> None:
+        super().__init__()
+        self.lr = lr
+        self.momentum = momentum
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 6, 5, bias=False),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5, bias=False),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * 5 * 5, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, 10),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.net(images)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        images, labels = batch
+        return F.cross_entropy(self(images), labels)
+
+    def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        images, labels = batch
+        hits = (self(images).argmax(dim=1) == labels).float().mean()
+        self.log("test_accuracy", hits, batch_size=len(labels))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum)
+
+
+class Digits(L.LightningDataModule):
+    """Scikit-learn's digits, resized from 8x8 to the 32x32 that LeNet-5 reads."""
+
+    def __init__(self, batch_size: int = 32) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+
+    def setup(self, stage: str) -> None:
+        digits = load_digits()
+        images = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
+        images = F.interpolate(images, size=(32, 32), mode="bilinear", align_corners=False)
+        labels = torch.from_numpy(digits.target).long()
+        rows = torch.arange(len(labels))
+        train, test = train_test_split(rows, test_size=0.2, random_state=0, stratify=labels)
+        mean, std = images[train].mean(), images[train].std()
+        images = (images - mean) / std
+        self.train_set = TensorDataset(images[train], labels[train])
+        self.test_set = TensorDataset(images[test], labels[test])
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
+
+    def test_dataloader(self) -> DataLoader:
+        return DataLoader(self.test_set, batch_size=self.batch_size)
+
+
+class LossLine(L.Callback):
+    """One line per sink: in sinks `on_train_batch_end` is called once, with the last batch and its output."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        print(f"epoch: {trainer.current_epoch + 1} step: {batch_idx + 1}, loss is {outputs['loss'].item()}")
+
+
+class Clock(L.Callback):
+    """Notes the time at the start and whenever the host is told of finished steps."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[int, float]] = []  # (optimizer steps done, seconds)
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self.marks.append((trainer.global_step, perf_counter()))
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.marks.append((trainer.global_step, perf_counter()))
+
+    def speed(self, first: int = 0) -> float:
+        """Steps per second from mark `first` to the last one."""
+        (step0, time0), (step1, time1) = self.marks[first], self.marks[-1]
+        return (step1 - step0) / (time1 - time0) if time1 > time0 else float("nan")
+
+
+def train(callbacks: list[L.Callback], **options) -> tuple[Clock, float]:
+    """Train LeNet-5 from the one seed and test it: the clock of the run, and the accuracy."""
+    L.seed_everything(0, verbose=False)
+    clock = Clock()
+    trainer = L.Trainer(
+        callbacks=[clock, *callbacks],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    module, digits = LeNet5(), Digits()
+    trainer.fit(module, datamodule=digits)
+    (result,) = trainer.test(module, datamodule=digits, verbose=False)
+    return clock, result["test_accuracy"]
+
+
+def main(argv: list[str] | None = None) -> dict[str, float]:
+    parser = argparse.ArgumentParser(description="LeNet-5 on handwritten digits, plain and in sinks.")
+    parser.add_argument("--sink-size", type=int, default=100, help="steps per sink; -1: one pass over the dataset")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs; in sinks an epoch is one sink")
+    parser.add_argument("--engine", default="auto", help="what runs the steps of a sink")
+    args = parser.parse_args(argv)
+
+    print("== plain Lightning ==")
+    length = {"max_epochs": args.epochs} if args.sink_size == -1 else {"max_steps": args.epochs * args.sink_size}
+    plain, plain_accuracy = train([], **length)
+
+    print("== the same, in sinks ==")
+    strategy = SinkStrategy(sink_size=args.sink_size, engine=args.engine)
+    sink, sink_accuracy = train([LossLine()], max_epochs=args.epochs, strategy=strategy)
+
+    figures = {
+        "steps": plain.marks[-1][0],
+        "sink_steps": sink.marks[-1][0],
+        "accuracy": plain_accuracy,
+        "sink_accuracy": sink_accuracy,
+        "steps_per_s": plain.speed(),
+        "sink_steps_per_s": sink.speed(),
+        "sink_steps_per_s_after_first": sink.speed(first=1),
+        "first_sink_s": sink.marks[1][1] - sink.marks[0][1],
+    }
+    print("== results ==")
+    print(f"plain: {figures['steps']} steps, test accuracy {plain_accuracy:.4f}, {figures['steps_per_s']:.0f} steps/s")
+    print(
+        f"sinks: {figures['sink_steps']} steps, test accuracy {sink_accuracy:.4f}, "
+        f"{figures['sink_steps_per_s']:.0f} steps/s in all; "
+        f"{figures['sink_steps_per_s_after_first']:.0f} steps/s after the first sink, "
+        f"which took {figures['first_sink_s']:.1f} s with recording and compiling"
+    )
+    return figures
+
+
+if __name__ == "__main__":
+    main()

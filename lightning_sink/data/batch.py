@@ -1,0 +1,47 @@
+"""A batch seen as a flat list of tensors and a signature of everything else.
+
+Two batches with equal signatures have the same structure, the same shapes, dtypes, layouts and devices, and equal
+values in every place that holds no tensor; a step that was compiled for one of them is right for the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+Signature = tuple[Hashable, ...]
+
+
+def flatten(batch: Any) -> tuple[list[Tensor], Signature]:
+    """Returns the tensors of a batch in a fixed order, and its signature.
+
+    Goes through tuples, lists, mappings, named tuples and dataclasses. Anything else that is no tensor is compared by
+    value if it is hashable and by identity if not.
+    """
+    leaves: list[Tensor] = []
+    signature: list[Hashable] = []
+    _walk(batch, leaves, signature)
+    return leaves, tuple(signature)
+
+
+def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable]) -> None:
+    if isinstance(item, Tensor):
+        leaves.append(item)
+        signature.append((item.shape, item.dtype, item.stride(), item.device, item.requires_grad))
+    elif isinstance(item, (tuple, list)):
+        signature.append((type(item), len(item)))
+        for child in item:
+            _walk(child, leaves, signature)
+    elif isinstance(item, Mapping):
+        signature.append((type(item), tuple(item)))
+        for child in item.values():
+            _walk(child, leaves, signature)
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        signature.append(type(item))
+        for field in dataclasses.fields(item):
+            _walk(getattr(item, field.name), leaves, signature)
+    else:
+        signature.append((type(item), item if isinstance(item, Hashable) else id(item)))

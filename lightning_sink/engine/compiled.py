@@ -1,0 +1,232 @@
+"""The engine that records steps and runs programs in their place.
+
+Owns the programs and decides, step by step: run the program that fits, record the step because there may be one, or
+let the step run the plain way. Programs are found by what must be equal for them to be right: the kind of the step and
+the batch's signature within a sink, and `_state`, looked at when a sink begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_sink.engine.hyper import Hyperparameters
+from lightning_sink.engine.program import Observation, Program, bind, observe
+from lightning_sink.engine.record import Recorder, Recording
+from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.step import Engine, PlainTape, Sink, Step
+from lightning_sink.engine.verify import verify_step
+from lightning_sink.engine.watch import Hazard, python_state, random_state
+
+_MAX_RECORDINGS = 5
+"""Steps of one kind recorded in a row before it is left to the eager path: lazy state needs one, agreement two."""
+
+_PATIENCE = 16
+"""Steps of a kind seen in all before it is compiled although it comes only once in a sink, like a last batch."""
+
+
+@dataclass
+class _Candidate:
+    """A kind of step that has no program yet."""
+
+    last: Observation | None = None
+    recordings: int = 0
+    seen: int = 0
+    seen_in_sink: int = 0
+    sink: int = -1
+    hazard: Hazard | None = None
+
+
+class CompiledEngine(Engine):
+    """Records steps and runs programs.
+
+    Args:
+        name: The engine's name.
+        module: The module whose state the step reads and writes.
+        optimizers: The optimizers that the step uses.
+        compiler: Makes a function of a recording.
+        costly: Whether compiling takes long enough to wait until a kind of step comes again.
+        verify: How many steps of each new program are compared with eager ones.
+        fallback: Told once of each reason why steps run the plain way; may raise.
+        codes: Code objects of getters whose reads depend on the step, with their names.
+        ignore: Attributes of the module that say nothing about the step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        optimizers: list[Optimizer],
+        compiler: Callable[[Recording], Callable[..., Any]],
+        *,
+        costly: bool,
+        verify: int,
+        fallback: Callable[[Hazard], None],
+        codes: Mapping[CodeType, str],
+        ignore: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = name
+        self._module = module
+        self._optimizers = optimizers
+        self._compiler = compiler
+        self._costly = costly
+        self._verify = verify
+        self._fallback = fallback
+        self._codes = codes
+        self._ignore = ignore
+        self._hyper = Hyperparameters(optimizers)
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._verified: dict[str, int] = {}
+        self._programs: dict[Hashable, tuple[Program, str]] = {}
+        self._candidates: dict[Hashable, _Candidate] = {}
+        self._state: Hashable = None
+        self._sinks = 0
+        self._reported: set[str] = set()
+        self.compiled_steps = 0
+
+    @property
+    def active(self) -> str:
+        """What steps really run on: this engine's name, or "eager" where no step could be compiled."""
+        return "eager" if self._reported and not self._verified and not self.compiled_steps else self.name
+
+    def close(self) -> None:
+        """Lets go of every program and recording."""
+        for held in (self._functions, self._programs, self._candidates, self._verified):
+            held.clear()
+        self._state = None
+
+    def run(self, sink: Sink) -> None:
+        """Runs all steps of a sink."""
+        self._sinks += 1
+        if sink.eager_reason is not None:
+            self._report(Hazard(sink.eager_reason))
+            tape = PlainTape()
+            for step in sink.steps():
+                sink.run(step, tape)
+            return
+        self._begin()
+        for step in sink.steps():
+            if self._hyper.update():
+                self._forget()
+            key = (step.kind, step.signature)
+            entry = self._programs.get(key)
+            if entry is None:
+                self._observe(sink, step, key)
+            elif not self._run(sink, step, *entry):
+                self._programs.pop(key, None)
+                self._observe(sink, step, key)
+
+    # -- programs ---------------------------------------------------------------------------------------------------
+
+    def _run(self, sink: Sink, step: Step, program: Program, text: str) -> bool:
+        if program.guards and not self._hyper.holds(program.guards):
+            return False
+        verified = self._verified.get(text, 0)
+        if verified < self._verify:
+            if not verify_step(sink, step, program, verified):
+                return False
+            self._verified[text] = verified + 1
+            return True
+        arguments = program.arguments(step.leaves)
+        if arguments is None:
+            return False
+        with torch.no_grad():
+            outputs = program.function(*arguments)
+        program.store(outputs)
+        self.compiled_steps += 1
+        logged = outputs[program.num_outputs : program.num_results]
+        sink.account(step, lambda: program.result(outputs), outputs[0], logged, program.note)
+        return True
+
+    def _begin(self) -> None:
+        """Looks at what programs take for granted and forgets those that are no longer right."""
+        if self._hyper.refresh():
+            self._forget()
+        elif self._hyper.update():
+            self._forget()
+        state = self._present_state()
+        if state != self._state:
+            self._forget()
+            self._state = state
+        stale = [key for key, (program, _) in self._programs.items() if not program.refresh()]
+        for key in stale:
+            del self._programs[key]
+
+    def _present_state(self) -> Hashable:
+        modules = tuple(module.training for module in self._module.modules())
+        gradients = tuple(parameter.requires_grad for parameter in self._module.parameters())
+        python = python_state(self._module, self._ignore)
+        return modules, gradients, tuple(python.items()), self._hyper.constants(), torch.is_anomaly_enabled()
+
+    def _forget(self) -> None:
+        self._programs.clear()
+        self._candidates.clear()
+
+    # -- recordings -------------------------------------------------------------------------------------------------
+
+    def _observe(self, sink: Sink, step: Step, key: Hashable) -> None:
+        """Runs a step that has no program, recorded if that may lead to one."""
+        candidate = self._candidates.setdefault(key, _Candidate())
+        candidate.seen += 1
+        candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == self._sinks else 1
+        candidate.sink = self._sinks
+        if candidate.hazard is not None:
+            sink.run(step, PlainTape())
+            return
+        if self._costly and candidate.seen_in_sink < 2 and candidate.seen < _PATIENCE:
+            sink.run(step, PlainTape())
+            return
+        observation = self._record(sink, step)
+        candidate.recordings += 1
+        last, candidate.last = candidate.last, observation
+        outcome: Any = observation.hazards
+        if not outcome and last is not None and not last.hazards:
+            outcome = bind(last, observation)
+        if outcome and not isinstance(outcome[0], Hazard):
+            self._make(key, observation, outcome)
+        elif outcome and candidate.recordings >= _MAX_RECORDINGS:
+            candidate.hazard, candidate.last = outcome[0], None
+            self._report(outcome[0])
+
+    def _record(self, sink: Sink, step: Step) -> Observation:
+        before = Snapshot(self._module, self._optimizers)
+        python, drawn = python_state(self._module, self._ignore), random_state()
+        recorder = Recorder(self._hyper, before, self._codes)
+        result = sink.run(step, recorder)
+        if random_state() != drawn:
+            recorder.hazard("Python's or numpy's global random generator is drawn from")
+        after = python_state(self._module, self._ignore)
+        changed = [name for name in {**python, **after} if python.get(name) != after.get(name)]
+        if changed:
+            recorder.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
+        return observe(recorder, before, Snapshot(self._module, self._optimizers), step.leaves, result)
+
+    def _make(self, key: Hashable, observation: Observation, bindings: Any) -> None:
+        recording = observation.recording
+        function = self._functions.get(recording.text)
+        if function is None:
+            try:
+                function = self._compiler(recording)
+            except Exception as error:
+                hazard = Hazard(f"compiling it failed: {type(error).__name__}: {error}"[:500])
+                self._candidates[key] = _Candidate(hazard=hazard)
+                self._report(hazard)
+                return
+            self._functions[recording.text] = function
+        program = Program(observation, bindings, function)
+        del self._candidates[key]
+        if program.refresh():
+            self._programs[key] = (program, recording.text)
+            # Attributes that the first steps set are there now; what was looked at when the sink began is not.
+            self._state = self._present_state()
+
+    def _report(self, hazard: Hazard) -> None:
+        if hazard.what not in self._reported:
+            self._reported.add(hazard.what)
+            self._fallback(hazard)

@@ -1,0 +1,147 @@
+"""The optimizers' hyperparameters: which of them a program takes as inputs and which are constants in it.
+
+Owns the 0-dim float64 tensors that stand for lifted numbers. A learning rate is always lifted; any other number is a
+constant until it is seen to change (a schedule that cycles momentum, say), and is lifted from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_sink.engine.numbers import Leak, Number
+
+Guards = list[tuple[int, Callable[[Any, Any], bool], Any, bool]]
+
+# The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart.
+_PLAIN_FORM = {"foreach": False, "fused": False}
+
+
+class Hyperparameters:
+    """Reads, lifts and puts back the entries of optimizers' parameter groups.
+
+    Args:
+        optimizers: The optimizers, in order.
+    """
+
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._entries: list[tuple[dict[str, Any], str, int | None]] = []
+        self._layout: list[int] = []
+        self.lifted_entries: list[int] = []
+        self.tensors: dict[int, Tensor] = {}
+        self.values: list[Any] = []
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Looks at the groups anew; returns whether groups or parameters came, went or changed their place."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        layout = [id(item) for group in groups for item in (group, *group["params"])]
+        if layout == self._layout:
+            return False
+        self._layout = layout
+        self._entries = [entry for group in groups for entry in _entries(group)]
+        self.lifted_entries = [i for i, (_, key, _) in enumerate(self._entries) if key == "lr"]
+        self.tensors = {}
+        self.values = self.read()
+        for index in self.lifted_entries:
+            self._lift(index)
+        return True
+
+    def read(self) -> list[Any]:
+        """Returns the values of all entries as they are now; tensors stay tensors."""
+        return [group[key] if index is None else group[key][index] for group, key, index in self._entries]
+
+    def update(self) -> bool:
+        """Takes over values that changed since the last call.
+
+        Returns:
+            Whether an entry that was a constant changed, so that no program made before now is right.
+        """
+        values = self.read()
+        if values == self.values:
+            return False
+        stale = False
+        for index, (old, new) in enumerate(zip(self.values, values, strict=True)):
+            if old is new or old == new:
+                continue
+            if index in self.tensors and isinstance(new, (int, float)):
+                self.tensors[index].fill_(new)
+                continue
+            stale = True
+            if index not in self.lifted_entries and type(new) is float and type(old) is float:
+                self.lifted_entries.append(index)
+        self.values = values
+        for index in self.lifted_entries if stale else ():
+            self._lift(index)
+        return stale
+
+    def _lift(self, index: int) -> None:
+        value = self.values[index]
+        if isinstance(value, (int, float)):
+            self.tensors[index] = torch.tensor(float(value), dtype=torch.float64)
+
+    def constants(self) -> tuple[Any, ...]:
+        """Returns the values that programs made now have as constants."""
+        values = self.values
+        return tuple(id(v) if isinstance(v, Tensor) else v for i, v in enumerate(values) if i not in self.tensors)
+
+    def holds(self, guards: Guards) -> bool:
+        """Tells whether comparisons that a recording took still come out the same."""
+        return all(bool(symbol(self.values[index], other)) is outcome for index, symbol, other, outcome in guards)
+
+    @contextmanager
+    def lifted(self, leak: Leak, guards: Guards) -> Iterator[None]:
+        """Puts stand-ins in place of lifted numbers and asks for the optimizers' plain form."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        saved = [dict(group) for group in groups]
+        try:
+            for index in self.lifted_entries:
+                self._put(index, self._number(index, leak, guards))
+            for group in groups:
+                group.update({key: value for key, value in _PLAIN_FORM.items() if group.get(key)})
+            yield
+        finally:
+            for group, before in zip(groups, saved, strict=True):
+                # What the step itself wrote into a group stays; stand-ins do not.
+                group.update({key: before[key] for key in before if key in _PLAIN_FORM or _has_number(group[key])})
+
+    def _number(self, index: int, leak: Leak, guards: Guards) -> Number:
+        value = self.values[index]
+        if isinstance(value, Tensor):
+            return Number(value.to(torch.float64, copy=True), float(value.tolist()), leak)
+        return Number(
+            self.tensors[index],
+            value,
+            leak,
+            lambda symbol, other, outcome: guards.append((index, symbol, other, outcome)),
+        )
+
+    def _put(self, index: int, number: Number) -> None:
+        group, key, position = self._entries[index]
+        if position is None:
+            group[key] = number
+        else:
+            items = list(group[key])
+            items[position] = number
+            group[key] = tuple(items)
+
+
+def _entries(group: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, int | None]]:
+    for key, value in group.items():
+        # `initial_lr`, `max_lr` and the like belong to schedulers; a step never reads them.
+        if key in ("params", "initial_lr", "max_lr", "min_lr", "initial_momentum", "base_momentum", "max_momentum"):
+            continue
+        if isinstance(value, (tuple, list)):
+            yield from ((group, key, index) for index in range(len(value)))
+        else:
+            yield group, key, None
+
+
+def _has_number(value: Any) -> bool:
+    return isinstance(value, Number) or (isinstance(value, tuple) and any(isinstance(item, Number) for item in value))

@@ -1,0 +1,217 @@
+"""Numbers that tell when they are used: what makes a recording safe to run again.
+
+A recording keeps every Python number that reaches an operation as a constant. That is wrong for two kinds of numbers,
+and each gets a stand-in while a step is recorded:
+
+* `Number` stands for a number that the program takes as an input (a learning rate, the step count that Adam keeps).
+  Arithmetic on it is recorded as operations on a 0-dim float64 tensor, so the program computes what eager computes in
+  Python. Where it would have to become a real number again (a branch, `math.sqrt`, an index) it says so.
+* `Watched` stands for a number that changes with every step (`batch_idx`). It behaves like the number, and any use of
+  it says so.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Leak = Callable[[str], None]
+"""Called with a description when a stand-in has to give its value away."""
+
+
+class Number:
+    """A Python number that is an input of the program.
+
+    Args:
+        tensor: The value as the recording sees it, 0-dim float64.
+        value: The same value in Python.
+        leak: Told of every use that freezes the value into the recording.
+        guard: For numbers whose value is known on the host: told of comparisons as `(operator, other, outcome)`, which
+            are then no leak.
+    """
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        value: float,
+        leak: Leak,
+        guard: Callable[[Callable[[Any, Any], bool], Any, bool], None] | None = None,
+    ) -> None:
+        self.tensor = tensor
+        self.value = value
+        self._leak = leak
+        self._guard = guard
+
+    def _compare(self, symbol: Callable[[Any, Any], bool], other: Any) -> bool:
+        value = other.value if isinstance(other, Number) else other
+        outcome = bool(symbol(self.value, value))
+        if self._guard is not None and not isinstance(other, Number):
+            self._guard(symbol, value, outcome)
+        else:
+            self._leak("a comparison of a number that changes with the step")
+        return outcome
+
+    def _freeze(self, use: str) -> float:
+        self._leak(f"`{use}` of a number that changes with the step")
+        return self.value
+
+    def __float__(self) -> float:
+        return self._freeze("float()")
+
+    def __int__(self) -> int:
+        return int(self._freeze("int()"))
+
+    def __index__(self) -> int:
+        return int(self._freeze("index"))
+
+    def __bool__(self) -> bool:
+        return self._compare(operator.ne, 0)
+
+    def __hash__(self) -> int:
+        return hash(self._freeze("hash()"))
+
+    def __repr__(self) -> str:
+        return repr(self._freeze("repr()"))
+
+    def __format__(self, spec: str) -> str:
+        return format(self._freeze("format()"), spec)
+
+    def __neg__(self) -> Number:
+        return Number(torch.neg(self.tensor), -self.value, self._leak)
+
+    def __pos__(self) -> Number:
+        return self
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Lets a tensor operation take the number as the tensor it stands for.
+
+        The few operations of optimizers that take a scalar only (`alpha=`, `value=`, the weight of `lerp`) are
+        rewritten; anything else that refuses a tensor raises here, and the step is not compiled.
+        """
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if isinstance(kwargs.get("alpha"), Number):
+            scaled = args[1] * kwargs.pop("alpha").tensor
+            return func(args[0], scaled, **kwargs)
+        if isinstance(kwargs.get("value"), Number) and name in ("addcdiv", "addcdiv_", "addcmul", "addcmul_"):
+            scaled = args[1] * kwargs.pop("value").tensor
+            return func(args[0], scaled, args[2], **kwargs)
+        if name in ("lerp", "lerp_") and isinstance(args[2], Number):
+            return func(args[0], args[1], args[2].tensor.to(args[0].dtype), **kwargs)
+        return func(*(_plain(arg) for arg in args), **{key: _plain(arg) for key, arg in kwargs.items()})
+
+
+def _plain(value: Any) -> Any:
+    return value.tensor if isinstance(value, Number) else value
+
+
+def _value(value: Any) -> Any:
+    return value.value if isinstance(value, Number) else value
+
+
+def _arithmetic(symbol: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def forward(self: Number, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return symbol(self.tensor, other)
+        return Number(symbol(self.tensor, _plain(other)), symbol(self.value, _value(other)), self._leak)
+
+    def reflected(self: Number, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return symbol(other, self.tensor)
+        return Number(symbol(_plain(other), self.tensor), symbol(_value(other), self.value), self._leak)
+
+    return forward, reflected
+
+
+def _comparison(symbol: Callable[[Any, Any], bool]) -> Callable[[Number, Any], bool]:
+    return lambda self, other: self._compare(symbol, other)
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    _forward, _reflected = _arithmetic(getattr(operator, _name))
+    setattr(Number, f"__{_name}__", _forward)
+    setattr(Number, f"__r{_name}__", _reflected)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Number, f"__{_name}__", _comparison(getattr(operator, _name)))
+
+# `LightningModule.log` and others accept what is a `numbers.Number`.
+numbers.Number.register(Number)
+
+
+class Watched:
+    """An integer that changes with every step and tells when it is used.
+
+    It is no subclass of `int` on purpose: C code reads the value of such a subclass without a word. `isinstance(x,
+    int)` holds all the same.
+
+    Args:
+        value: The value.
+        read: Called at every use.
+    """
+
+    def __init__(self, value: int, read: Callable[[], None]) -> None:
+        self._value = value
+        self._read = read
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return int
+
+    def _reveal(self) -> int:
+        self._read()
+        return self._value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reveal(), name)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._reveal(), spec)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Gives the plain integer to a tensor operation."""
+
+        def reveal(value: Any) -> Any:
+            if type(value) is Watched:
+                return value._reveal()
+            if type(value) in (tuple, list):
+                return type(value)(reveal(item) for item in value)
+            return value
+
+        return func(*(reveal(arg) for arg in args), **{key: reveal(arg) for key, arg in (kwargs or {}).items()})
+
+
+def _unary(function: Callable[[Any], Any]) -> Callable[[Watched], Any]:
+    return lambda self: function(self._reveal())
+
+
+def _binary(function: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Watched, Any], Any]:
+    def apply(self: Watched, other: Any) -> Any:
+        other = other._reveal() if type(other) is Watched else other
+        return function(other, self._reveal()) if reflected else function(self._reveal(), other)
+
+    return apply
+
+
+for _name, _function in {"index": operator.index, "int": int, "float": float, "bool": bool, "hash": hash,
+                         "repr": repr, "str": str, "neg": operator.neg, "pos": operator.pos, "abs": abs,
+                         "invert": operator.invert}.items():  # fmt: skip
+    setattr(Watched, f"__{_name}__", _unary(_function))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Watched, f"__{_name}__", _binary(getattr(operator, _name)))
+for _name, _function in {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+                         "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "divmod": divmod,
+                         "lshift": operator.lshift, "rshift": operator.rshift, "and": operator.and_,
+                         "or": operator.or_, "xor": operator.xor}.items():  # fmt: skip
+    setattr(Watched, f"__{_name}__", _binary(_function))
+    setattr(Watched, f"__r{_name}__", _binary(_function, reflected=True))

@@ -1,0 +1,207 @@
+"""From two recordings that agree to a program that stands for every later step of their kind.
+
+One recording shows what a step did; it does not show what would have been different a step later. So two steps that
+follow each other are recorded, and only where both did the same operations with the same constants on the same places
+is there a program. Each of its inputs then is a batch's tensor, a tensor that stays where it is, or the present
+content of a slot; anything else is a hazard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lightning_sink.engine.private import pytree
+from lightning_sink.engine.record import Recorder, Recording
+from lightning_sink.engine.slots import Slot, Snapshot
+from lightning_sink.engine.step import Result
+from lightning_sink.engine.watch import Hazard
+
+_TENSOR = object()
+"""Stands for a tensor among the values that a step returns."""
+
+
+@dataclass
+class Observation:
+    """One recorded step with what surrounded it."""
+
+    recorder: Recorder
+    recording: Recording
+    leaves: list[Tensor]
+    before: Snapshot
+    filled: list[Slot]
+    cleared: list[Slot]
+    spec: Any
+    constants: list[Any]
+    num_outputs: int
+    num_logged: int
+    note: Any
+
+    @property
+    def hazards(self) -> list[Hazard]:
+        """Why this step may not stand for others."""
+        return self.recording.hazards
+
+
+def observe(recorder: Recorder, before: Snapshot, after: Snapshot, leaves: list[Tensor], result: Result) -> Observation:
+    """Ends a recording: works out what the program has to return and which slots it fills."""
+    flat, spec = pytree.tree_flatten(result.output)
+    tensors = [item for item in flat if isinstance(item, Tensor)]
+    filled, cleared = [], []
+    for name, slot in after.slots.items():
+        if name not in before.slots:
+            recorder.hazard(f"{name} appears")
+        elif (tensor := after.tensors[name]) is not before.tensors[name]:
+            (cleared if tensor is None else filled).append(slot)
+    for name in before.slots.keys() - after.slots.keys():
+        recorder.hazard(f"{name} disappears")
+    if not tensors:
+        recorder.hazard("the step returned no loss")
+    outputs = [*tensors, *result.logged, *(after.tensors[slot.name] for slot in filled)]
+    recording = recorder.finish([tensor for tensor in outputs if tensor is not None])
+    constants = [_TENSOR if isinstance(item, Tensor) else item for item in flat]
+    counts = len(tensors), len(result.logged)
+    return Observation(recorder, recording, leaves, before, filled, cleared, spec, constants, *counts, result.note)
+
+
+@dataclass
+class Binding:
+    """Where one input of a program comes from; exactly one of the three is set.
+
+    Attributes:
+        leaf: Index of a tensor of the batch.
+        slot: The slot whose present content it is.
+        tensor: The tensor itself; `home` is the slot that must still hold it, if one did.
+    """
+
+    name: str
+    leaf: int | None = None
+    slot: Slot | None = None
+    tensor: Tensor | None = None
+    home: Slot | None = None
+
+
+def bind(first: Observation, second: Observation) -> list[Binding] | list[Hazard]:
+    """Finds out where each input comes from, or why the two steps make no program."""
+    if first.recording.text != second.recording.text:
+        return [_difference(first.recording, second.recording)]
+    if first.constants != second.constants or first.spec != second.spec:
+        return [Hazard("the step returns other Python values each time")]
+    if first.note != second.note:
+        return [Hazard("the step logs other names, or with other arguments, each time")]
+    names = [slot.name for slot in (*first.filled, *first.cleared)]
+    if names != [slot.name for slot in (*second.filled, *second.cleared)]:
+        return [Hazard("the step fills other places each time")]
+    bindings = [_bind(first, second, index) for index in range(len(second.recording.inputs))]
+    hazards = [item for item in bindings if isinstance(item, Hazard)]
+    hazards += _aliases(second.recording)
+    return hazards or [item for item in bindings if isinstance(item, Binding)]
+
+
+def _bind(first: Observation, second: Observation, index: int) -> Binding | Hazard:
+    old, new = first.recording.inputs[index], second.recording.inputs[index]
+    for leaf, tensor in enumerate(second.leaves):
+        if new is tensor and leaf < len(first.leaves) and old is first.leaves[leaf]:
+            return Binding(f"batch tensor {leaf}", leaf=leaf)
+    name = second.before.names.get(id(new))
+    if new is old:
+        home = second.before.slots[name] if name is not None else None
+        return Binding(name or f"closed-over tensor {index}", tensor=new, home=home)
+    if name is not None and first.before.tensors.get(name) is old:
+        return Binding(name, slot=second.before.slots[name])
+    where = second.recording.first_use[index]
+    if first.recorder.made(new):
+        return Hazard("a tensor of one step is used in the next, and no attribute holds it", where)
+    if new.requires_grad or not torch.equal(new, old):
+        return Hazard("a tensor is made anew in each step from Python or numpy values", where)
+    return Binding(f"constant {index}", tensor=new)
+
+
+def _aliases(recording: Recording) -> list[Hazard]:
+    storages: dict[int, int] = {}
+    for tensor in recording.inputs:
+        pointer = tensor.untyped_storage().data_ptr()
+        storages[pointer] = storages.get(pointer, 0) + 1
+    if any(storages.get(pointer, 0) > 1 for pointer in recording.written):
+        return [Hazard("a tensor that the step writes to shares its memory with another one")]
+    return []
+
+
+def _difference(first: Recording, second: Recording) -> Hazard:
+    lines = zip(first.text.splitlines(), second.text.splitlines(), strict=False)
+    old, new = next(((a, b) for a, b in lines if a != b), ("", ""))
+    if not old:
+        return Hazard("two steps in a row do a different number of operations")
+    return Hazard(f"two steps in a row do not do the same: first `{old[:100]}`, then `{new[:100]}`")
+
+
+class Program:
+    """Runs one step without the user's Python.
+
+    Args:
+        observation: The step that it stands for.
+        bindings: Where its inputs come from.
+        function: Takes the inputs, writes in place what the step wrote in place, returns the outputs.
+    """
+
+    def __init__(
+        self, observation: Observation, bindings: list[Binding], function: Callable[..., tuple[Tensor, ...]]
+    ) -> None:
+        self.function = function
+        self.bindings = bindings
+        self.filled = observation.filled
+        self.guards = observation.recording.guards
+        self.low_precision = observation.recording.low_precision
+        self.note = observation.note
+        self.num_outputs = observation.num_outputs
+        self.num_results = observation.num_outputs + observation.num_logged
+        self._cleared = observation.cleared
+        self._spec = observation.spec
+        self._constants = observation.constants
+        self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
+        layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs]
+        self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
+        self._template: list[Any] = []
+
+    def refresh(self) -> bool:
+        """Takes the tensors that stay in place anew; returns whether each is still where it was."""
+        if any(b.home is not None and b.home.get() is not b.tensor for b in self.bindings):
+            return False
+        # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
+        self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
+        return True
+
+    def arguments(self, leaves: list[Tensor]) -> list[Tensor] | None:
+        """Returns the inputs for one batch; None where a slot holds nothing or something of another shape."""
+        arguments = self._template.copy()
+        for position, leaf in self._leaves:
+            arguments[position] = leaves[leaf]
+        for position, slot, layout in self._slots:
+            tensor = slot.get()
+            if tensor is None or (tensor.shape, tensor.dtype, tensor.stride()) != layout:
+                return None
+            arguments[position] = tensor.detach()
+        return arguments
+
+    def store(self, outputs: tuple[Tensor, ...]) -> None:
+        """Fills the slots with what the function returned."""
+        for slot, tensor in zip(self.filled, outputs[self.num_results :], strict=True):
+            slot.set(tensor)
+        for slot in self._cleared:
+            slot.set(None)
+
+    def result(self, outputs: tuple[Tensor, ...]) -> Result:
+        """Rebuilds what the step returned."""
+        tensors = iter(outputs[: self.num_outputs])
+        flat = [next(tensors) if value is _TENSOR else value for value in self._constants]
+        logged = list(outputs[self.num_outputs : self.num_results])
+        return Result(pytree.tree_unflatten(flat, self._spec), logged, self.note)
+
+
+def graph_module(recording: Recording) -> fx.GraphModule:
+    """Returns a recording's graph as something that can be called and compiled."""
+    return fx.GraphModule(nn.Module(), recording.graph)

@@ -1,0 +1,257 @@
+"""Records a step while it trains: the trace is one real step of the training that leaves a graph behind.
+
+Nothing is simulated and nothing is thrown away. The step runs on real tensors through PyTorch's own autograd and
+optimizer, below them a dispatch mode writes down every operation. So a recorded step has the side effects, the random
+draws and the results that it has in plain training, and a step that turns out not to be compilable has simply been
+trained. Tensors that the step did not make itself become the graph's inputs, whoever holds them: parameters, optimizer
+state, a closed-over tensor.
+
+`Recorder` owns one recording while it is made; `Recording` is what stays. Whether a recording may stand for later
+steps is decided in `program.py`, by comparing it with the recording of the step before.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from lightning_sink.engine.hyper import Guards, Hyperparameters
+from lightning_sink.engine.numbers import Number, Watched
+from lightning_sink.engine.private import (
+    TorchDispatchMode,
+    WeakIdKeyDictionary,
+    is_mutable,
+    pytree,
+    schema_name,
+    written_arguments,
+)
+from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.watch import Hazard, user_line, watch_reads
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+# Operations that turn lengths held in a tensor into Python numbers in C++, where no dispatch mode sees it.
+_READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split"}
+
+
+@dataclass
+class Recording:
+    """The graph of one step.
+
+    Attributes:
+        graph: Placeholders first, ATen operations, one flat tuple of outputs.
+        inputs: The tensor behind each placeholder.
+        first_use: Where the user's code first used each input.
+        outputs: The tensors behind the graph's outputs.
+        text: A canonical text of the graph; equal texts mean equal programs.
+        hazards: Why the recording may not stand for other steps.
+        guards: Comparisons of hyperparameters that took one branch: `(entry, operator, other, outcome)`.
+        largest: Elements of the largest tensor that an operation gave.
+        low_precision: Whether an operation gave a tensor of half precision.
+        written: Storages of inputs that the step writes to.
+    """
+
+    graph: fx.Graph
+    inputs: list[Tensor] = field(default_factory=list)
+    first_use: list[str] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    text: str = ""
+    hazards: list[Hazard] = field(default_factory=list)
+    guards: Guards = field(default_factory=list)
+    largest: int = 0
+    low_precision: bool = False
+    written: set[int] = field(default_factory=set)
+
+
+class Recorder(TorchDispatchMode):
+    """Records the spans of one step. It is the step's tape.
+
+    Args:
+        hyper: The optimizers' hyperparameters; those that are lifted become inputs of the graph.
+        before: What every slot holds before the step.
+        codes: Code objects of getters whose reads depend on the step, with their names.
+    """
+
+    def __init__(self, hyper: Hyperparameters, before: Snapshot, codes: Mapping[CodeType, str]) -> None:
+        super().__init__()
+        self.recording = Recording(fx.Graph())
+        self._hyper = hyper
+        self._before = before
+        self._codes = codes
+        self._nodes: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._anchor = self.recording.graph.call_function(operator.pos, (0,))
+        self._lines: list[str] = []
+        self._indices: dict[fx.Node, int] = {}
+        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._outside: set[int] = set()
+        self._paused = False
+
+    # -- the tape ---------------------------------------------------------------------------------------------------
+
+    def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
+        """Runs `body` recorded; if that raises, undoes it and runs it plainly, so that only a real error surfaces."""
+        generator = torch.get_rng_state()
+        present = self._before.again()
+        self._saved.clear()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(watch_reads(self.hazard, self._codes))
+                stack.enter_context(_ItemMode(self._as_number))
+                stack.enter_context(self)
+                stack.enter_context(self._hyper.lifted(self.hazard, self.recording.guards))
+                return body()
+        except Exception as error:
+            self.hazard(f"recording it failed: {type(error).__name__}: {error}")
+        self._restore()
+        present.restore()
+        torch.set_rng_state(generator)
+        rewind()
+        return body()
+
+    def watched(self, name: str, value: int) -> Any:
+        """Returns a stand-in for `value` whose uses are hazards."""
+        return Watched(value, lambda: self.hazard(f"`{name}` is read"))
+
+    def hazard(self, what: str) -> None:
+        """Notes a reason why this recording may not stand for other steps, with the user's line."""
+        if not any(known.what == what for known in self.recording.hazards):
+            self.recording.hazards.append(Hazard(what, user_line()))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operations in here are not recorded."""
+        paused, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = paused
+
+    def finish(self, outputs: list[Tensor]) -> Recording:
+        """Ends the recording; `outputs` are the tensors that its program shall return."""
+        recording = self.recording
+        recording.graph.output(tuple(self._node(tensor) for tensor in outputs))
+        recording.graph.erase_node(self._anchor)
+        recording.outputs = outputs
+        self._saved.clear()
+        layouts = [f"{tuple(t.shape)}{t.stride()}{t.dtype}{t.device}{t.requires_grad}" for t in recording.inputs]
+        returned = [str(self._indices[self._nodes[tensor]]) for tensor in outputs]
+        recording.text = "\n".join([*layouts, *self._lines, ",".join(returned)])
+        return recording
+
+    def made(self, tensor: Tensor) -> bool:
+        """Tells whether an operation of this recording gave the tensor."""
+        node = self._nodes.get(tensor)
+        return node is not None and node.op != "placeholder"
+
+    # -- the dispatch mode ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs an operation and writes it down."""
+        kwargs = kwargs or {}
+        if self._paused or func.namespace in ("profiler", "prim"):
+            return func(*args, **kwargs)
+        self._check(func, args, kwargs)
+        node_args, node_kwargs = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
+        if is_mutable(func):
+            self._save(written_arguments(func, args, kwargs))
+        out = func(*args, **kwargs)
+        if isinstance(out, (Tensor, tuple, list)) or out is None:
+            node = self.recording.graph.call_function(func, node_args, node_kwargs)
+            self._write(node, func, node_args, node_kwargs)
+            self._bind(out, node)
+        return out
+
+    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.Tag.data_dependent_output in func.tags:
+            self.hazard("a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)")
+        elif torch.Tag.dynamic_output_shape in func.tags:
+            self.hazard(f"`{func.name()}` gives a shape that depends on the data")
+        elif schema_name(func) in _READS_LENGTHS:
+            self.hazard(f"`{func.name()}` reads lengths on the host")
+        elif any(isinstance(leaf, torch.Generator) for leaf in (*args, *kwargs.values())):
+            self.hazard(f"`{func.name()}` draws from a generator of its own")
+
+    def _node(self, tensor: Tensor) -> fx.Node:
+        node = self._nodes.get(tensor)
+        if node is None:
+            with self.recording.graph.inserting_before(self._anchor):
+                node = self.recording.graph.placeholder(f"input_{len(self.recording.inputs)}")
+            self._nodes[tensor] = node
+            self._indices[node] = -1 - len(self.recording.inputs)
+            self.recording.inputs.append(tensor)
+            self.recording.first_use.append(user_line())
+            if type(tensor) not in _PLAIN_TENSORS or tensor.layout is not torch.strided:
+                self.hazard(f"a tensor of type `{type(tensor).__name__}` with layout {tensor.layout} takes part")
+            else:
+                self._outside.add(tensor.untyped_storage().data_ptr())
+        return node
+
+    def _write(self, node: fx.Node, func: Any, args: Any, kwargs: Any) -> None:
+        self._indices[node] = len(self._lines)
+        shown = pytree.tree_map_only(fx.Node, self._indices.__getitem__, (args, kwargs))
+        self._lines.append(f"{func.name()}{shown!r}")
+
+    def _bind(self, out: Any, node: fx.Node) -> None:
+        if isinstance(out, Tensor):
+            if out not in self._nodes:
+                self._nodes[out] = node
+            self.recording.largest = max(self.recording.largest, out.numel())
+            self.recording.low_precision |= out.dtype in (torch.bfloat16, torch.float16)
+            return
+        for index, item in enumerate(out or ()):
+            if isinstance(item, (Tensor, tuple, list)):
+                part = self.recording.graph.call_function(operator.getitem, (node, index))
+                self._indices[part] = len(self._lines)
+                self._lines.append(f"{self._indices[node]}[{index}]")
+                self._bind(item, part)
+
+    # -- undoing ----------------------------------------------------------------------------------------------------
+
+    def _save(self, written: Iterator[Tensor]) -> None:
+        """Keeps what is about to be overwritten, once for each storage that the step did not make."""
+        for tensor in written:
+            if tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                key = storage.data_ptr()
+                if key in self._outside and key not in self._saved:
+                    self._saved[key] = (storage, storage.clone())
+                    self.recording.written.add(key)
+
+    def _restore(self) -> None:
+        for storage, saved in self._saved.values():
+            storage.copy_(saved)
+        self._saved.clear()
+
+    def _as_number(self, tensor: Tensor) -> Number | None:
+        if not self._before.is_optimizer_state(tensor):
+            return None
+        lifted = tensor.detach().to(torch.float64, copy=True)
+        with self.paused():
+            return Number(lifted, float(tensor), self.hazard)
+
+
+class _ItemMode(TorchFunctionMode):
+    """Lets an optimizer's `step.item()` give a number that stays an input of the program."""
+
+    def __init__(self, as_number: Callable[[Tensor], Number | None]) -> None:
+        super().__init__()
+        self._as_number = as_number
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.item:
+            number = self._as_number(args[0])
+            if number is not None:
+                return number
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,127 @@
+"""The contract between an engine and whoever owns the training.
+
+The owner hands an engine a `Sink`: the steps of one visit to the host, one after another. For each step the engine
+either asks the owner to run it the plain way, or runs a program in its place and tells the owner so. The owner keeps
+every counter, schedule, log and callback; an engine touches tensors only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass
+class Step:
+    """One step that is about to run.
+
+    Attributes:
+        batch: What the user's step is called with.
+        leaves: The batch's tensors in a fixed order.
+        signature: Equal for batches that the same program serves.
+        kind: What the owner will do in this step besides calling the user's code (clear gradients, step the
+            optimizer); equal for steps that the same program serves.
+    """
+
+    batch: Any
+    leaves: list[Tensor]
+    signature: Hashable
+    kind: Hashable
+
+
+@dataclass
+class Result:
+    """What a step gave.
+
+    Attributes:
+        output: Any nested structure of tensors and other values, `{"loss": ..., ...}` by convention.
+        logged: The tensors that the step logged, in the order of the calls.
+        note: What the owner wants back when a program runs such a step; equal for steps that log the same names.
+    """
+
+    output: Any
+    logged: list[Tensor]
+    note: Any = None
+
+
+class Tape(Protocol):
+    """Watches the part of a step that is the user's.
+
+    The owner runs that part through `span`, once or several times a step, and leaves its own bookkeeping outside.
+    """
+
+    def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
+        """Runs `body` and returns what it returns; may call `rewind` and run it again."""
+
+    def watched(self, name: str, value: int) -> Any:
+        """Returns a stand-in for a number of the owner's that changes with every step."""
+
+    def hazard(self, what: str) -> None:
+        """Takes note of something that no program may repeat."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """For what the owner does in the middle of a span and does by itself for a step that a program runs."""
+
+
+class PlainTape:
+    """The tape of a step that nobody watches."""
+
+    def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
+        """Runs `body`."""
+        return body()
+
+    def watched(self, name: str, value: int) -> int:
+        """Returns `value`."""
+        return value
+
+    def hazard(self, what: str) -> None:
+        """Does nothing: nobody wants to repeat this step."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Does nothing."""
+        return nullcontext()
+
+
+class Sink(ABC):
+    """The steps between two visits to the host, as an engine sees them."""
+
+    eager_reason: str | None = None
+    """Why every step of this sink has to run the plain way; None where an engine may choose."""
+
+    @abstractmethod
+    def steps(self) -> Iterator[Step]:
+        """Yields each step when it is about to run; ends with the sink."""
+
+    @abstractmethod
+    def run(self, step: Step, tape: Tape) -> Result:
+        """Runs a step the plain way, with all that belongs to it."""
+
+    @abstractmethod
+    def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
+        """Does the owner's part of a step that a program ran.
+
+        Args:
+            step: The step.
+            result: Makes the step's full result; called only where somebody looks at it.
+            loss: The step's loss.
+            logged: The tensors that the step logged.
+            note: The note of the step that was recorded.
+        """
+
+
+class Engine(ABC):
+    """Runs the steps of sinks."""
+
+    name: str
+
+    @abstractmethod
+    def run(self, sink: Sink) -> None:
+        """Runs all steps of a sink."""
+
+    def close(self) -> None:
+        """Lets go of everything that the engine holds."""

@@ -1,0 +1,36 @@
+"""What can go wrong, as exceptions and one warning.
+
+    SinkError
+    ├── UnsupportedError    what was asked for cannot be right in a sink, or not yet
+    ├── CompileError        a step cannot be compiled and `fallback="error"` was chosen
+    ├── VerificationError   a compiled step and the eager one disagree
+    └── EmptyDatasetError   a traversal of the training data gave no batch
+
+    SinkWarning             a step runs eagerly inside its sink; says what, where and the way out
+
+Wrong options are `ValueError` or `TypeError`, raised when the strategy is built.
+"""
+
+
+class SinkError(Exception):
+    """Base of every error this package raises by itself."""
+
+
+class UnsupportedError(SinkError, RuntimeError):
+    """What was asked for cannot be right in a sink; nothing has been trained."""
+
+
+class CompileError(SinkError, RuntimeError):
+    """A step cannot be compiled and `fallback="error"` forbids to run it eagerly."""
+
+
+class VerificationError(SinkError, RuntimeError):
+    """A compiled step gave other numbers than the eager step it stands for."""
+
+
+class EmptyDatasetError(SinkError, ValueError):
+    """A traversal of the training data gave no batch."""
+
+
+class SinkWarning(UserWarning):
+    """A step runs eagerly inside its sink: the results are right, the speed is plain Lightning's."""

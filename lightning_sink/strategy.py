@@ -1,0 +1,269 @@
+"""SinkStrategy: the options, their checks, and the wiring of loops and engine into a Trainer."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+
+from lightning_sink.engine.compiled import CompiledEngine
+from lightning_sink.engine.eager import EagerEngine
+from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
+from lightning_sink.engine.step import Engine
+from lightning_sink.engine.watch import Hazard, first_line
+from lightning_sink.errors import CompileError, SinkWarning, UnsupportedError
+from lightning_sink.trainer.demands import refuse_unsound_callbacks
+from lightning_sink.trainer.loops import in_training_data, take_over
+from lightning_sink.trainer.optimizers import require_optimizer
+from lightning_sink.trainer.reads import counter_getters, machinery
+from lightning_sink.trainer.sink import TrainerSink
+
+_ENGINES = ("auto", "eager", "traced", "inductor")
+_CHECKPOINT_KEY = "lightning_sink"
+
+
+class SinkStrategy(SingleDeviceStrategy):
+    """Trains in sinks: many steps between two visits to the host, each step one compiled graph.
+
+    Args:
+        sink_size: Batches in a sink. -1: one pass over the dataset, or 10,000 batches of data without a length. A
+            positive number: an epoch is one sink of that many batches out of an endless traversal of the dataset; see
+            `epoch`.
+        dataset_sink_mode: False trains as plain Lightning does; all other options then have no effect.
+        epoch: With a positive `sink_size`: "sink" makes an epoch of each sink, "dataset" keeps an epoch one pass over
+            the dataset and cuts it into sinks of at most `sink_size` batches.
+        engine: What runs the steps. "inductor" compiles them, "eager" runs them as plain Lightning does, "traced" runs
+            the compiler's input uncompiled. "auto" is "inductor" where a C++ compiler is found, "eager" elsewhere.
+        fallback: What happens where a step cannot be compiled: "warn" runs it eagerly and says so once, "error" raises
+            `CompileError`.
+        verify: Steps of each new compiled program that are also run eagerly and compared; 0 for none.
+
+    Raises:
+        ValueError: For a value that is not among the accepted ones.
+        TypeError: For a value of another type.
+    """
+
+    strategy_name = "sink"
+
+    def __init__(
+        self,
+        sink_size: int = -1,
+        *,
+        dataset_sink_mode: bool = True,
+        epoch: Literal["sink", "dataset"] = "sink",
+        engine: Literal["auto", "eager", "traced", "inductor"] = "auto",
+        fallback: Literal["warn", "error"] = "warn",
+        verify: int = 2,
+    ) -> None:
+        super().__init__("cpu")
+        self.sink_size = _integer("sink_size", sink_size, "-1 for the whole dataset, or a number of batches from 1 up")
+        if self.sink_size != -1 and self.sink_size < 1:
+            raise ValueError(_wrong("sink_size", sink_size, "-1 for the whole dataset, or a number of batches from 1 up"))
+        if not isinstance(dataset_sink_mode, bool):
+            raise TypeError(_wrong("dataset_sink_mode", dataset_sink_mode, "True or False"))
+        self.dataset_sink_mode = dataset_sink_mode
+        self.epoch = _choice("epoch", epoch, ("sink", "dataset"))
+        self.engine_option = _choice("engine", engine, _ENGINES)
+        self.fallback = _choice("fallback", fallback, ("warn", "error"))
+        self.verify = _integer("verify", verify, "a number of steps, 0 for none")
+        if self.verify < 0:
+            raise ValueError(_wrong("verify", verify, "a number of steps, 0 for none"))
+        self.resume_position: tuple[int, int] | None = None
+        self._engine: Engine | None = None
+        self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
+        self._last_sink: TrainerSink | None = None
+        self._history: dict[str, Tensor] | None = None
+        self._parallel_devices: list[torch.device] = []
+
+    def __repr__(self) -> str:
+        # Lightning's error for a strategy of another package shows only this text.
+        return (
+            f"SinkStrategy(sink_size={self.sink_size}, dataset_sink_mode={self.dataset_sink_mode},"
+            f" epoch={self.epoch!r}, engine={self.engine_option!r}, fallback={self.fallback!r}, verify={self.verify})"
+            " [for the Trainer of the package `lightning` (`import lightning`), not of `pytorch_lightning`]"
+        )
+
+    # -- what users look at -----------------------------------------------------------------------------------------
+
+    @property
+    def active_engine(self) -> str:
+        """The engine that really runs the steps: "eager" where none of them could be compiled."""
+        if isinstance(self._engine, CompiledEngine):
+            return self._engine.active
+        return self._engine.name if self._engine is not None else self._active_engine
+
+    @property
+    def history(self) -> dict[str, Tensor]:
+        """The last sink's values, step by step: name to a tensor of shape `[n]` on the CPU, "loss" always among them.
+
+        The loss is the one that `on_train_batch_end` gets, divided by `accumulate_grad_batches`. A name that some
+        steps did not log is NaN there. Empty before the first sink.
+        """
+        if self._history is None:
+            self._history = self._last_sink.history.tensors() if self._last_sink is not None else {}
+        return self._history
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether an epoch is a sink of an endless traversal."""
+        return self.dataset_sink_mode and self.epoch == "sink" and self.sink_size > 0
+
+    # -- what the loops ask for -------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this fit."""
+        if self._engine is None:
+            self._engine = self._make_engine()
+        return self._engine
+
+    def finish_sink(self, sink: TrainerSink) -> None:
+        """Takes note of a sink that has ended."""
+        self._last_sink, self._history = sink, None
+
+    def _make_engine(self) -> Engine:
+        module = self.lightning_module
+        assert module is not None  # noqa: S101 - connect() has run
+        name = self.engine_option
+        if name in ("auto", "inductor") and (missing := missing_compiler()) is not None:
+            self._fall_back(Hazard(f"no working C++ compiler was found ({missing}); {_GET_A_COMPILER}"))
+            name = "eager"
+        if name == "eager":
+            return EagerEngine()
+        traced = name == "traced"
+        return CompiledEngine(
+            "traced" if traced else "inductor",
+            module,
+            list(self.optimizers),
+            compile_traced if traced else timed(compile_inductor, _say),
+            costly=not traced,
+            verify=self.verify,
+            fallback=self._fall_back,
+            codes=counter_getters(),
+            ignore=machinery(),
+        )
+
+    def _fall_back(self, hazard: Hazard) -> None:
+        module = self.lightning_module
+        step = type(module).training_step if module is not None else self._fall_back
+        where = hazard.where or first_line(step)
+        text = (
+            f"The training step runs eagerly, at plain Lightning's speed: {hazard.what}"
+            f"{f' ({hazard.where})' if hazard.where else ''}. To compile it, move that out of the step; to run eagerly"
+            ' without this warning, use `SinkStrategy(engine="eager")`.'
+        )
+        if self.fallback == "error":
+            raise CompileError(text)
+        filename, _, line = where.rpartition(":")
+        warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)
+
+    # -- Lightning's side -------------------------------------------------------------------------------------------
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The accelerator; only the CPU is supported so far."""
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Accelerator) -> None:
+        if accelerator is not None and not isinstance(accelerator, CPUAccelerator):
+            raise UnsupportedError(
+                f"`SinkStrategy` trains on the CPU so far; got `{type(accelerator).__name__}`. Pass"
+                ' `Trainer(accelerator="cpu", ...)`, or leave the strategy out to train on this device without sinks.'
+            )
+        self._accelerator = accelerator
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """The devices that the Trainer was asked for; one at most."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device]) -> None:
+        if devices is not None and len(devices) > 1:
+            raise UnsupportedError(
+                f"`SinkStrategy` trains on one device so far; got {len(devices)}. Pass `Trainer(devices=1, ...)`."
+            )
+        self._parallel_devices = devices or []
+
+    def connect(self, model: LightningModule) -> None:
+        """Puts loops with sinks into the Trainer before anything asks it for its data."""
+        super().connect(model)
+        if self.dataset_sink_mode and model.trainer.state.fn == TrainerFn.FITTING:
+            take_over(model.trainer, self)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Sets up as ever, then refuses what cannot be right in a sink."""
+        super().setup(trainer)
+        if self.dataset_sink_mode and trainer.state.fn == TrainerFn.FITTING:
+            refuse_unsound_callbacks(trainer)
+            require_optimizer(self.optimizers, trainer.lightning_module)
+            self._close_engine()
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Makes an endless traversal of the training data where an epoch is a sink."""
+        module = self.lightning_module
+        if module is not None and in_training_data(module.trainer):
+            return module.trainer.fit_loop.wrap(dataloader)
+        return dataloader
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Adds the position in an endless traversal; everything else in the file is Lightning's."""
+        module = self.lightning_module
+        for endless in getattr(module.trainer.fit_loop, "endless", ()) if module is not None else ():
+            checkpoint[_CHECKPOINT_KEY] = {"traversal": endless.traversal, "position": endless.position}
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Loads a checkpoint and keeps the position in the endless traversal for when the data is set up."""
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
+        module = self.lightning_module
+        saved = checkpoint.get(_CHECKPOINT_KEY)
+        if isinstance(saved, Mapping) and module is not None and module.trainer.state.fn == TrainerFn.FITTING:
+            self.resume_position = int(saved["traversal"]), int(saved["position"])
+        return checkpoint
+
+    def teardown(self) -> None:
+        """Lets go of programs and recordings."""
+        self._close_engine()
+        super().teardown()
+
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            self._active_engine = self.active_engine
+            self._engine.close()
+            self._engine = None
+
+
+_GET_A_COMPILER = "install one (`apt install g++`, `xcode-select --install`) or name it in the variable `CXX`"
+
+
+def _say(text: str) -> None:
+    rank_zero_info(f"lightning_sink: {text}")
+
+
+def _wrong(name: str, value: object, accepted: str) -> str:
+    return f"`SinkStrategy({name}=...)` takes {accepted}; got {value!r}."
+
+
+def _integer(name: str, value: object, accepted: str) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(_wrong(name, value, accepted))
+    return int(value)
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(_wrong(name, value, ", ".join(map(repr, choices))))
+    if value not in choices:
+        raise ValueError(_wrong(name, value, ", ".join(map(repr, choices))))
+    return value

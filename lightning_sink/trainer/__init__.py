@@ -1,0 +1,1 @@
+"""Sinks inside a Trainer: the only room that touches Lightning's private names, each with its reason."""

@@ -1,0 +1,99 @@
+"""What the Trainer's options and callbacks ask of a sink: where it must end, when, and whether it may be compiled.
+
+Private names of Lightning (2.6): `_every_n_train_steps`, `_train_time_interval` and `_last_time_checked` of
+`ModelCheckpoint`, `_val_check_time_interval` and `_last_val_time` of `Trainer` (no public getters exist),
+`_skip_backward` of the optimization loop (stochastic weight averaging sets it).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, Timer
+
+from lightning_sink.engine.watch import first_line
+from lightning_sink.errors import UnsupportedError
+from lightning_sink.plan import Limits
+
+try:
+    from lightning.pytorch.callbacks import WeightAveraging
+except ImportError:  # came with Lightning 2.6
+    WeightAveraging = None  # type: ignore[assignment,misc]
+
+_STEP_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+
+
+def limits(trainer: Trainer, sink_size: int) -> Limits:
+    """Returns what may end a sink of this trainer by count."""
+    length = trainer.num_training_batches
+    validate_every = None
+    if trainer.enable_validation and isinstance(trainer.val_check_batch, int):
+        validate_every = trainer.val_check_batch
+    elif trainer.enable_validation and trainer.val_check_batch == math.inf:
+        # Lightning validates after every `limit_train_batches` batches of data without a length.
+        limit = trainer.limit_train_batches
+        validate_every = limit if isinstance(limit, int) and not isinstance(limit, bool) else None
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    saves = (callback._every_n_train_steps for callback in callbacks if isinstance(callback, ModelCheckpoint))
+    return Limits(
+        sink_size=sink_size,
+        epoch_batches=None if length == math.inf else int(length),
+        accumulate=trainer.accumulate_grad_batches,
+        max_steps=trainer.max_steps,
+        validate_every=validate_every,
+        validate_over_epochs=trainer.check_val_every_n_epoch is None,
+        save_every=tuple(every for every in saves if every >= 1),
+    )
+
+
+def deadline(trainer: Trainer) -> float:
+    """Returns the `time.monotonic()` at which the next trigger by the clock is due; infinity for none."""
+    now = time.monotonic()
+    times = [math.inf]
+    if trainer._val_check_time_interval is not None:
+        times.append(trainer._last_val_time + trainer._val_check_time_interval)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Timer) and (remaining := callback.time_remaining()) is not None:
+            times.append(now + remaining)
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            checked = callback._last_time_checked
+            times.append((now if checked is None else checked) + callback._train_time_interval.total_seconds())
+    return min(times)
+
+
+def refuse_unsound_callbacks(trainer: Trainer) -> None:
+    """Refuses callbacks that give other results when they do not see every step.
+
+    Raises:
+        UnsupportedError: Names the callback and the way out.
+    """
+    unsound = tuple(kind for kind in (WeightAveraging,) if kind is not None)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, unsound):
+            raise UnsupportedError(
+                f"`{type(callback).__name__}` averages the weights in `on_train_batch_end`, after every step; in a sink"
+                " that hook is called once per sink, and the average would be another one. Train without the callback,"
+                " with `SinkStrategy(sink_size=1, epoch='dataset')`, or with `SinkStrategy(dataset_sink_mode=False)`."
+            )
+
+
+def eager_reason(trainer: Trainer) -> str | None:
+    """Returns why no step of this trainer may be compiled at present, None if steps may."""
+    module = trainer.lightning_module
+    if not module.automatic_optimization:
+        return f"manual optimization is run step by step ({first_line(module.training_step)})"
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for hook in _STEP_HOOKS:
+            method = inspect.getattr_static(callback, hook)
+            if method is not getattr(Callback, hook) and not isinstance(callback, StochasticWeightAveraging):
+                where = first_line(getattr(callback, hook))
+                return f"callback `{type(callback).__name__}` overrides `{hook}`, called at every step ({where})"
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau and config.interval == "step":
+            return f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step"
+    if trainer.fit_loop._skip_backward:
+        return "the backward pass is skipped (stochastic weight averaging updates normalization statistics)"
+    return None

@@ -1,0 +1,194 @@
+"""`self.log` inside sinks: what a step logs, and the delivery of many steps' values at once.
+
+Owns the values that compiled steps logged until they are delivered. A value reaches Lightning through `self.log`
+itself, with the arguments that the user's call had, so defaults, checks, resets and reductions stay Lightning's; a run
+of steps is delivered as one call whose value and batch size have the same sum.
+
+Private names of Lightning (checked against 2.6), each here because no public one exists:
+`LightningModule._current_fx_name` (which hook is logging), `Trainer._results` and `_ResultMetric._forward_cache` (the
+value of the last step beside the sum of all), `_LoggerConnector.log_metrics` / `.metrics` (rows for the loggers),
+`_TrainingEpochLoop._batches_that_stepped` (the step number of a row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_sink.engine.numbers import Number
+from lightning_sink.engine.step import Tape
+
+
+@dataclass(frozen=True)
+class LogCall:
+    """One call of `self.log` in a step, without its value.
+
+    Attributes:
+        name: The name logged.
+        hook: The hook that logged.
+        options: The other arguments of the call.
+        batch_size: The weight of the value in a mean over the epoch.
+    """
+
+    name: str
+    hook: str
+    options: tuple[tuple[str, Any], ...]
+    batch_size: int
+
+
+@dataclass
+class StepLog:
+    """What one step logged.
+
+    Attributes:
+        calls: The calls, in order.
+        values: Their values, 0-dim.
+        hazards: Why these calls cannot be repeated by a program.
+    """
+
+    calls: list[LogCall] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    hazards: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape) -> Iterator[None]:
+    """Notes what `module.log` is called with; Lightning sees the calls as ever.
+
+    Shadows the method on the instance, so that an overridden `log` is called as the user wrote it. The tape does not
+    see what Lightning makes of the value: for steps that a program runs, `LogBuffer` does that.
+    """
+    original = module.log
+
+    def note(name: str, value: Any, *args: Any, **options: Any) -> None:
+        if isinstance(value, Number):
+            value = value.tensor.to(torch.float32)
+        with tape.paused():
+            original(name, value, *args, **options)
+        if args:
+            options = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
+        explicit = options.pop("batch_size", None)
+        if isinstance(value, Metric):
+            log.hazards.append(f"`self.log({name!r}, ...)` logs a torchmetrics `Metric`")
+            return
+        results = trainer._results
+        known = results.batch_size if results is not None else None
+        size = explicit if explicit is not None else (known or 1)
+        hook = module._current_fx_name or "training_step"
+        log.calls.append(LogCall(name, hook, tuple(sorted(options.items())), int(size)))
+        log.values.append(_kept(value))
+
+    vars(module)["log"] = note
+    try:
+        yield
+    finally:
+        del vars(module)["log"]
+
+
+_POSITIONAL = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist",
+               "sync_dist_group", "add_dataloader_idx", "batch_size", "metric_attribute", "rank_zero_only")  # fmt: skip
+
+
+def _kept(value: Any) -> Tensor:
+    """A copy: what a step does to the tensor after it has logged it changes nothing."""
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()).clone()
+    return torch.tensor(value, dtype=torch.get_default_dtype())
+
+
+@dataclass
+class _Row:
+    """What one compiled step logged."""
+
+    calls: tuple[LogCall, ...]
+    values: list[Tensor]
+    number: int
+    selected: bool
+
+
+class LogBuffer:
+    """Values that compiled steps logged and Lightning has not seen yet.
+
+    Args:
+        trainer: The trainer.
+        module: The module whose `log` was called.
+    """
+
+    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
+        self._trainer = trainer
+        self._module = module
+        self._rows: list[_Row] = []
+
+    def add(self, calls: tuple[LogCall, ...], values: list[Tensor], number: int, selected: bool) -> None:
+        """Takes one step's values.
+
+        Args:
+            calls: What the step logged.
+            values: The values.
+            number: The step's number for loggers.
+            selected: Whether `log_every_n_steps` selects the step for the loggers.
+        """
+        self._rows.append(_Row(calls, values, number, selected))
+
+    def deliver(self) -> None:
+        """Hands all values to Lightning; every selected step becomes a row of its own."""
+        rows, self._rows = self._rows, []
+        start = 0
+        for end, row in enumerate(rows, start=1):
+            last = end == len(rows)
+            if row.selected or last or rows[end].calls != row.calls:
+                self._log(rows[start:end])
+                start = end
+            if row.selected:
+                self._write(row.number)
+
+    def _log(self, rows: list[_Row]) -> None:
+        module = self._module
+        hook = module._current_fx_name
+        for index, call in enumerate(rows[0].calls):
+            values = torch.stack([row.values[index] for row in rows])
+            options = dict(call.options)
+            module._current_fx_name = call.hook
+            try:
+                value, weight = _reduced(values, options.get("reduce_fx", "mean"), call.batch_size)
+                module.log(call.name, value, batch_size=weight, **options)
+            finally:
+                module._current_fx_name = hook
+            self._set_last(call, values[-1])
+
+    def _set_last(self, call: LogCall, value: Tensor) -> None:
+        metric = (self._trainer._results or {}).get(f"{call.hook}.{call.name}")
+        if metric is not None and metric.meta.on_step:
+            metric._forward_cache = value.to(metric._forward_cache.dtype)
+            if not metric.meta.on_epoch:
+                metric.value = metric._forward_cache
+
+    def _write(self, number: int) -> None:
+        connector = self._trainer._logger_connector
+        loop = self._trainer.fit_loop.epoch_loop
+        present, loop._batches_that_stepped = loop._batches_that_stepped, number
+        try:
+            connector.log_metrics(connector.metrics["log"])
+        finally:
+            loop._batches_that_stepped = present
+
+
+def _reduced(values: Tensor, reduction: Any, batch_size: int) -> tuple[Tensor, int]:
+    """One value and weight that change an epoch's reduction as all the values, one by one, would."""
+    if not values.is_floating_point():
+        values = values.to(torch.get_default_dtype())
+    name = reduction if isinstance(reduction, str) else reduction.__name__
+    if name == "max":
+        return values.max(), batch_size
+    if name == "min":
+        return values.min(), batch_size
+    if name == "sum":
+        return values.sum(), batch_size
+    return values.mean(), batch_size * len(values)

@@ -1,0 +1,249 @@
+"""One sink inside a Trainer: its steps, and Lightning's own order of events around each of them.
+
+`TrainerSink` owns the counters while a sink runs. `run` is `_TrainingEpochLoop.advance` of Lightning 2.6 cut into
+pieces: the same events in the same order, but that the callbacks' `on_train_batch_start` and `on_train_batch_end` are
+called for the first and the last batch only. `account` does for a step that a program ran what is left of it.
+
+Private names of Lightning (2.6), each because the order of events has no public entry: `batch_progress`,
+`automatic_optimization`, `manual_optimization`, `update_lr_schedulers`, `_should_accumulate`,
+`_num_ready_batches_reached`, `_build_kwargs`, `_batches_that_stepped` of `_TrainingEpochLoop`; `_logger_connector` and
+`received_sigterm` of `Trainer`; `_on_before_batch_transfer` and `_current_fx_name` of `LightningModule`;
+`trainer.call`, which keeps `_current_fx_name` right for `self.log`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from lightning.pytorch.trainer import call
+from torch import Tensor
+
+from lightning_sink.data.batch import flatten
+from lightning_sink.engine.history import History
+from lightning_sink.engine.step import Result, Sink, Step, Tape
+from lightning_sink.trainer.interrupt import DeferredInterrupt
+from lightning_sink.trainer.logging import LogBuffer, StepLog, captured
+from lightning_sink.trainer.transfer import Transfer
+
+
+class TrainerSink(Sink):
+    """The next `length` steps of a Trainer.
+
+    Args:
+        loop: The epoch loop that the sink is part of.
+        fetcher: Lightning's data fetcher.
+        length: Steps, at most; the sink ends early with the data, when `deadline` is over, or on a signal.
+        deadline: `time.monotonic()` after which the sink ends; infinity for none.
+        eager_reason: Why every step has to run the plain way.
+    """
+
+    def __init__(
+        self, loop: Any, fetcher: Any, length: int, deadline: float, eager_reason: str | None, interrupt: DeferredInterrupt
+    ) -> None:
+        self.eager_reason = eager_reason
+        self.history = History()
+        self.exhausted = False
+        self.skip_epoch = False
+        self._loop = loop
+        self._trainer = loop.trainer
+        self._module = self._trainer.lightning_module
+        self._fetcher = fetcher
+        self._length = length
+        self._deadline = deadline
+        self._interrupt = interrupt
+        self._transfer = Transfer(self._trainer)
+        self._logs = LogBuffer(self._trainer, self._module)
+        self._schedulers = bool(self._trainer.lr_scheduler_configs)
+        self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
+        self._first = self._last = True
+        self._ended = False
+        self._raw: Any = None
+        self._batch: Any = None
+        self._output: Any = None
+
+    # -- the steps --------------------------------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[Step]:
+        """Yields each step with its counters and events up to the user's code done."""
+        loop, trainer, connector = self._loop, self._trainer, self._trainer._logger_connector
+        progress = loop.batch_progress
+        for index in range(self._length):
+            try:
+                raw, _, _ = next(self._fetcher)
+            except StopIteration:
+                self._end_without_batch()
+                return
+            progress.is_last_batch = self._fetcher.done
+            self._first = index == 0
+            self._last = (
+                index == self._length - 1
+                or progress.is_last_batch
+                or self._interrupt.requested
+                or trainer.received_sigterm
+                or time.monotonic() >= self._deadline
+            )
+            self._raw, self._batch = raw, None
+            batch = raw if self._transfer.is_identity(raw) and not self._first and not self._last else self.batch
+            progress.increment_ready()
+            connector.on_batch_start(batch)
+            if batch is None:
+                self._pass_over()
+            else:
+                if self._first:
+                    call._call_callback_hooks(trainer, "on_train_batch_start", batch, loop.batch_idx)
+                leaves, signature = flatten(batch)
+                yield Step(batch, leaves, signature, self._kind())
+            if self._last or self.skip_epoch or self._interrupt.requested:
+                self._logs.deliver()
+                return
+
+    @property
+    def batch(self) -> Any:
+        """The present batch as the user's hooks see it, transferred once."""
+        if self._batch is None and self._raw is not None:
+            self._batch = self._transfer(self._raw)
+        return self._batch
+
+    def _kind(self) -> tuple[bool, bool, int]:
+        accumulate = self._trainer.accumulate_grad_batches
+        clears = self._loop.batch_idx % accumulate == 0
+        return clears, not self._loop._should_accumulate(), accumulate
+
+    # -- the plain way ----------------------------------------------------------------------------------------------
+
+    def run(self, step: Step, tape: Tape) -> Result:
+        """Runs a step the plain way, in Lightning's own order."""
+        self._logs.deliver()
+        loop, trainer, module = self._loop, self._trainer, self._module
+        batch, batch_idx = self.batch, loop.batch_idx
+        watched = tape.watched("batch_idx", batch_idx)
+        log = StepLog()
+        saved = self._save()
+
+        def train() -> Any:
+            with captured(trainer, module, log, tape):
+                if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, watched) == -1:
+                    return None
+                call._call_strategy_hook(trainer, "on_train_batch_start", batch, batch_idx)
+                loop.batch_progress.increment_started()
+                kwargs = loop._build_kwargs(OrderedDict(), batch, watched)
+                with trainer.profiler.profile("run_training_batch"):
+                    if module.automatic_optimization:
+                        return loop.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
+                    return loop.manual_optimization.run(kwargs)
+
+        def rewind() -> None:
+            nonlocal log
+            log = StepLog()
+            self._load(saved)
+
+        output = tape.span(train, rewind)
+        self._last = self._last or trainer.should_stop
+        if output is None:
+            loop.batch_progress.increment_by(0, is_last_batch=True)
+            self.skip_epoch = self._last = True
+        self._processed()
+        if self.skip_epoch:
+            return Result(output, [])
+        self._output = output
+        if self._last:
+            call._call_callback_hooks(trainer, "on_train_batch_end", output, batch, batch_idx)
+
+        def end() -> None:
+            with captured(trainer, module, log, tape):
+                call._call_lightning_module_hook(trainer, "on_train_batch_end", output, batch, watched)
+
+        tape.span(end, lambda: None)
+        for hazard in log.hazards:
+            tape.hazard(hazard)
+        self._completed()
+        loss = output.get("loss") if isinstance(output, dict) else None
+        self.history.add(loss, [(entry.name, value) for entry, value in zip(log.calls, log.values, strict=True)])
+        return Result(output, log.values, tuple(log.calls))
+
+    def _save(self) -> Any:
+        loop = self._loop
+        optimization = loop.automatic_optimization.optim_progress.state_dict()
+        results = {key: dict(vars(metric)) for key, metric in loop._results.items()}
+        return optimization, loop.batch_progress.state_dict(), results
+
+    def _load(self, saved: Any) -> None:
+        loop = self._loop
+        optimization, progress, results = saved
+        loop.automatic_optimization.optim_progress.load_state_dict(optimization)
+        loop.batch_progress.load_state_dict(progress)
+        for key in list(loop._results):
+            if key in results:
+                vars(loop._results[key]).update(results[key])
+            else:
+                del loop._results[key]
+
+    # -- around a step ----------------------------------------------------------------------------------------------
+
+    def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
+        """Does Lightning's part of a step that a program ran."""
+        loop = self._loop
+        clears, steps, _ = step.kind  # type: ignore[misc]
+        loop.batch_progress.increment_started()
+        progress = loop.automatic_optimization.optim_progress.optimizer
+        if clears:
+            progress.zero_grad.increment_by(1)
+        if steps:
+            progress.step.increment_by(1)
+        self._processed()
+        if note:
+            number = loop._batches_that_stepped
+            selected = steps and self._selects > 0 and (number + 1) % self._selects == 0 and not self._last
+            self._logs.add(note, logged, number, selected)
+        self.history.add(loss, [(entry.name, value) for entry, value in zip(note, logged, strict=True)])
+        if not self._last:
+            loop.batch_progress.increment_completed()
+            loop._batches_that_stepped += steps
+            return
+        self._logs.deliver()
+        self._output = result().output
+        call._call_callback_hooks(self._trainer, "on_train_batch_end", self._output, self.batch, loop.batch_idx)
+        self._completed()
+
+    def _processed(self) -> None:
+        loop = self._loop
+        loop.batch_progress.increment_processed()
+        if self._schedulers:
+            loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+            if loop._num_ready_batches_reached():
+                loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+    def _completed(self) -> None:
+        """Ends a batch; what follows the sink's last batch is Lightning's `on_advance_end`."""
+        loop, connector = self._loop, self._trainer._logger_connector
+        connector.on_batch_end()
+        loop.batch_progress.increment_completed()
+        connector.update_train_step_metrics()
+        if not self._last:
+            loop.end_inner_step()
+
+    def _pass_over(self) -> None:
+        """A batch of None: plain Lightning warns and counts it."""
+        loop = self._loop
+        loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
+        self._logs.deliver()
+        self._processed()
+        if self._last:
+            call._call_callback_hooks(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)
+        call._call_lightning_module_hook(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)
+        self._completed()
+
+    def _end_without_batch(self) -> None:
+        """The data ended where more was announced: the batch before was the last one, and its callbacks are due."""
+        self.exhausted = True
+        self._logs.deliver()
+        if self._last:
+            return
+        self._trainer._logger_connector.on_batch_end()
+        call._call_callback_hooks(
+            self._trainer, "on_train_batch_end", self._output, self._batch, self._loop.batch_idx
+        )

@@ -1,0 +1,60 @@
+"""From what the loader yields to what the step sees: precision, the user's transfer hooks, the device.
+
+Private names of Lightning (2.6): `LightningModule._on_before_batch_transfer` and
+`_DataConnector._datahook_selector`, which decide between hooks of module and datamodule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.trainer import call
+from torch import Tensor
+
+_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class Transfer:
+    """Transfers batches as plain Lightning does, and knows when that changes nothing.
+
+    Args:
+        trainer: The trainer.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._device = trainer.strategy.root_device
+        selector = trainer._data_connector._datahook_selector
+        defaults = LightningModule
+        self._plain = type(trainer.precision_plugin).convert_input is Precision.convert_input and all(
+            getattr(type(selector.get_instance(hook)), hook) is getattr(defaults, hook)
+            and hook not in vars(selector.get_instance(hook))
+            for hook in _HOOKS
+        )
+
+    def __call__(self, batch: Any) -> Any:
+        """Returns the batch on the device, through the user's hooks."""
+        trainer = self._trainer
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+        return call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+
+    def is_identity(self, batch: Any) -> bool:
+        """Tells whether the transfer would give back the same tensors in the same structure.
+
+        Only structures that are read without running anybody's code are looked into; a program needs nothing but
+        their tensors.
+        """
+        return self._plain and self._is_here(batch)
+
+    def _is_here(self, item: Any) -> bool:
+        kind = type(item)
+        if kind is Tensor:
+            return bool(item.device == self._device)
+        if kind in (tuple, list):
+            return all(map(self._is_here, item))
+        if kind is dict:
+            return all(map(self._is_here, item.values()))
+        return item is None or kind in (int, float, bool, str)

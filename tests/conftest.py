@@ -1,0 +1,63 @@
+"""Each test starts from the same state and leaves the process as it found it: no thread, no child, no file."""
+
+import os
+import random
+import signal
+from unittest import mock
+
+import hypothesis
+import hypothesis.configuration
+import numpy as np
+import pytest
+import torch
+
+import leaks
+
+# The same examples in each run, so that a failure is a change. `--hypothesis-profile=explore` looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", max_examples=10_000, deadline=None)
+hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    cache = getattr(config, "cache", None)  # absent under `-p no:cacheprovider`
+    if cache is not None:
+        # What Inductor compiled once serves the whole suite and its next runs; processes that tests start inherit it.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.mkdir("inductor")))
+        hypothesis.configuration.set_hypothesis_home_dir(cache.mkdir("hypothesis"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_running():
+    before = leaks.running()
+    yield
+    left = leaks.left_behind(before)
+    assert not left, "the test left these running: " + "; ".join(left)
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(_nothing_left_running, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _global_state(_nothing_left_running):
+    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]), mock.patch.dict(os.environ):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        yield
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.set_grad_enabled(grad)
+    torch.set_default_dtype(dtype)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

@@ -1,0 +1,38 @@
+"""What is shipped: one version in two places, and the marker of typed packages."""
+
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from lightning_sink.__about__ import __version__
+
+CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
+
+
+def versions_agree(version: str, changelog: str) -> bool:
+    """Whether the top entry is the version's, or, while it is developed, the one for what is unreleased."""
+    entry = re.search(r"^## \[?([^\]\s]+)", changelog, re.MULTILINE)
+    return entry is not None and entry[1] == ("Unreleased" if ".dev" in version else version)
+
+
+def test_version_is_the_top_entry_of_the_changelog():
+    assert versions_agree(__version__, CHANGELOG.read_text())
+
+
+@pytest.mark.parametrize(("version", "changelog", "agree"), [
+    ("0.1.0.dev0", "# Changelog\n\n## [Unreleased]\n\n## [0.0.9] - 2025-01-01\n", True),
+    ("0.1.0", "# Changelog\n\n## [0.1.0] - 2025-01-01\n\n## [0.0.9] - 2024-01-01\n", True),
+    ("0.1.0", "# Changelog\n\n## 0.1.0\n", True),
+    ("0.1.0.dev0", "# Changelog\n\n## [0.1.0] - 2025-01-01\n", False),
+    ("0.1.0", "# Changelog\n\n## [Unreleased]\n\n## [0.1.0] - 2025-01-01\n", False),
+    ("0.1.0", "# Changelog\n\n## [0.0.9] - 2024-01-01\n\n## [0.1.0] - 2025-01-01\n", False),
+    ("0.1.0", "# Changelog\n", False),
+])  # fmt: skip
+def test_control_versions_that_disagree_are_caught(version, changelog, agree):
+    assert versions_agree(version, changelog) is agree
+
+
+def test_package_is_marked_as_typed():
+    assert resources.files("lightning_sink").joinpath("py.typed").is_file()
