@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_sink.engine.compiled import CompiledEngine
@@ -22,7 +22,7 @@ from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import CompileError, SinkWarning, UnsupportedError
 from lightning_sink.trainer.demands import refuse_unsound_callbacks
-from lightning_sink.trainer.loops import in_training_data, take_over
+from lightning_sink.trainer.loops import data_position, take_over, wrap_training_data
 from lightning_sink.trainer.optimizers import require_optimizer
 from lightning_sink.trainer.reads import counter_getters, machinery
 from lightning_sink.trainer.sink import TrainerSink
@@ -67,7 +67,9 @@ class SinkStrategy(SingleDeviceStrategy):
         super().__init__("cpu")
         self.sink_size = _integer("sink_size", sink_size, "-1 for the whole dataset, or a number of batches from 1 up")
         if self.sink_size != -1 and self.sink_size < 1:
-            raise ValueError(_wrong("sink_size", sink_size, "-1 for the whole dataset, or a number of batches from 1 up"))
+            raise ValueError(
+                _wrong("sink_size", sink_size, "-1 for the whole dataset, or a number of batches from 1 up")
+            )
         if not isinstance(dataset_sink_mode, bool):
             raise TypeError(_wrong("dataset_sink_mode", dataset_sink_mode, "True or False"))
         self.dataset_sink_mode = dataset_sink_mode
@@ -97,9 +99,7 @@ class SinkStrategy(SingleDeviceStrategy):
     @property
     def active_engine(self) -> str:
         """The engine that really runs the steps: "eager" where none of them could be compiled."""
-        if isinstance(self._engine, CompiledEngine):
-            return self._engine.active
-        return self._engine.name if self._engine is not None else self._active_engine
+        return self._engine.active if self._engine is not None else self._active_engine
 
     @property
     def history(self) -> dict[str, Tensor]:
@@ -212,15 +212,14 @@ class SinkStrategy(SingleDeviceStrategy):
     def process_dataloader(self, dataloader: object) -> object:
         """Makes an endless traversal of the training data where an epoch is a sink."""
         module = self.lightning_module
-        if module is not None and in_training_data(module.trainer):
-            return module.trainer.fit_loop.wrap(dataloader)
-        return dataloader
+        return dataloader if module is None else wrap_training_data(module.trainer, dataloader)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Adds the position in an endless traversal; everything else in the file is Lightning's."""
         module = self.lightning_module
-        for endless in getattr(module.trainer.fit_loop, "endless", ()) if module is not None else ():
-            checkpoint[_CHECKPOINT_KEY] = {"traversal": endless.traversal, "position": endless.position}
+        place = data_position(module.trainer) if module is not None else None
+        if place is not None:
+            checkpoint[_CHECKPOINT_KEY] = {"traversal": place[0], "position": place[1]}
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -244,6 +243,7 @@ class SinkStrategy(SingleDeviceStrategy):
             self._engine = None
 
 
+_SINK_SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
 _GET_A_COMPILER = "install one (`apt install g++`, `xcode-select --install`) or name it in the variable `CXX`"
 
 

@@ -140,15 +140,13 @@ class CompiledEngine(Engine):
             outputs = program.function(*arguments)
         program.store(outputs)
         self.compiled_steps += 1
-        logged = outputs[program.num_outputs : program.num_results]
+        logged = list(outputs[program.num_outputs : program.num_results])
         sink.account(step, lambda: program.result(outputs), outputs[0], logged, program.note)
         return True
 
     def _begin(self) -> None:
         """Looks at what programs take for granted and forgets those that are no longer right."""
-        if self._hyper.refresh():
-            self._forget()
-        elif self._hyper.update():
+        if self._hyper.refresh() or self._hyper.update():
             self._forget()
         state = self._present_state()
         if state != self._state:

@@ -15,3 +15,6 @@ class EagerEngine(Engine):
         tape = PlainTape()
         for step in sink.steps():
             sink.run(step, tape)
+
+    def close(self) -> None:
+        """Does nothing: the engine holds nothing."""

@@ -114,7 +114,8 @@ class Hyperparameters:
     def _number(self, index: int, leak: Leak, guards: Guards) -> Number:
         value = self.values[index]
         if isinstance(value, Tensor):
-            return Number(value.to(torch.float64, copy=True), float(value.tolist()), leak)
+            plain: Any = value.tolist()  # `float()` would be an operation, and be recorded
+            return Number(value.to(torch.float64, copy=True), float(plain), leak)
         return Number(
             self.tensors[index],
             value,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_sink.engine.private import compile_graph, find_compiler
 from lightning_sink.engine.program import graph_module
@@ -23,7 +22,8 @@ elements) makes 10,000 steps a second with two threads and 14,000 with one.
 
 def compile_traced(recording: Recording) -> Callable[..., Any]:
     """Returns the graph as it is, uncompiled: for debugging and for tests."""
-    return graph_module(recording).forward
+    function: Callable[..., Any] = graph_module(recording).forward
+    return function
 
 
 def compile_inductor(recording: Recording) -> Callable[..., Any]:
@@ -35,9 +35,10 @@ def compile_inductor(recording: Recording) -> Callable[..., Any]:
     options: dict[str, Any] = {"cpp_wrapper": True, "fallback_random": True}
     if recording.largest <= _ONE_THREAD:
         options["cpp.threads"] = 1
-    inputs: list[Tensor] = [tensor.detach().clone() for tensor in recording.inputs]
+    inputs = [tensor.detach().clone() for tensor in recording.inputs]
     with torch.no_grad():
-        return compile_graph(graph_module(recording), inputs, options)
+        function: Callable[..., Any] = compile_graph(graph_module(recording), inputs, options)
+    return function
 
 
 def timed(compiler: Callable[[Recording], Callable[..., Any]], report: Callable[[str], None]) -> Any:

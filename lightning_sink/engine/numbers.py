@@ -161,8 +161,8 @@ class Watched:
         self._value = value
         self._read = read
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         return int
 
     def _reveal(self) -> int:
@@ -203,15 +203,39 @@ def _binary(function: Callable[[Any, Any], Any], reflected: bool = False) -> Cal
     return apply
 
 
-for _name, _function in {"index": operator.index, "int": int, "float": float, "bool": bool, "hash": hash,
-                         "repr": repr, "str": str, "neg": operator.neg, "pos": operator.pos, "abs": abs,
-                         "invert": operator.invert}.items():  # fmt: skip
-    setattr(Watched, f"__{_name}__", _unary(_function))
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "index": operator.index,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "hash": hash,
+    "repr": repr,
+    "str": str,
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "abs": abs,
+    "invert": operator.invert,
+    "round": round,
+}
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "divmod": divmod,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+}
+for _name, _one in _UNARY.items():
+    setattr(Watched, f"__{_name}__", _unary(_one))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Watched, f"__{_name}__", _binary(getattr(operator, _name)))
-for _name, _function in {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
-                         "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "divmod": divmod,
-                         "lshift": operator.lshift, "rshift": operator.rshift, "and": operator.and_,
-                         "or": operator.or_, "xor": operator.xor}.items():  # fmt: skip
-    setattr(Watched, f"__{_name}__", _binary(_function))
-    setattr(Watched, f"__r{_name}__", _binary(_function, reflected=True))
+for _name, _two in _BINARY.items():
+    setattr(Watched, f"__{_name}__", _binary(_two))
+    setattr(Watched, f"__r{_name}__", _binary(_two, reflected=True))

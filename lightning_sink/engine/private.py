@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 # A mode is the one way to see every operation below autograd; documented, though the module's name is private.
@@ -22,6 +21,7 @@ __all__ = [
     "TorchDispatchMode",
     "WeakIdKeyDictionary",
     "compile_graph",
+    "find_compiler",
     "is_mutable",
     "pytree",
     "schema_name",
@@ -47,7 +47,7 @@ def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, A
             yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def compile_graph(graph: fx.GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Any:
+def compile_graph(graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any]) -> Any:
     """Compiles a graph of ATen operations with Inductor.
 
     `torch._inductor.standalone_compile` gives a callable that is entered with less Python than what `torch.compile`

@@ -51,7 +51,8 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, leaves: list[
     """Ends a recording: works out what the program has to return and which slots it fills."""
     flat, spec = pytree.tree_flatten(result.output)
     tensors = [item for item in flat if isinstance(item, Tensor)]
-    filled, cleared = [], []
+    filled: list[Slot] = []
+    cleared: list[Slot] = []
     for name, slot in after.slots.items():
         if name not in before.slots:
             recorder.hazard(f"{name} appears")

@@ -81,7 +81,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, hyper: Hyperparameters, before: Snapshot, codes: Mapping[CodeType, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
         self._hyper = hyper
         self._before = before
@@ -182,7 +182,7 @@ class Recorder(TorchDispatchMode):
             self.hazard(f"`{func.name()}` draws from a generator of its own")
 
     def _node(self, tensor: Tensor) -> fx.Node:
-        node = self._nodes.get(tensor)
+        node: fx.Node | None = self._nodes.get(tensor)
         if node is None:
             with self.recording.graph.inserting_before(self._anchor):
                 node = self.recording.graph.placeholder(f"input_{len(self.recording.inputs)}")

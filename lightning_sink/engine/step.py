@@ -123,5 +123,11 @@ class Engine(ABC):
     def run(self, sink: Sink) -> None:
         """Runs all steps of a sink."""
 
+    @property
+    def active(self) -> str:
+        """What the steps really run on."""
+        return self.name
+
+    @abstractmethod
     def close(self) -> None:
         """Lets go of everything that the engine holds."""

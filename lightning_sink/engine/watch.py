@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_LIBRARIES = ("torch", "lightning", "pytorch_lightning", "lightning_sink", "lightning_utilities", "torchmetrics")
-_LIBRARIES += ("numpy", "contextlib", "functools", "importlib", "threading", "abc")
+_LIBRARIES = frozenset(
+    ["torch", "lightning", "pytorch_lightning", "lightning_sink", "lightning_utilities", "torchmetrics", "numpy"]
+    + ["contextlib", "functools", "importlib", "threading", "abc"]
+)
 
 Report = Callable[[str], None]
 
@@ -99,7 +101,13 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str]) -> Iterator[None]
     try:
         yield
     finally:
-        sys.setprofile(previous)
+        # A profiler written in C (`cProfile`) is its own hook and has to be switched on again by its own method.
+        enable = getattr(previous, "enable", None)
+        sys.setprofile(None)
+        if enable is not None:
+            enable()
+        elif previous is not None:
+            sys.setprofile(previous)
 
 
 def _asked_by_user(frame: FrameType, name: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, Timer
@@ -49,13 +50,13 @@ def limits(trainer: Trainer, sink_size: int) -> Limits:
     )
 
 
-def deadline(trainer: Trainer) -> float:
+def deadline(trainer: Any) -> float:
     """Returns the `time.monotonic()` at which the next trigger by the clock is due; infinity for none."""
     now = time.monotonic()
     times = [math.inf]
     if trainer._val_check_time_interval is not None:
         times.append(trainer._last_val_time + trainer._val_check_time_interval)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in trainer.callbacks:
         if isinstance(callback, Timer) and (remaining := callback.time_remaining()) is not None:
             times.append(now + remaining)
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:

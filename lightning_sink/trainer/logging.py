@@ -164,7 +164,8 @@ class LogBuffer:
             self._set_last(call, values[-1])
 
     def _set_last(self, call: LogCall, value: Tensor) -> None:
-        metric = (self._trainer._results or {}).get(f"{call.hook}.{call.name}")
+        results: Any = self._trainer._results
+        metric = results.get(f"{call.hook}.{call.name}") if results is not None else None
         if metric is not None and metric.meta.on_step:
             metric._forward_cache = value.to(metric._forward_cache.dtype)
             if not metric.meta.on_epoch:

@@ -14,32 +14,54 @@ that `limit_train_batches` means the same number of batches.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loops import _FitLoop, _TrainingEpochLoop
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.states import RunningStage
 
 from lightning_sink.data.endless import EndlessLoader
+from lightning_sink.engine.step import Engine
 from lightning_sink.errors import EmptyDatasetError, UnsupportedError
 from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.sink import TrainerSink
 
-if TYPE_CHECKING:
-    from lightning_sink.strategy import SinkStrategy
+
+class SinkOwner(Protocol):
+    """What the loops need from the strategy.
+
+    Attributes:
+        sink_size: Most batches in a sink; -1 for the whole epoch.
+        resume_position: Traversal and batch to go on from, taken by the data that is set up next.
+    """
+
+    sink_size: int
+    resume_position: tuple[int, int] | None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether an epoch is a sink of an endless traversal."""
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the steps."""
+
+    def finish_sink(self, sink: TrainerSink) -> None:
+        """Takes note of a sink that has ended."""
 
 
-def take_over(trainer: Trainer, strategy: SinkStrategy) -> None:
+def take_over(trainer: Trainer, strategy: SinkOwner) -> None:
     """Puts loops with sinks in place of a trainer's fit loop and epoch loop; does nothing the second time."""
     if isinstance(trainer.fit_loop, SinkFitLoop):
         return
     epoch_loop = object.__new__(SinkEpochLoop)
-    vars(epoch_loop).update(vars(trainer.fit_loop.epoch_loop))
+    epoch_loop.__dict__.update(trainer.fit_loop.epoch_loop.__dict__)
     fit_loop = object.__new__(SinkFitLoop)
-    vars(fit_loop).update(vars(trainer.fit_loop), epoch_loop=epoch_loop)
+    fit_loop.__dict__.update(trainer.fit_loop.__dict__, epoch_loop=epoch_loop)
     epoch_loop.sink_strategy = fit_loop.sink_strategy = strategy
     fit_loop.preparing = False
     fit_loop.endless = []
@@ -49,7 +71,7 @@ def take_over(trainer: Trainer, strategy: SinkStrategy) -> None:
 class SinkFitLoop(_FitLoop):
     """Lightning's fit loop over data that may be one endless traversal."""
 
-    sink_strategy: SinkStrategy
+    sink_strategy: SinkOwner
     preparing: bool
     endless: list[EndlessLoader]
 
@@ -102,7 +124,7 @@ class SinkFitLoop(_FitLoop):
 class SinkEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop, a sink at a time."""
 
-    sink_strategy: SinkStrategy
+    sink_strategy: SinkOwner
 
     def advance(self, data_fetcher: Any) -> None:
         """Runs one sink.
@@ -149,6 +171,14 @@ class SinkEpochLoop(_TrainingEpochLoop):
         self._save_loggers_on_train_batch_end()
 
 
-def in_training_data(trainer: Trainer) -> bool:
-    """Tells whether a loader that Lightning is preparing now is an endless traversal's."""
-    return isinstance(trainer.fit_loop, SinkFitLoop) and trainer.fit_loop.preparing
+def wrap_training_data(trainer: Trainer, loader: Any) -> Any:
+    """Returns an endless traversal of a loader that Lightning prepares for training; any other loader as it is."""
+    loop = trainer.fit_loop
+    return loop.wrap(loader) if isinstance(loop, SinkFitLoop) and loop.preparing else loader
+
+
+def data_position(trainer: Trainer) -> tuple[int, int] | None:
+    """Returns traversal and batch of an endless traversal, None where there is none."""
+    loop = trainer.fit_loop
+    endless = loop.endless if isinstance(loop, SinkFitLoop) else []
+    return (endless[0].traversal, endless[0].position) if endless else None

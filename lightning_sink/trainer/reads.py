@@ -9,7 +9,8 @@ from types import CodeType
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loops import _FitLoop, _TrainingEpochLoop
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 _GETTERS: dict[type, tuple[str, ...]] = {
     LightningModule: ("global_step", "current_epoch"),

@@ -16,8 +16,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch.trainer import call
 from torch import Tensor
@@ -42,7 +41,13 @@ class TrainerSink(Sink):
     """
 
     def __init__(
-        self, loop: Any, fetcher: Any, length: int, deadline: float, eager_reason: str | None, interrupt: DeferredInterrupt
+        self,
+        loop: Any,
+        fetcher: Any,
+        length: int,
+        deadline: float,
+        eager_reason: str | None,
+        interrupt: DeferredInterrupt,
     ) -> None:
         self.eager_reason = eager_reason
         self.history = History()
@@ -187,7 +192,7 @@ class TrainerSink(Sink):
     def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
         """Does Lightning's part of a step that a program ran."""
         loop = self._loop
-        clears, steps, _ = step.kind  # type: ignore[misc]
+        clears, steps, _ = cast(tuple[bool, bool, int], step.kind)
         loop.batch_progress.increment_started()
         progress = loop.automatic_optimization.optim_progress.optimizer
         if clears:
@@ -244,6 +249,4 @@ class TrainerSink(Sink):
         if self._last:
             return
         self._trainer._logger_connector.on_batch_end()
-        call._call_callback_hooks(
-            self._trainer, "on_train_batch_end", self._output, self._batch, self._loop.batch_idx
-        )
+        call._call_callback_hooks(self._trainer, "on_train_batch_end", self._output, self._batch, self._loop.batch_idx)

@@ -26,7 +26,7 @@ class Transfer:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._device = trainer.strategy.root_device
-        selector = trainer._data_connector._datahook_selector
+        selector: Any = trainer._data_connector._datahook_selector
         defaults = LightningModule
         self._plain = type(trainer.precision_plugin).convert_input is Precision.convert_input and all(
             getattr(type(selector.get_instance(hook)), hook) is getattr(defaults, hook)
