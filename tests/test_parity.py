@@ -21,12 +21,11 @@ FACTORS = {
 def all_pairs(factors):
     """Few combinations in which every value of every factor meets every value of every other one."""
     names = list(factors)
-    missing = {
-        ((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in factors[a] for y in factors[b]
-    }
+    missing = {((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in factors[a] for y in factors[b]}
     candidates = [dict(zip(names, values, strict=True)) for values in itertools.product(*factors.values())]
     chosen = []
     while missing:
+
         def gain(case):
             return sum(pair in missing for pair in itertools.combinations(case.items(), 2))
 

@@ -88,6 +88,8 @@ class CompiledEngine(Engine):
         self._state: Hashable = None
         self._sinks = 0
         self._reported: set[str] = set()
+        self._volatile: set[str] = set()
+        self._plain_steps = 0
         self.compiled_steps = 0
 
     @property
@@ -127,10 +129,16 @@ class CompiledEngine(Engine):
     def _run(self, sink: Sink, step: Step, program: Program, text: str) -> bool:
         if program.guards and not self._hyper.holds(program.guards):
             return False
+        if program.looked_at != self._plain_steps:
+            # The user's code ran since: what stayed in its place so far may have been replaced.
+            if not program.refresh():
+                return False
+            program.looked_at = self._plain_steps
         verified = self._verified.get(text, 0)
         if verified < self._verify:
             if not verify_step(sink, step, program, verified):
                 return False
+            self._plain_steps += 1
             self._verified[text] = verified + 1
             return True
         arguments = program.arguments(step.leaves)
@@ -152,9 +160,7 @@ class CompiledEngine(Engine):
         if state != self._state:
             self._forget()
             self._state = state
-        stale = [key for key, (program, _) in self._programs.items() if not program.refresh()]
-        for key in stale:
-            del self._programs[key]
+        self._plain_steps += 1
 
     def _present_state(self) -> Hashable:
         modules = tuple(module.training for module in self._module.modules())
@@ -170,6 +176,7 @@ class CompiledEngine(Engine):
 
     def _observe(self, sink: Sink, step: Step, key: Hashable) -> None:
         """Runs a step that has no program, recorded if that may lead to one."""
+        self._plain_steps += 1
         candidate = self._candidates.setdefault(key, _Candidate())
         candidate.seen += 1
         candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == self._sinks else 1
@@ -181,11 +188,12 @@ class CompiledEngine(Engine):
             sink.run(step, PlainTape())
             return
         observation = self._record(sink, step)
+        self._note_volatile(observation)
         candidate.recordings += 1
         last, candidate.last = candidate.last, observation
         outcome: Any = observation.hazards
         if not outcome and last is not None and not last.hazards:
-            outcome = bind(last, observation)
+            outcome = bind(last, observation, self._volatile)
         if outcome and not isinstance(outcome[0], Hazard):
             self._make(key, observation, outcome)
         elif outcome and candidate.recordings >= _MAX_RECORDINGS:
@@ -205,6 +213,14 @@ class CompiledEngine(Engine):
             recorder.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
         return observe(recorder, before, Snapshot(self._module, self._optimizers), step.leaves, result)
 
+    def _note_volatile(self, observation: Observation) -> None:
+        names = {slot.name for slot in (*observation.filled, *observation.cleared)}
+        if not names <= self._volatile:
+            self._volatile |= names
+            stays = {key: {b.name for b in program.bindings if b.home} for key, (program, _) in self._programs.items()}
+            for key in [key for key, homes in stays.items() if homes & names]:
+                del self._programs[key]
+
     def _make(self, key: Hashable, observation: Observation, bindings: Any) -> None:
         recording = observation.recording
         function = self._functions.get(recording.text)
@@ -219,10 +235,9 @@ class CompiledEngine(Engine):
             self._functions[recording.text] = function
         program = Program(observation, bindings, function)
         del self._candidates[key]
-        if program.refresh():
-            self._programs[key] = (program, recording.text)
-            # Attributes that the first steps set are there now; what was looked at when the sink began is not.
-            self._state = self._present_state()
+        self._programs[key] = (program, recording.text)
+        # Attributes that the first steps set are there now; what was looked at when the sink began is not.
+        self._state = self._present_state()
 
     def _report(self, hazard: Hazard) -> None:
         if hazard.what not in self._reported:

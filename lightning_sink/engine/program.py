@@ -86,8 +86,14 @@ class Binding:
     home: Slot | None = None
 
 
-def bind(first: Observation, second: Observation) -> list[Binding] | list[Hazard]:
-    """Finds out where each input comes from, or why the two steps make no program."""
+def bind(first: Observation, second: Observation, volatile: set[str]) -> list[Binding] | list[Hazard]:
+    """Finds out where each input comes from, or why the two steps make no program.
+
+    Args:
+        first: A recorded step.
+        second: The next recorded step of the same kind.
+        volatile: Slots that some step fills; what is in them now may not be there at the next step.
+    """
     if first.recording.text != second.recording.text:
         return [_difference(first.recording, second.recording)]
     if first.constants != second.constants or first.spec != second.spec:
@@ -97,23 +103,23 @@ def bind(first: Observation, second: Observation) -> list[Binding] | list[Hazard
     names = [slot.name for slot in (*first.filled, *first.cleared)]
     if names != [slot.name for slot in (*second.filled, *second.cleared)]:
         return [Hazard("the step fills other places each time")]
-    bindings = [_bind(first, second, index) for index in range(len(second.recording.inputs))]
+    bindings = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]
     hazards = [item for item in bindings if isinstance(item, Hazard)]
     hazards += _aliases(second.recording)
     return hazards or [item for item in bindings if isinstance(item, Binding)]
 
 
-def _bind(first: Observation, second: Observation, index: int) -> Binding | Hazard:
+def _bind(first: Observation, second: Observation, index: int, volatile: set[str]) -> Binding | Hazard:
     old, new = first.recording.inputs[index], second.recording.inputs[index]
     for leaf, tensor in enumerate(second.leaves):
         if new is tensor and leaf < len(first.leaves) and old is first.leaves[leaf]:
             return Binding(f"batch tensor {leaf}", leaf=leaf)
     name = second.before.names.get(id(new))
-    if new is old:
-        home = second.before.slots[name] if name is not None else None
+    home = second.before.slots[name] if name is not None else None
+    if new is old and not (home is not None and (home.is_gradient or name in volatile)):
         return Binding(name or f"closed-over tensor {index}", tensor=new, home=home)
     if name is not None and first.before.tensors.get(name) is old:
-        return Binding(name, slot=second.before.slots[name])
+        return Binding(name, slot=home)
     where = second.recording.first_use[index]
     if first.recorder.made(new):
         return Hazard("a tensor of one step is used in the next, and no attribute holds it", where)
@@ -167,6 +173,7 @@ class Program:
         layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs]
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
         self._template: list[Any] = []
+        self.looked_at = -1
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether each is still where it was."""

@@ -31,6 +31,11 @@ class Slot:
     def __repr__(self) -> str:
         return f"Slot({self.name!r})"
 
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it holds a parameter's gradient."""
+        return self._key is None
+
     def get(self) -> Tensor | None:
         """Returns the tensor that is there now."""
         if self._key is None:
