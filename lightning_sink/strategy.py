@@ -205,7 +205,7 @@ class SinkStrategy(SingleDeviceStrategy):
         """Sets up as ever, then refuses what cannot be right in a sink."""
         super().setup(trainer)
         if self.dataset_sink_mode and trainer.state.fn == TrainerFn.FITTING:
-            refuse_unsound_callbacks(trainer)
+            refuse_unsound_callbacks(trainer, self.sink_size)
             require_optimizer(self.optimizers, trainer.lightning_module)
             self._close_engine()
 

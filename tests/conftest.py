@@ -19,6 +19,11 @@ hypothesis.settings.register_profile("explore", max_examples=10_000, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
+# Models here are tiny. With more threads than one, beside any other busy process, threads that wait for each other at
+# every operation make the suite ten times slower.
+torch.set_num_threads(1)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # absent under `-p no:cacheprovider`
     if cache is not None:

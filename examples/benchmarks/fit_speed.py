@@ -123,7 +123,8 @@ def measure(job: dict) -> dict[str, float]:
     else:
         from lightning_sink import SinkStrategy
 
-        marks = fit(job, strategy=SinkStrategy(sink_size=job["sink_size"], engine=job["engine"]))
+        # Steps that quietly ran on another engine than the table says would be worse than no figure.
+        marks = fit(job, SinkStrategy(sink_size=job["sink_size"], engine=job["engine"], fallback="error"))
     warmup, steps = job["sink_size"], job["steps"]
     speed = (steps - warmup) / (marks[steps] - marks[warmup])
     return {"speed": speed, "start": marks[warmup] - marks[0] - warmup / speed, "threads": torch.get_num_threads()}
@@ -172,6 +173,7 @@ def compare(model: str, row: str, args: argparse.Namespace) -> tuple[str, int]:
 
 
 def machine(accelerator: str) -> str:
+    """The machine in words, with its load: on a busy one, threads wait for each other and no figure means anything."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -179,7 +181,8 @@ def machine(accelerator: str) -> str:
         name = names[0] if names else name
     if accelerator != "cpu" and torch.cuda.is_available():
         name = f"{torch.cuda.get_device_name()}, {name}"
-    return f"{name}, {os.cpu_count()} cores, {platform.system()}"
+    load = f", load {os.getloadavg()[0]:.1f} before the first run" if hasattr(os, "getloadavg") else ""
+    return f"{name}, {os.cpu_count()} cores, {platform.system()}{load}"
 
 
 def main() -> None:
@@ -200,6 +203,7 @@ def main() -> None:
         Path(args.job["result"]).write_text(json.dumps(measure(args.job)))
         return
 
+    host = machine(args.accelerator)
     models = list(MODELS) if args.all else args.models
     rows, threads = zip(*(compare(model, row, args) for model in models for row in args.rows), strict=True)
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning"))
@@ -210,7 +214,7 @@ Steps per second of `Trainer.fit` after the first sink; medians of {args.repeats
 |---|---|--:|--:|--:|--:|--:|---|---|
 {chr(10).join(rows)}
 
-* machine: {machine(args.accelerator)}; torch used {threads[0]} threads
+* machine: {host}; torch used {threads[0]} threads
 * versions: Python {platform.python_version()}, {packages}
 * command: `python examples/benchmarks/fit_speed.py {" ".join(sys.argv[1:])}`
 """

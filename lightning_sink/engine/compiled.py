@@ -16,13 +16,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from lightning_sink.engine.attributes import python_state, random_state
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Observation, Program, bind, observe
 from lightning_sink.engine.record import Recorder, Recording
 from lightning_sink.engine.slots import Snapshot
-from lightning_sink.engine.step import Engine, PlainTape, Sink, Step
+from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
-from lightning_sink.engine.watch import Hazard, python_state, random_state
+from lightning_sink.engine.watch import Hazard
 
 _MAX_RECORDINGS = 5
 """Steps of one kind recorded in a row before it is left to the eager path: lazy state needs one, agreement two."""
@@ -90,6 +91,7 @@ class CompiledEngine(Engine):
         self._reported: set[str] = set()
         self._volatile: set[str] = set()
         self._plain_steps = 0
+        self._unsettled: tuple[Program, tuple[Any, ...]] | None = None
         self.compiled_steps = 0
 
     @property
@@ -113,16 +115,19 @@ class CompiledEngine(Engine):
                 sink.run(step, tape)
             return
         self._begin()
-        for step in sink.steps():
-            if self._hyper.update():
-                self._forget()
-            key = (step.kind, step.signature)
-            entry = self._programs.get(key)
-            if entry is None:
-                self._observe(sink, step, key)
-            elif not self._run(sink, step, *entry):
-                self._programs.pop(key, None)
-                self._observe(sink, step, key)
+        try:
+            for step in sink.steps():
+                if self._hyper.update():
+                    self._forget()
+                key = (step.kind, step.signature)
+                entry = self._programs.get(key)
+                if entry is None:
+                    self._observe(sink, step, key)
+                elif not self._run(sink, step, *entry):
+                    self._programs.pop(key, None)
+                    self._observe(sink, step, key)
+        finally:
+            self._settle()
 
     # -- programs ---------------------------------------------------------------------------------------------------
 
@@ -136,21 +141,35 @@ class CompiledEngine(Engine):
             program.looked_at = self._plain_steps
         verified = self._verified.get(text, 0)
         if verified < self._verify:
+            self._settle()
             if not verify_step(sink, step, program, verified):
                 return False
             self._plain_steps += 1
             self._verified[text] = verified + 1
             return True
+        if program.reads_slots or (self._unsettled is not None and self._unsettled[0] is not program):
+            self._settle()
         arguments = program.arguments(step.leaves)
         if arguments is None:
             return False
-        with torch.no_grad():
+        with torch.set_grad_enabled(program.grad_mode):
             outputs = program.function(*arguments)
-        program.store(outputs)
+        self._unsettled = program, outputs
         self.compiled_steps += 1
         logged = list(outputs[program.num_outputs : program.num_results])
-        sink.account(step, lambda: program.result(outputs), outputs[0], logged, program.note)
+
+        def result() -> Result:
+            self._settle()
+            return program.result(outputs)
+
+        sink.account(step, result, outputs[0], logged, program.note)
         return True
+
+    def _settle(self) -> None:
+        """Fills the slots that the last program left for later: most are replaced by the next step, unseen."""
+        if self._unsettled is not None:
+            (program, outputs), self._unsettled = self._unsettled, None
+            program.store(outputs)
 
     def _begin(self) -> None:
         """Looks at what programs take for granted and forgets those that are no longer right."""
@@ -165,7 +184,7 @@ class CompiledEngine(Engine):
     def _present_state(self) -> Hashable:
         modules = tuple(module.training for module in self._module.modules())
         gradients = tuple(parameter.requires_grad for parameter in self._module.parameters())
-        python = python_state(self._module, self._ignore)
+        python = python_state(self._module, self._optimizers, self._ignore)
         return modules, gradients, tuple(python.items()), self._hyper.constants(), torch.is_anomaly_enabled()
 
     def _forget(self) -> None:
@@ -176,6 +195,7 @@ class CompiledEngine(Engine):
 
     def _observe(self, sink: Sink, step: Step, key: Hashable) -> None:
         """Runs a step that has no program, recorded if that may lead to one."""
+        self._settle()
         self._plain_steps += 1
         candidate = self._candidates.setdefault(key, _Candidate())
         candidate.seen += 1
@@ -202,12 +222,12 @@ class CompiledEngine(Engine):
 
     def _record(self, sink: Sink, step: Step) -> Observation:
         before = Snapshot(self._module, self._optimizers)
-        python, drawn = python_state(self._module, self._ignore), random_state()
+        python, drawn = python_state(self._module, self._optimizers, self._ignore), random_state()
         recorder = Recorder(self._hyper, before, self._codes)
         result = sink.run(step, recorder)
         if random_state() != drawn:
             recorder.hazard("Python's or numpy's global random generator is drawn from")
-        after = python_state(self._module, self._ignore)
+        after = python_state(self._module, self._optimizers, self._ignore)
         changed = [name for name in {**python, **after} if python.get(name) != after.get(name)]
         if changed:
             recorder.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))

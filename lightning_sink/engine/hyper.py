@@ -6,6 +6,7 @@ constant until it is seen to change (a schedule that cycles momentum, say), and 
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_sink.engine.numbers import Leak, Number
+from lightning_sink.engine.numbers import Leak, Memo, Number
 
 Guards = list[tuple[int, Callable[[Any, Any], bool], Any, bool]]
 
@@ -35,7 +36,9 @@ class Hyperparameters:
         self._layout: list[int] = []
         self.lifted_entries: list[int] = []
         self.tensors: dict[int, Tensor] = {}
+        self._tensor_entries: set[int] = set()
         self.values: list[Any] = []
+        self.memo: Memo = {}
         self.refresh()
 
     def refresh(self) -> bool:
@@ -48,6 +51,7 @@ class Hyperparameters:
         self._entries = [entry for group in groups for entry in _entries(group)]
         self.lifted_entries = [i for i, (_, key, _) in enumerate(self._entries) if key == "lr"]
         self.tensors = {}
+        self._tensor_entries.clear()
         self.values = self.read()
         for index in self.lifted_entries:
             self._lift(index)
@@ -64,14 +68,19 @@ class Hyperparameters:
             Whether an entry that was a constant changed, so that no program made before now is right.
         """
         values = self.read()
+        for index in self._tensor_entries:
+            if isinstance(values[index], Tensor):
+                self.tensors[index].copy_(values[index])  # may have been filled in place
         if values == self.values:
             return False
         stale = False
         for index, (old, new) in enumerate(zip(self.values, values, strict=True)):
             if old is new or old == new:
                 continue
-            if index in self.tensors and isinstance(new, (int, float)):
-                self.tensors[index].fill_(new)
+            if index in self.tensors and _is_number(new):
+                self.tensors[index].copy_(torch.as_tensor(new))
+                if isinstance(new, Tensor):
+                    self._tensor_entries.add(index)
                 continue
             stale = True
             if index not in self.lifted_entries and type(new) is float and type(old) is float:
@@ -83,8 +92,10 @@ class Hyperparameters:
 
     def _lift(self, index: int) -> None:
         value = self.values[index]
-        if isinstance(value, (int, float)):
-            self.tensors[index] = torch.tensor(float(value), dtype=torch.float64)
+        if _is_number(value):
+            self.tensors[index] = torch.as_tensor(value).detach().to(torch.float64, copy=True)
+            if isinstance(value, Tensor):
+                self._tensor_entries.add(index)
 
     def constants(self) -> tuple[Any, ...]:
         """Returns the values that programs made now have as constants."""
@@ -100,13 +111,15 @@ class Hyperparameters:
         """Puts stand-ins in place of lifted numbers and asks for the optimizers' plain form."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         saved = [dict(group) for group in groups]
+        self.memo.clear()
         try:
-            for index in self.lifted_entries:
+            for index in self.tensors:
                 self._put(index, self._number(index, leak, guards))
             for group in groups:
                 group.update({key: value for key, value in _PLAIN_FORM.items() if group.get(key)})
             yield
         finally:
+            self.memo.clear()
             for group, before in zip(groups, saved, strict=True):
                 # What the step itself wrote into a group stays; stand-ins do not.
                 group.update({key: before[key] for key in before if key in _PLAIN_FORM or _has_number(group[key])})
@@ -115,12 +128,13 @@ class Hyperparameters:
         value = self.values[index]
         if isinstance(value, Tensor):
             plain: Any = value.tolist()  # `float()` would be an operation, and be recorded
-            return Number(value.to(torch.float64, copy=True), float(plain), leak)
+            return Number(self.tensors[index], float(plain), leak, memo=self.memo)
         return Number(
             self.tensors[index],
             value,
             leak,
             lambda symbol, other, outcome: guards.append((index, symbol, other, outcome)),
+            self.memo,
         )
 
     def _put(self, index: int, number: Number) -> None:
@@ -142,6 +156,13 @@ def _entries(group: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, int |
             yield from ((group, key, index) for index in range(len(value)))
         else:
             yield group, key, None
+
+
+def _is_number(value: Any) -> bool:
+    """Tells whether a value can be lifted: a number of Python's or numpy's, or a tensor with one element."""
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not value.is_complex()
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _has_number(value: Any) -> bool:

@@ -35,10 +35,9 @@ def compile_inductor(recording: Recording) -> Callable[..., Any]:
     options: dict[str, Any] = {"cpp_wrapper": True, "fallback_random": True}
     if recording.largest <= _ONE_THREAD:
         options["cpp.threads"] = 1
-    inputs = [tensor.detach().clone() for tensor in recording.inputs]
+    inputs = [tensor.detach() for tensor in recording.inputs]
     with torch.no_grad():
-        function: Callable[..., Any] = compile_graph(graph_module(recording), inputs, options)
-    return function
+        return compile_graph(graph_module(recording), inputs, options)
 
 
 def timed(compiler: Callable[[Recording], Callable[..., Any]], report: Callable[[str], None]) -> Any:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 # A mode is the one way to see every operation below autograd; documented, though the module's name is private.
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
+    "MODULE_HOOKS",
     "TorchDispatchMode",
     "WeakIdKeyDictionary",
     "compile_graph",
@@ -25,8 +27,18 @@ __all__ = [
     "is_mutable",
     "pytree",
     "schema_name",
+    "tensor_hooks",
     "written_arguments",
 ]
+
+
+# Hooks of a module: `register_forward_hook` and its like add to these, and nothing public lists them.
+MODULE_HOOKS = frozenset(["_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"])
+
+
+def tensor_hooks(tensor: Tensor) -> list[Any]:
+    """Returns a leaf's hooks on its gradient. `register_hook` and its like add to these; nothing public lists them."""
+    return [tensor._backward_hooks, tensor._post_accumulate_grad_hooks]
 
 
 def is_mutable(operation: Any) -> bool:
@@ -47,16 +59,48 @@ def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, A
             yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def compile_graph(graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any]) -> Any:
-    """Compiles a graph of ATen operations with Inductor.
+def compile_graph(graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """Compiles a graph of ATen operations with Inductor, for inference: its writes to inputs happen in place.
 
-    `torch._inductor.standalone_compile` gives a callable that is entered with less Python than what `torch.compile`
-    returns, and takes a graph as it is. Public entry points trace Python again.
+    `torch._inductor.standalone_compile` takes a graph as it is; public entry points trace Python again. What it returns
+    wraps the compiled code in several layers of Python that a graph without autograd does not need: a quarter of a
+    small step. Where the code itself gives the same on the same inputs, it is called without them.
     """
-    import torch._inductor
+    import torch._functorch.config as functorch_config
+    from torch._inductor import standalone_compile
+    from torch._inductor.compile_fx import compile_fx_inner
 
-    return torch._inductor.standalone_compile(
-        graph, inputs, dynamic_shapes="from_example_inputs", options={"config_patches": options}
+    inner: list[Any] = []
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        inner.append(compile_fx_inner(*args, **kwargs))
+        return inner[-1]
+
+    settings = {"config_patches": options, "inner_compile": keep}
+    # This cache would give back the layers without calling `keep`; the cache below it, of compiled code, stays.
+    with functorch_config.patch(enable_autograd_cache=False):
+        artifact = standalone_compile(
+            graph, [tensor.clone() for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
+        )
+    callable_code = getattr(inner[0], "current_callable", None) if len(inner) == 1 else None
+    if callable_code is None:
+        return artifact
+    direct: Callable[..., Any] = lambda *arguments: callable_code(list(arguments))  # noqa: E731
+    return direct if _same(artifact, direct, inputs) else artifact
+
+
+def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Tensor]) -> bool:
+    results = []
+    generator = torch.get_rng_state()
+    for function in (first, second):
+        copies = [tensor.clone() for tensor in inputs]
+        torch.set_rng_state(generator)
+        results.append([*function(*copies), *copies])
+    torch.set_rng_state(generator)
+    pairs = list(zip(*results, strict=False))
+    return len(results[0]) == len(results[1]) and all(
+        a.shape == b.shape and a.stride() == b.stride() and torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in pairs
     )
 
 

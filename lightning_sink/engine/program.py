@@ -9,7 +9,7 @@ content of a slot; anything else is a hazard.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,6 +46,12 @@ class Observation:
         """Why this step may not stand for others."""
         return self.recording.hazards
 
+    @property
+    def same_leaves(self) -> list[tuple[int, int]]:
+        """Pairs of indices at which the batch held one and the same tensor."""
+        first = {id(leaf): index for index, leaf in reversed(list(enumerate(self.leaves)))}
+        return [(first[id(leaf)], index) for index, leaf in enumerate(self.leaves) if first[id(leaf)] != index]
+
 
 def observe(recorder: Recorder, before: Snapshot, after: Snapshot, leaves: list[Tensor], result: Result) -> Observation:
     """Ends a recording: works out what the program has to return and which slots it fills."""
@@ -58,6 +64,8 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, leaves: list[
             recorder.hazard(f"{name} appears")
         elif (tensor := after.tensors[name]) is not before.tensors[name]:
             (cleared if tensor is None else filled).append(slot)
+        elif before.pointers.get(name) != after.pointers.get(name):
+            recorder.hazard(f"the step replaces `.data` of {name}")
     for name in before.slots.keys() - after.slots.keys():
         recorder.hazard(f"{name} disappears")
     if not tensors:
@@ -77,6 +85,7 @@ class Binding:
         leaf: Index of a tensor of the batch.
         slot: The slot whose present content it is.
         tensor: The tensor itself; `home` is the slot that must still hold it, if one did.
+        twins: Other slots that hold the same tensor and must go on doing so (tied weights).
     """
 
     name: str
@@ -84,6 +93,7 @@ class Binding:
     slot: Slot | None = None
     tensor: Tensor | None = None
     home: Slot | None = None
+    twins: list[Slot] = field(default_factory=list)
 
 
 def bind(first: Observation, second: Observation, volatile: set[str]) -> list[Binding] | list[Hazard]:
@@ -114,12 +124,14 @@ def _bind(first: Observation, second: Observation, index: int, volatile: set[str
     for leaf, tensor in enumerate(second.leaves):
         if new is tensor and leaf < len(first.leaves) and old is first.leaves[leaf]:
             return Binding(f"batch tensor {leaf}", leaf=leaf)
-    name = second.before.names.get(id(new))
-    home = second.before.slots[name] if name is not None else None
-    if new is old and not (home is not None and (home.is_gradient or name in volatile)):
-        return Binding(name or f"closed-over tensor {index}", tensor=new, home=home)
-    if name is not None and first.before.tensors.get(name) is old:
-        return Binding(name, slot=home)
+    names = second.before.names.get(id(new), [])
+    homes = [second.before.slots[name] for name in names]
+    if new is old and not any(home.is_gradient or home.name in volatile for home in homes):
+        if not homes:
+            return Binding(f"closed-over tensor {index}", tensor=new)
+        return Binding(names[0], tensor=new, home=homes[0], twins=homes[1:])
+    if names and all(first.before.tensors.get(name) is old for name in names):
+        return Binding(names[0], slot=homes[0], twins=homes[1:])
     where = second.recording.first_use[index]
     if first.recorder.made(new):
         return Hazard("a tensor of one step is used in the next, and no attribute holds it", where)
@@ -163,21 +175,29 @@ class Program:
         self.filled = observation.filled
         self.guards = observation.recording.guards
         self.low_precision = observation.recording.low_precision
+        self.grad_mode = observation.recording.grad_mode
         self.note = observation.note
         self.num_outputs = observation.num_outputs
         self.num_results = observation.num_outputs + observation.num_logged
         self._cleared = observation.cleared
         self._spec = observation.spec
         self._constants = observation.constants
+        self._equal = observation.recording.equal
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
         layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs]
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
+        self.reads_slots = bool(self._slots)
+        self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
+        self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
         self.looked_at = -1
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether each is still where it was."""
-        if any(b.home is not None and b.home.get() is not b.tensor for b in self.bindings):
+        homes = ((home, b.tensor) for b in self.bindings if b.home is not None for home in (b.home, *b.twins))
+        if any(home.get() is not tensor for home, tensor in homes):
+            return False
+        if any(not torch.equal(first, other) for first, other in self._equal):
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
@@ -185,9 +205,13 @@ class Program:
 
     def arguments(self, leaves: list[Tensor]) -> list[Tensor] | None:
         """Returns the inputs for one batch; None where a slot holds nothing or something of another shape."""
+        if any(leaves[i] is not leaves[j] for i, j in self._same_leaves):
+            return None
+        if any(slot.get() is not twin.get() for slot, twin in self._twins):
+            return None
         arguments = self._template.copy()
         for position, leaf in self._leaves:
-            arguments[position] = leaves[leaf]
+            arguments[position] = leaves[leaf].detach() if self.grad_mode else leaves[leaf]
         for position, slot, layout in self._slots:
             tensor = slot.get()
             if tensor is None or (tensor.shape, tensor.dtype, tensor.stride()) != layout:

@@ -20,11 +20,11 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.hyper import Guards, Hyperparameters
-from lightning_sink.engine.numbers import Number, Watched
+from lightning_sink.engine.numbers import Number, Watched, revealed
 from lightning_sink.engine.private import (
     TorchDispatchMode,
     WeakIdKeyDictionary,
@@ -33,10 +33,11 @@ from lightning_sink.engine.private import (
     schema_name,
     written_arguments,
 )
-from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
 from lightning_sink.engine.watch import Hazard, user_line, watch_reads
 
-_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+# Keeps what its backward needs only where gradients are on.
+_READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
 
 # Operations that turn lengths held in a tensor into Python numbers in C++, where no dispatch mode sees it.
 _READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split"}
@@ -57,6 +58,8 @@ class Recording:
         largest: Elements of the largest tensor that an operation gave.
         low_precision: Whether an operation gave a tensor of half precision.
         written: Storages of inputs that the step writes to.
+        grad_mode: Whether an operation gives something else where gradients are off.
+        equal: Pairs of optimizer state of which the second was taken to be the first.
     """
 
     graph: fx.Graph
@@ -69,6 +72,8 @@ class Recording:
     largest: int = 0
     low_precision: bool = False
     written: set[int] = field(default_factory=set)
+    grad_mode: bool = False
+    equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):
@@ -92,7 +97,9 @@ class Recorder(TorchDispatchMode):
         self._indices: dict[fx.Node, int] = {}
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._outside: set[int] = set()
+        self._steps: dict[float, tuple[Tensor, Number | None]] = {}
         self._paused = False
+        self._failed = False
 
     # -- the tape ---------------------------------------------------------------------------------------------------
 
@@ -114,11 +121,12 @@ class Recorder(TorchDispatchMode):
         present.restore()
         torch.set_rng_state(generator)
         rewind()
+        self._failed = True
         return body()
 
     def watched(self, name: str, value: int) -> Any:
-        """Returns a stand-in for `value` whose uses are hazards."""
-        return Watched(value, lambda: self.hazard(f"`{name}` is read"))
+        """Returns a stand-in for `value` whose uses are hazards, or the value once recording has failed."""
+        return value if self._failed else Watched(value, lambda: self.hazard(f"`{name}` is read"))
 
     def hazard(self, what: str) -> None:
         """Notes a reason why this recording may not stand for other steps, with the user's line."""
@@ -161,6 +169,7 @@ class Recorder(TorchDispatchMode):
         if self._paused or func.namespace in ("profiler", "prim"):
             return func(*args, **kwargs)
         self._check(func, args, kwargs)
+        self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
         node_args, node_kwargs = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
         if is_mutable(func):
             self._save(written_arguments(func, args, kwargs))
@@ -174,7 +183,7 @@ class Recorder(TorchDispatchMode):
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.Tag.data_dependent_output in func.tags:
             self.hazard("a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)")
-        elif torch.Tag.dynamic_output_shape in func.tags:
+        elif torch.Tag.dynamic_output_shape in func.tags and not _is_plain_indexing(func, args):
             self.hazard(f"`{func.name()}` gives a shape that depends on the data")
         elif schema_name(func) in _READS_LENGTHS:
             self.hazard(f"`{func.name()}` reads lengths on the host")
@@ -190,7 +199,7 @@ class Recorder(TorchDispatchMode):
             self._indices[node] = -1 - len(self.recording.inputs)
             self.recording.inputs.append(tensor)
             self.recording.first_use.append(user_line())
-            if type(tensor) not in _PLAIN_TENSORS or tensor.layout is not torch.strided:
+            if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
                 self.hazard(f"a tensor of type `{type(tensor).__name__}` with layout {tensor.layout} takes part")
             else:
                 self._outside.add(tensor.untyped_storage().data_ptr())
@@ -235,9 +244,23 @@ class Recorder(TorchDispatchMode):
     def _as_number(self, tensor: Tensor) -> Number | None:
         if not self._before.is_optimizer_state(tensor):
             return None
-        lifted = tensor.detach().to(torch.float64, copy=True)
         with self.paused():
-            return Number(lifted, float(tensor), self.hazard)
+            value = float(tensor)
+        # All parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
+        # stands for all, and the program looks at each start whether they still agree.
+        leader = self._steps.setdefault(value, (tensor, None))
+        if leader[1] is not None:
+            self.recording.equal.append((leader[0], tensor))
+            return leader[1]
+        number = Number(tensor.detach().to(torch.float64, copy=True), value, self.hazard, memo=self._hyper.memo)
+        self._steps[value] = tensor, number
+        return number
+
+
+def _is_plain_indexing(func: Any, args: tuple[Any, ...]) -> bool:
+    """Tells whether an operation indexes with numbers only: a mask gives as many rows as it has ones."""
+    masks = (torch.bool, torch.uint8)
+    return schema_name(func) == "aten::index" and all(index is None or index.dtype not in masks for index in args[1])
 
 
 class _ItemMode(TorchFunctionMode):
@@ -254,4 +277,6 @@ class _ItemMode(TorchFunctionMode):
             number = self._as_number(args[0])
             if number is not None:
                 return number
+        elif func is torch.tensor:  # takes no stand-in, and asks for none of its methods
+            args = revealed(args)
         return func(*args, **(kwargs or {}))

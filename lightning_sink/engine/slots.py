@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+"""Types of tensors that have memory of their own and nothing else."""
+
 
 class Slot:
-    """One place that holds a tensor or nothing.
+    """One place that holds a tensor or nothing. This one is a parameter's gradient, its subclasses are other places.
 
     Args:
         name: What a user calls the place.
-        owner: The mapping or list that holds it, or the parameter whose gradient it is.
-        key: Its key in `owner`; None for a gradient.
+        owner: The parameter, or what holds the tensor.
+        key: Where in `owner`; None for a gradient.
     """
 
     def __init__(self, name: str, owner: Any, key: Any = None) -> None:
@@ -38,20 +42,12 @@ class Slot:
 
     def get(self) -> Tensor | None:
         """Returns the tensor that is there now."""
-        if self._key is None:
-            return self._owner.grad  # type: ignore[no-any-return]
-        try:
-            value = self._owner[self._key]
-        except (KeyError, IndexError):
-            return None
-        return value if isinstance(value, Tensor) else None
+        gradient: Tensor | None = self._owner.grad
+        return gradient
 
     def set(self, tensor: Tensor | None) -> None:
         """Puts a tensor there."""
-        if self._key is None:
-            self._owner.grad = tensor
-        else:
-            self._owner[self._key] = tensor
+        self._owner.grad = tensor
 
 
 class AttributeSlot(Slot):
@@ -67,26 +63,50 @@ class AttributeSlot(Slot):
         setattr(self._owner, self._key, tensor)
 
 
-class TupleSlot(Slot):
-    """A place inside a tuple, which is rebuilt when the place is filled."""
+class StateSlot(Slot):
+    """An entry of an optimizer's state, found anew at each look: users clear and replace the dictionaries."""
 
-    def __init__(self, name: str, owner: Any, key: Any, index: int) -> None:
+    def __init__(self, name: str, owner: Optimizer, parameter: Tensor, key: Any) -> None:
         super().__init__(name, owner, key)
-        self._index = index
+        self._parameter = parameter
 
     def get(self) -> Tensor | None:
         """Returns the tensor that is there now."""
-        items = self._owner.get(self._key)
-        if not isinstance(items, tuple) or len(items) <= self._index:
-            return None
-        value = items[self._index]
+        value = self._owner.state.get(self._parameter, {}).get(self._key)
         return value if isinstance(value, Tensor) else None
 
     def set(self, tensor: Tensor | None) -> None:
         """Puts a tensor there."""
-        items = list(self._owner[self._key])
-        items[self._index] = tensor
-        self._owner[self._key] = tuple(items)
+        self._owner.state[self._parameter][self._key] = tensor
+
+
+class ItemSlot(Slot):
+    """A place inside a list, dictionary or tuple that an attribute holds; users replace containers as a whole."""
+
+    def __init__(self, name: str, owner: Any, key: Any, item: Any) -> None:
+        super().__init__(name, owner, key)
+        self._item = item
+
+    def get(self) -> Tensor | None:
+        """Returns the tensor that is there now."""
+        items = self._owner.get(self._key)
+        if type(items) not in (tuple, list, dict):
+            return None
+        try:
+            value = items[self._item]
+        except (KeyError, IndexError, TypeError):
+            return None
+        return value if isinstance(value, Tensor) else None
+
+    def set(self, tensor: Tensor | None) -> None:
+        """Puts a tensor there; a tuple is rebuilt."""
+        items = self._owner[self._key]
+        if isinstance(items, tuple):
+            rebuilt = list(items)
+            rebuilt[self._item] = tensor
+            self._owner[self._key] = tuple(rebuilt)
+        else:
+            items[self._item] = tensor
 
 
 def find_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Slot]:
@@ -105,14 +125,10 @@ def _module_slots(module: nn.Module) -> Iterator[Slot]:
         for name, value in attributes.items():
             if isinstance(value, Tensor):
                 yield AttributeSlot(prefix + name, submodule, name)
-            elif type(value) is tuple:
-                for index, item in enumerate(value):
-                    if isinstance(item, Tensor):
-                        yield TupleSlot(f"{prefix}{name}[{index}]", attributes, name, index)
-            elif type(value) in (list, dict):
+            elif type(value) in (tuple, list, dict):
                 for key, item in value.items() if type(value) is dict else enumerate(value):
                     if isinstance(item, Tensor):
-                        yield Slot(f"{prefix}{name}[{key!r}]", value, key)
+                        yield ItemSlot(f"{prefix}{name}[{key!r}]", attributes, name, key)
 
 
 def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[Slot]:
@@ -123,7 +139,7 @@ def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iter
                 names.setdefault(parameter, f"optimizer {number} group {group_number} parameter {index}")
                 for key in optimizer.state.get(parameter, {}):
                     name = f"optimizer {number} state {key!r} of {names[parameter]}"
-                    yield Slot(name, optimizer.state[parameter], key)
+                    yield StateSlot(name, optimizer, parameter, key)
     for parameter, name in names.items():
         yield Slot(f"gradient of {name}", parameter)
 
@@ -138,7 +154,15 @@ class Snapshot:
         self._module = module
         self.slots = find_slots(module, optimizers)
         self.tensors = {name: slot.get() for name, slot in self.slots.items()}
-        self.names = {id(tensor): name for name, tensor in self.tensors.items() if tensor is not None}
+        self.pointers = {
+            name: tensor.data_ptr()
+            for name, tensor in self.tensors.items()
+            if tensor is not None and type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
+        }
+        self.names: dict[int, list[str]] = {}
+        for name, tensor in self.tensors.items():
+            if tensor is not None:
+                self.names.setdefault(id(tensor), []).append(name)
         self._optimizers = optimizers
         self._states = [{key: dict(value) for key, value in item.state.items()} for item in optimizers]
 

@@ -59,7 +59,10 @@ class Tape(Protocol):
         """Runs `body` and returns what it returns; may call `rewind` and run it again."""
 
     def watched(self, name: str, value: int) -> Any:
-        """Returns a stand-in for a number of the owner's that changes with every step."""
+        """Returns a stand-in for a number of the owner's that changes with every step.
+
+        To be asked for inside the span: the second run of a body gets the number itself.
+        """
 
     def hazard(self, what: str) -> None:
         """Takes note of something that no program may repeat."""

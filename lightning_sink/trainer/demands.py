@@ -65,15 +65,15 @@ def deadline(trainer: Any) -> float:
     return min(times)
 
 
-def refuse_unsound_callbacks(trainer: Trainer) -> None:
-    """Refuses callbacks that give other results when they do not see every step.
+def refuse_unsound_callbacks(trainer: Trainer, sink_size: int) -> None:
+    """Refuses callbacks that give other results when they do not see every step; a sink of one step shows them all.
 
     Raises:
         UnsupportedError: Names the callback and the way out.
     """
     unsound = tuple(kind for kind in (WeightAveraging,) if kind is not None)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, unsound):
+        if sink_size != 1 and isinstance(callback, unsound):
             raise UnsupportedError(
                 f"`{type(callback).__name__}` averages the weights in `on_train_batch_end`, after every step; in a sink"
                 " that hook is called once per sink, and the average would be another one. Train without the callback,"

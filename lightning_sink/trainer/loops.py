@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -29,6 +30,8 @@ from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.sink import TrainerSink
+
+_CHECK = "Sinks need at least one batch; check the dataset's length and `batch_size` with `drop_last=True`."
 
 
 class SinkOwner(Protocol):
@@ -90,10 +93,7 @@ class SinkFitLoop(_FitLoop):
         else:
             super().setup_data()
         if self.max_batches == 0 and limit != 0:
-            raise EmptyDatasetError(
-                "The training data has no batch: its loader has length 0. Sinks need at least one batch; check the"
-                " dataset's length and `batch_size` with `drop_last=True`."
-            )
+            raise EmptyDatasetError(f"The training data has no batch: its loader has length 0. {_CHECK}")
 
     def wrap(self, loader: Any) -> Any:
         """Returns one endless traversal of a training loader, called while `setup_data` prepares it.
@@ -102,7 +102,8 @@ class SinkFitLoop(_FitLoop):
             UnsupportedError: When the training data comes from several loaders.
         """
         trainer, strategy = self.trainer, self.sink_strategy
-        length = float(len(loader)) if hasattr(loader, "__len__") else math.inf
+        known = sized_len(loader)
+        length = math.inf if known is None else float(known)
         limited = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
         # From here on Lightning must not apply the limit again, to the epoch; `setup_data` puts it back.
         trainer.limit_train_batches = 1.0
@@ -131,6 +132,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
 
         Raises:
             StopIteration: When the epoch is over before its announced end.
+            EmptyDatasetError: When data of unknown length turns out to have no batch at all.
         """
         if self.restarting and self._should_check_val_fx(data_fetcher):
             # A checkpoint saved around a validation run: Lightning's own decisions, in its own order.
@@ -160,6 +162,8 @@ class SinkEpochLoop(_TrainingEpochLoop):
             )
             strategy.engine.run(sink)
         strategy.finish_sink(sink)
+        if sink.exhausted and self.batch_progress.total.ready == 0:
+            raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")
         if sink.exhausted or sink.skip_epoch:
             raise StopIteration
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from lightning_sink.data.batch import flatten
 from lightning_sink.engine.history import History
 from lightning_sink.engine.step import Result, Sink, Step, Tape
+from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, StepLog, captured
 from lightning_sink.trainer.transfer import Transfer
@@ -64,8 +65,10 @@ class TrainerSink(Sink):
         self._logs = LogBuffer(self._trainer, self._module)
         self._schedulers = bool(self._trainer.lr_scheduler_configs)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
+        self._counters = Counters(loop)
+        self._accumulate = self._trainer.accumulate_grad_batches
         self._first = self._last = True
-        self._ended = False
+        self._announced = False
         self._raw: Any = None
         self._batch: Any = None
         self._output: Any = None
@@ -74,7 +77,7 @@ class TrainerSink(Sink):
 
     def steps(self) -> Iterator[Step]:
         """Yields each step with its counters and events up to the user's code done."""
-        loop, trainer, connector = self._loop, self._trainer, self._trainer._logger_connector
+        loop, trainer = self._loop, self._trainer
         progress = loop.batch_progress
         for index in range(self._length):
             try:
@@ -91,10 +94,12 @@ class TrainerSink(Sink):
                 or trainer.received_sigterm
                 or time.monotonic() >= self._deadline
             )
-            self._raw, self._batch = raw, None
-            batch = raw if self._transfer.is_identity(raw) and not self._first and not self._last else self.batch
-            progress.increment_ready()
-            connector.on_batch_start(batch)
+            self._raw, self._batch, self._announced = raw, None, False
+            inner = not self._first and not self._last and self._transfer.is_identity(raw)
+            batch = raw if inner else self.batch
+            self._counters.ready()
+            if not inner:
+                self._announce()
             if batch is None:
                 self._pass_over()
             else:
@@ -106,6 +111,12 @@ class TrainerSink(Sink):
                 self._logs.deliver()
                 return
 
+    def _announce(self) -> None:
+        """Shows the batch to Lightning's logging, which looks at it when something is logged."""
+        if not self._announced:
+            self._announced = True
+            self._trainer._logger_connector.on_batch_start(self.batch)
+
     @property
     def batch(self) -> Any:
         """The present batch as the user's hooks see it, transferred once."""
@@ -114,15 +125,17 @@ class TrainerSink(Sink):
         return self._batch
 
     def _kind(self) -> tuple[bool, bool, int]:
-        accumulate = self._trainer.accumulate_grad_batches
-        clears = self._loop.batch_idx % accumulate == 0
-        return clears, not self._loop._should_accumulate(), accumulate
+        if self._accumulate == 1:
+            return True, True, 1
+        clears = self._loop.batch_idx % self._accumulate == 0
+        return clears, not self._loop._should_accumulate(), self._accumulate
 
     # -- the plain way ----------------------------------------------------------------------------------------------
 
     def run(self, step: Step, tape: Tape) -> Result:
         """Runs a step the plain way, in Lightning's own order."""
         self._logs.deliver()
+        self._announce()
         loop, trainer, module = self._loop, self._trainer, self._module
         batch, batch_idx = self.batch, loop.batch_idx
         watched = tape.watched("batch_idx", batch_idx)
@@ -193,20 +206,16 @@ class TrainerSink(Sink):
         """Does Lightning's part of a step that a program ran."""
         loop = self._loop
         clears, steps, _ = cast(tuple[bool, bool, int], step.kind)
-        loop.batch_progress.increment_started()
-        progress = loop.automatic_optimization.optim_progress.optimizer
-        if clears:
-            progress.zero_grad.increment_by(1)
-        if steps:
-            progress.step.increment_by(1)
-        self._processed()
+        self._counters.trained(clears, steps)
+        if self._schedulers:
+            self._step_schedulers()
         if note:
             number = loop._batches_that_stepped
             selected = steps and self._selects > 0 and (number + 1) % self._selects == 0 and not self._last
             self._logs.add(note, logged, number, selected)
-        self.history.add(loss, [(entry.name, value) for entry, value in zip(note, logged, strict=True)])
+        self.history.add(loss, [(entry.name, value) for entry, value in zip(note, logged, strict=True)] if note else ())
         if not self._last:
-            loop.batch_progress.increment_completed()
+            self._counters.completed()
             loop._batches_that_stepped += steps
             return
         self._logs.deliver()
@@ -215,12 +224,15 @@ class TrainerSink(Sink):
         self._completed()
 
     def _processed(self) -> None:
-        loop = self._loop
-        loop.batch_progress.increment_processed()
+        self._loop.batch_progress.increment_processed()
         if self._schedulers:
-            loop.update_lr_schedulers("step", update_plateau_schedulers=False)
-            if loop._num_ready_batches_reached():
-                loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+            self._step_schedulers()
+
+    def _step_schedulers(self) -> None:
+        loop = self._loop
+        loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if loop._num_ready_batches_reached():
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
     def _completed(self) -> None:
         """Ends a batch; what follows the sink's last batch is Lightning's `on_advance_end`."""

@@ -1,0 +1,175 @@
+"""Python state that a step may read or write: a fingerprint of it, to compare before and after a step.
+
+A program has every Python value of the recorded steps as a constant. So a step that changes such a value makes no
+program, and a value that changes between sinks makes the programs before it stale. Looked at are the attributes of a
+module, of its submodules and of the optimizers, hooks among them, through containers and the user's own objects.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from functools import partial
+from itertools import count
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_sink.engine.private import MODULE_HOOKS, tensor_hooks
+from lightning_sink.engine.watch import is_library
+
+_MOST_VALUES = 2_000
+"""Values looked at in one attribute; beyond them a container counts as the same while it is the same object."""
+
+_DEEPEST = 8
+
+# Of the standard library's objects only these are looked into: nobody keeps numbers in a lock or a logger.
+_TRANSPARENT = frozenset(["__main__", "argparse", "queue", "types"])
+_COUNTING = (count, type(iter([])), type(iter(())), type(iter(range(0))))
+
+# What classes hold that is no method.
+_SHARED = (int, float, complex, str, list, tuple, dict, set, deque)
+
+_TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
+
+
+def python_state(
+    module: nn.Module, optimizers: Iterable[Optimizer] = (), ignore: frozenset[str] = frozenset()
+) -> dict[str, Hashable]:
+    """Returns a fingerprint of everything about a module and its optimizers that is no tensor.
+
+    Args:
+        module: The root.
+        optimizers: The optimizers.
+        ignore: Names of the root's attributes to leave out.
+    """
+    state: dict[str, Hashable] = {}
+    for path, submodule in module.named_modules():
+        prefix = f"{path}." if path else ""
+        state[f"{prefix}__class__"] = _Same(submodule), type(submodule)
+        for kind in type(submodule).__mro__:
+            if not is_library(kind.__module__):
+                shared = {name: value for name, value in vars(kind).items() if isinstance(value, _SHARED)}
+                state |= {f"{kind.__qualname__}.{name}": fingerprint(value) for name, value in shared.items()}
+        for name, value in vars(submodule).items():
+            ignored = submodule is module and name in ignore and name not in MODULE_HOOKS
+            if name not in _TENSOR_HOLDERS and not ignored:
+                state[prefix + name] = fingerprint(value, in_slots=True)
+        for name, parameter in submodule.named_parameters(recurse=False):
+            state[f"hooks of {prefix}{name}"] = fingerprint(tensor_hooks(parameter))
+    for number, optimizer in enumerate(optimizers):
+        for name, value in vars(optimizer).items():
+            if name not in ("state", "param_groups", "defaults"):
+                state[f"optimizer {number}.{name}"] = fingerprint(value)
+        for index, kept in enumerate(optimizer.state.values()):
+            state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True)
+    return state
+
+
+def random_state() -> Hashable:
+    """Returns the state of Python's and, where it is loaded, numpy's global generator."""
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy is not None else None
+    return random.getstate(), state and (state[1].tobytes(), *state[2:])
+
+
+def fingerprint(value: Any, in_slots: bool = False) -> Hashable:
+    """Returns something that is equal for two values that a step cannot tell from each other.
+
+    Args:
+        value: The value.
+        in_slots: Whether tensors that are the value or its items have slots and are left out here.
+    """
+    if in_slots and isinstance(value, Tensor):
+        return "tensor"
+    if in_slots and type(value) in (tuple, list, dict):
+        items = list(value.items()) if type(value) is dict else list(enumerate(value))
+        return type(value), tuple((fingerprint(key), _untensored(item)) for key, item in items)
+    return _Walk().visit(value, _DEEPEST)
+
+
+def _untensored(item: Any) -> Hashable:
+    return "tensor" if isinstance(item, Tensor) else fingerprint(item)
+
+
+class _Same:
+    """An object that counts as the same while it is the same; holds it, so that no other takes its identity."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self._left = _MOST_VALUES
+
+    def visit(self, value: Any, depth: int) -> Hashable:
+        self._left -= 1
+        if value is None or isinstance(value, (int, float, complex, str, bytes)):
+            return type(value), value if value == value else repr(value)
+        if isinstance(value, random.Random):
+            return value.getstate()
+        if type(value).__module__.partition(".")[0] == "numpy":
+            return self._numpy(value, depth)
+        children = self._children(value) if depth else None
+        if children is None or len(children) > self._left:
+            return _Same(value), len(children or ())
+        seen = (self.visit(child, depth - 1) for child in children)
+        kind = _Same(value) if isinstance(value, FunctionType) else type(value)
+        return kind, frozenset(seen) if isinstance(value, (set, frozenset)) else tuple(seen)
+
+    def _children(self, value: Any) -> Collection[Any] | None:
+        if isinstance(value, Mapping):
+            return list(value.items())
+        if isinstance(value, (list, tuple, set, frozenset, deque)):
+            return value
+        if isinstance(value, FunctionType):
+            return [value.__defaults__, *(cell.cell_contents for cell in value.__closure__ or () if _is_full(cell))]
+        if isinstance(value, partial):
+            return [value.func, value.args, value.keywords]
+        if isinstance(value, _COUNTING):
+            return [repr(value) if isinstance(value, count) else value.__reduce__()[1:]]
+        return _attributes(value) if _is_users_object(value) else None
+
+    def _numpy(self, value: Any, depth: int) -> Hashable:
+        generator = getattr(value, "bit_generator", None)
+        if generator is not None:
+            return self.visit(generator.state, depth)
+        if hasattr(value, "tobytes") and value.nbytes <= _MOST_VALUES * 8 and not value.dtype.hasobject:
+            return str(value.dtype), value.shape, value.tobytes()
+        return _Same(value)
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _is_users_object(value: Any) -> bool:
+    if isinstance(value, (type, nn.Module, ModuleType, MethodType, BuiltinFunctionType)):
+        return False
+    module = type(value).__module__
+    root = module.partition(".")[0]
+    return not is_library(module) and (root not in sys.stdlib_module_names or root in _TRANSPARENT)
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            if hasattr(value, name) and not name.startswith("__"):
+                found[name] = getattr(value, name)
+    return list(found.items())

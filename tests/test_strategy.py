@@ -1,0 +1,232 @@
+"""The options of SinkStrategy, what it refuses, and what its refusals say."""
+
+import lightning as L
+import pytest
+import pytorch_lightning
+import torch
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.strategies import StrategyRegistry
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_sink import EmptyDatasetError, SinkStrategy, UnsupportedError
+from parity import QUIET, Net, assert_parity, loader, train
+
+SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
+ENGINES = "'auto', 'eager', 'traced', 'inductor'"
+WRONG = [
+    ({"sink_size": 0}, ValueError, SIZES),
+    ({"sink_size": -2}, ValueError, SIZES),
+    ({"sink_size": 1.5}, TypeError, SIZES),
+    ({"sink_size": 2.0}, TypeError, SIZES),
+    ({"sink_size": True}, TypeError, SIZES),
+    ({"sink_size": "9"}, TypeError, SIZES),
+    ({"sink_size": None}, TypeError, SIZES),
+    ({"dataset_sink_mode": 1}, TypeError, "True or False"),
+    ({"dataset_sink_mode": "yes"}, TypeError, "True or False"),
+    ({"epoch": "data"}, ValueError, "'sink', 'dataset'"),
+    ({"epoch": None}, TypeError, "'sink', 'dataset'"),
+    ({"engine": "cuda"}, ValueError, ENGINES),
+    ({"engine": 3}, TypeError, ENGINES),
+    ({"fallback": "ignore"}, ValueError, "'warn', 'error'"),
+    ({"fallback": False}, TypeError, "'warn', 'error'"),
+    ({"verify": -1}, ValueError, "a number of steps, 0 for none"),
+    ({"verify": True}, TypeError, "a number of steps, 0 for none"),
+    ({"verify": 1.0}, TypeError, "a number of steps, 0 for none"),
+]
+
+
+def trainer(strategy, **options):
+    return L.Trainer(strategy=strategy, logger=False, **{**QUIET, "max_epochs": 1, **options})
+
+
+@pytest.mark.parametrize(("options", "error", "accepted"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_wrong_option_is_refused_when_the_strategy_is_built(options, error, accepted):
+    ((name, value),) = options.items()
+    with pytest.raises(error) as raised:
+        SinkStrategy(**options)
+    assert str(raised.value) == f"`SinkStrategy({name}=...)` takes {accepted}; got {value!r}."
+
+
+def test_accepted_values_of_other_kinds_of_integers():
+    numpy = pytest.importorskip("numpy")
+    strategy = SinkStrategy(numpy.int64(3), verify=numpy.int32(0))
+    assert type(strategy.sink_size) is int
+    assert (strategy.sink_size, strategy.verify) == (3, 0)
+
+
+def test_options_other_than_the_size_are_given_by_name():
+    with pytest.raises(TypeError):
+        SinkStrategy(3, True)
+
+
+def test_the_representation_names_the_options_and_the_package():
+    assert repr(SinkStrategy(7, epoch="dataset", engine="eager", verify=0)) == (
+        "SinkStrategy(sink_size=7, dataset_sink_mode=True, epoch='dataset', engine='eager', fallback='warn', verify=0)"
+        " [for the Trainer of the package `lightning` (`import lightning`), not of `pytorch_lightning`]"
+    )
+
+
+def test_the_trainer_of_the_other_package_shows_that_representation():
+    with pytest.raises(ValueError, match="package `lightning`") as raised:
+        pytorch_lightning.Trainer(strategy=SinkStrategy())
+    assert repr(SinkStrategy()) in str(raised.value)
+
+
+def test_the_registered_name():
+    assert "sink" in StrategyRegistry.available_strategies()
+    assert type(trainer("sink").strategy) is SinkStrategy
+    assert trainer("sink").strategy.sink_size == -1
+
+
+def test_two_trainers_by_name_have_two_strategies():
+    assert trainer("sink").strategy is not trainer("sink").strategy
+
+
+class OtherAccelerator(Accelerator):
+    """Stands for a device that is not the CPU."""
+
+    def setup_device(self, device): ...
+
+    def teardown(self): ...
+
+    @staticmethod
+    def parse_devices(devices):
+        return devices
+
+    @staticmethod
+    def get_parallel_devices(devices):
+        return [torch.device("cpu")] * int(devices)
+
+    @staticmethod
+    def auto_device_count():
+        return 1
+
+    @staticmethod
+    def is_available():
+        return True
+
+    @staticmethod
+    def name():
+        return "other"
+
+    def get_device_stats(self, device):
+        return {}
+
+
+@pytest.mark.parametrize("kind", ["MPSAccelerator", "CUDAAccelerator"])
+def test_another_accelerator_is_refused_when_the_trainer_is_built(kind):
+    accelerator = type(kind, (OtherAccelerator,), {})()
+    with pytest.raises(UnsupportedError) as raised:
+        trainer(SinkStrategy(), accelerator=accelerator, devices=1)
+    assert str(raised.value) == (
+        f'`SinkStrategy` trains on the CPU so far; got `{kind}`. Pass `Trainer(accelerator="cpu", ...)`, or leave the'
+        " strategy out to train on this device without sinks."
+    )
+
+
+def test_more_than_one_device_is_refused_when_the_trainer_is_built():
+    with pytest.raises(UnsupportedError) as raised:
+        trainer(SinkStrategy(), devices=2)
+    assert str(raised.value) == "`SinkStrategy` trains on one device so far; got 2. Pass `Trainer(devices=1, ...)`."
+    assert trainer(SinkStrategy(), devices=1).num_devices == 1
+
+
+class NoOptimizer(Net):
+    def configure_optimizers(self):
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`, this fit will run with no optimizer")
+def test_no_optimizer_is_refused_before_the_first_batch():
+    module = NoOptimizer()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with pytest.raises(UnsupportedError) as raised:
+        trainer(SinkStrategy(engine="eager")).fit(module, loader())
+    text = str(raised.value)
+    assert text.startswith("`NoOptimizer.configure_optimizers` returned None (")
+    assert f"{__file__}:{NoOptimizer.configure_optimizers.__code__.co_firstlineno})" in text
+    assert "Return an optimizer, or train with `SinkStrategy(dataset_sink_mode=False)`." in text
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`, this fit will run with no optimizer")
+def test_the_way_out_of_no_optimizer():
+    done = trainer(SinkStrategy(dataset_sink_mode=False))
+    done.fit(NoOptimizer(), loader())
+    assert done.fit_loop.epoch_loop.batch_progress.total.completed == 17
+
+
+class Nothing(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.filterwarnings("ignore:Total length of `.*Loader` across ranks is zero")
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
+@pytest.mark.parametrize("size", [-1, 3])
+@pytest.mark.parametrize("data", [[], Nothing()], ids=["sized", "unsized"])
+def test_an_empty_dataset_is_an_error(data, size):
+    with pytest.raises(EmptyDatasetError, match=r"The training data (has|gave) no batch") as raised:
+        trainer(SinkStrategy(size, engine="eager")).fit(BoringModel(), DataLoader(data))
+    assert "check the dataset's length" in str(raised.value)
+    assert "`batch_size` with `drop_last=True`" in str(raised.value)
+
+
+def test_no_batches_by_request_is_no_error():
+    done = trainer(SinkStrategy(engine="eager"), limit_train_batches=0)
+    done.fit(BoringModel(), DataLoader(torch.randn(4, 32)), DataLoader(torch.randn(4, 32)))
+    assert done.global_step == 0
+
+
+@pytest.mark.parametrize("size", [-1, 4])
+def test_weight_averaging_is_refused_and_named(size):
+    module = Net()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with pytest.raises(UnsupportedError) as raised:
+        trainer(SinkStrategy(size, engine="eager"), callbacks=[WeightAveraging()]).fit(module, loader())
+    assert str(raised.value) == (
+        "`WeightAveraging` averages the weights in `on_train_batch_end`, after every step; in a sink that hook is called"
+        " once per sink, and the average would be another one. Train without the callback, with"
+        " `SinkStrategy(sink_size=1, epoch='dataset')`, or with `SinkStrategy(dataset_sink_mode=False)`."
+    )
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("way_out", [{"sink_size": 1, "epoch": "dataset"}, {"dataset_sink_mode": False}], ids=str)
+def test_the_ways_out_of_weight_averaging_are_what_the_message_says(way_out):
+    runs = []
+    for strategy in ("auto", SinkStrategy(engine="eager", **way_out)):
+        torch.manual_seed(7)
+        runs.append(train(Net(), loader(shuffle=True), strategy, callbacks=[WeightAveraging()], max_epochs=2))
+    assert_parity(*runs, exact=True)
+
+
+def test_without_sinks_it_is_plain_lightning():
+    runs = []
+    for strategy in ("auto", SinkStrategy(5, dataset_sink_mode=False)):
+        torch.manual_seed(7)
+        runs.append(train(Net(), loader(shuffle=True), strategy, max_epochs=2))
+    plain, off = runs
+    assert_parity(plain, off, exact=True)
+    assert off.events.starts == off.events.ends == [*range(17), *range(17)]
+    assert type(off.trainer.fit_loop) is type(plain.trainer.fit_loop)
+    assert off.trainer.strategy.history == {}
+    assert not [text for text in off.warned if "sink" in text.lower()]
+
+
+def test_control_with_sinks_it_is_not():
+    torch.manual_seed(7)
+    on = train(Net(), loader(shuffle=True), SinkStrategy(engine="eager"), max_epochs=2)
+    assert on.events.starts == [0, 0]
+    assert on.events.ends == [16, 16]
+    assert set(on.trainer.strategy.history) == {"loss", "loss_forked", "accuracy", "largest"}
+
+
+def test_the_active_engine_before_and_after():
+    strategy = SinkStrategy(engine="traced")
+    assert strategy.active_engine == "traced"
+    assert strategy.history == {}
+    train(Net(), loader(), strategy, max_epochs=1)
+    assert strategy.active_engine == "traced"
