@@ -201,7 +201,7 @@ def test_options_of_the_trainer_with_an_endless_traversal(case):
 
     def data(limited):
         full = loader(9)
-        return list(full)[:length] if limited else full
+        return Fixed(list(full)[:length]) if limited else full
 
     sinks = [Sinks(), Sinks()]
     made = iter(sinks)
@@ -217,6 +217,19 @@ def test_options_of_the_trainer_with_an_endless_traversal(case):
     assert sinks[0].validations == sinks[2].validations
     assert sinks[0].epochs == sinks[2].epochs
     assert sink.trainer.limit_train_batches == given.get("limit_train_batches", 1.0)
+
+
+class Fixed:
+    """A loader of the batches that it is given."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
 
 
 def test_estimated_stepping_batches():
@@ -272,13 +285,20 @@ def test_an_endless_traversal_of_data_of_unknown_length():
     assert sink.events.ends == [6] * 5
 
 
+def without_progress(*runs):
+    """An end that was not announced shows when the next batch is asked for: the batch before is then complete."""
+    for run in runs:
+        run.events.progress = dict.fromkeys(run.events.progress)
+    return runs
+
+
 @pytest.mark.parametrize("limit", [5, 11, 30])
 def test_a_limit_on_data_of_unknown_length(limit):
     plain, sink = both(
         Net, lambda: DataLoader(Stream(84), batch_size=8), SinkStrategy(engine="eager"), max_epochs=2,
         limit_train_batches=limit, validation=loader(2),
     )  # fmt: skip
-    assert_parity(plain, sink, exact=True)
+    assert_parity(*without_progress(plain, sink), exact=True)
 
 
 def test_a_stream_without_end_meets_its_callbacks(monkeypatch):
@@ -316,7 +336,7 @@ def test_a_loader_shorter_than_it_announced(size, engine):
         max_epochs=3,
         accumulate_grad_batches=2,
     )
-    assert_parity(plain, sink, exact=engine == "eager")
+    assert_parity(*without_progress(plain, sink), exact=engine == "eager")
     assert sink.events.ends[-1] == 8
     assert len(sink.events.starts) == len(sink.events.ends)
 
@@ -374,7 +394,7 @@ def test_a_module_that_skips_the_rest_of_an_epoch(size, engine):
         max_epochs=3,
         validation=loader(2),
     )
-    assert_parity(plain, sink, exact=True)
+    assert_parity(plain, sink, exact=engine == "eager")
     assert plain.trainer.global_step == 15
     if engine == "traced":
         assert any("`batch_idx` is read" in text for text in sink.warned)
@@ -393,8 +413,5 @@ def test_several_loaders_with_epochs_that_are_passes():
 
 def test_several_loaders_in_an_endless_traversal_are_refused_with_the_way_out():
     trainer = L.Trainer(strategy=SinkStrategy(3, engine="eager"), logger=False, **QUIET, max_epochs=1)
-    with pytest.raises(
-        UnsupportedError,
-        match="`SinkStrategy(epoch=.dataset.)`, which takes any".replace("(", r"\(").replace(")", r"\)"),
-    ):
+    with pytest.raises(UnsupportedError, match=r"`SinkStrategy\(epoch='dataset'\)`, which takes any"):
         trainer.fit(Net(), {"a": loader(9), "b": loader(4)})

@@ -26,7 +26,8 @@ def all_pairs(factors):
     chosen = []
     while missing:
 
-        def gain(case):
+
+        def gain(case, missing=missing):
             return sum(pair in missing for pair in itertools.combinations(case.items(), 2))
 
         best = max(candidates, key=gain)
@@ -91,3 +92,27 @@ def test_traced_is_plain_lightning(case):
     plain, sink = run_case(case, "traced")
     assert sink.engine == "traced", sink.warned
     assert_parity(plain, sink)
+
+
+# One case for each optimizer; between them each value of every other factor. Programs are compiled for each kind of
+# step (the first, middle and last of a window of accumulation), which is what bounds the number of cases.
+INDUCTOR_CASES = [
+    {"sink_size": 7, "epoch": "dataset", "optimizer": "sgd", "schedule": "onecycle", "accumulate": 1, "clip": "norm"},
+    {"sink_size": -1, "epoch": "sink", "optimizer": "adam", "schedule": "plateau", "accumulate": 2, "clip": None},
+    {"sink_size": 3, "epoch": "sink", "optimizer": "adamw", "schedule": "step", "accumulate": 1, "clip": "value"},
+    {"sink_size": 100, "epoch": "sink", "optimizer": "foreach", "schedule": "onecycle", "accumulate": 4, "clip": None},
+    {"sink_size": 1, "epoch": "sink", "optimizer": "fused", "schedule": "none", "accumulate": 1, "clip": "norm"},
+]
+
+
+@pytest.mark.parametrize("case", INDUCTOR_CASES, ids=name)
+def test_inductor_is_plain_lightning(case):
+    plain, sink = run_case(case, "inductor")
+    assert sink.engine == "inductor", sink.warned
+    assert_parity(plain, sink)
+
+
+def test_the_optimizers_flags_are_put_back():
+    _, sink = run_case({**CASES[0], "sink_size": -1, "optimizer": "fused", "accumulate": 1}, "traced")
+    assert sink.trainer.optimizers[0].param_groups[0]["fused"] is True
+    assert type(sink.trainer.optimizers[0].param_groups[0]["lr"]) is float

@@ -29,7 +29,7 @@ _DEEPEST = 8
 
 # Of the standard library's objects only these are looked into: nobody keeps numbers in a lock or a logger.
 _TRANSPARENT = frozenset(["__main__", "argparse", "queue", "types"])
-_COUNTING = (count, type(iter([])), type(iter(())), type(iter(range(0))))
+_COUNTING: tuple[type, ...] = (count, type(iter([])), type(iter(())), type(iter(range(0))))
 
 # What classes hold that is no method.
 _SHARED = (int, float, complex, str, list, tuple, dict, set, deque)

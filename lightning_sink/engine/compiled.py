@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import python_state, random_state
+from lightning_sink.engine.attributes import random_state
+from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Observation, Program, bind, observe
 from lightning_sink.engine.record import Recorder, Recording
@@ -80,7 +81,7 @@ class CompiledEngine(Engine):
         self._verify = verify
         self._fallback = fallback
         self._codes = codes
-        self._ignore = ignore
+        self._granted = Granted(module, optimizers, ignore)
         self._hyper = Hyperparameters(optimizers)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._verified: dict[str, int] = {}
@@ -91,6 +92,7 @@ class CompiledEngine(Engine):
         self._reported: set[str] = set()
         self._volatile: set[str] = set()
         self._plain_steps = 0
+        self._restless = 0
         self._unsettled: tuple[Program, tuple[Any, ...]] | None = None
         self.compiled_steps = 0
 
@@ -103,6 +105,7 @@ class CompiledEngine(Engine):
         """Lets go of every program and recording."""
         for held in (self._functions, self._programs, self._candidates, self._verified):
             held.clear()
+        self._granted.forget()
         self._state = None
 
     def run(self, sink: Sink) -> None:
@@ -156,6 +159,7 @@ class CompiledEngine(Engine):
             outputs = program.function(*arguments)
         self._unsettled = program, outputs
         self.compiled_steps += 1
+        self._restless = 0
         logged = list(outputs[program.num_outputs : program.num_results])
 
         def result() -> Result:
@@ -179,15 +183,15 @@ class CompiledEngine(Engine):
         if state != self._state:
             self._forget()
             self._state = state
+        else:
+            self._restless = 0
         self._plain_steps += 1
 
     def _present_state(self) -> Hashable:
-        modules = tuple(module.training for module in self._module.modules())
-        gradients = tuple(parameter.requires_grad for parameter in self._module.parameters())
-        python = python_state(self._module, self._optimizers, self._ignore)
-        return modules, gradients, tuple(python.items()), self._hyper.constants(), torch.is_anomaly_enabled()
+        return self._granted.state(), self._hyper.constants()
 
     def _forget(self) -> None:
+        self._restless += bool(self._programs or self._candidates)
         self._programs.clear()
         self._candidates.clear()
 
@@ -201,7 +205,11 @@ class CompiledEngine(Engine):
         candidate.seen += 1
         candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == self._sinks else 1
         candidate.sink = self._sinks
-        if candidate.hazard is not None:
+        if self._restless > _PATIENCE:
+            self._report(
+                Hazard("what the step takes as constant, attributes or the optimizer's options, keeps changing")
+            )
+        if candidate.hazard is not None or self._restless > _PATIENCE:
             sink.run(step, PlainTape())
             return
         if self._costly and candidate.seen_in_sink < 2 and candidate.seen < _PATIENCE:
@@ -222,15 +230,16 @@ class CompiledEngine(Engine):
 
     def _record(self, sink: Sink, step: Step) -> Observation:
         before = Snapshot(self._module, self._optimizers)
-        python, drawn = python_state(self._module, self._optimizers, self._ignore), random_state()
+        python, drawn = self._granted.python(), random_state()
         recorder = Recorder(self._hyper, before, self._codes)
         result = sink.run(step, recorder)
         if random_state() != drawn:
             recorder.hazard("Python's or numpy's global random generator is drawn from")
-        after = python_state(self._module, self._optimizers, self._ignore)
+        after = self._granted.python()
         changed = [name for name in {**python, **after} if python.get(name) != after.get(name)]
         if changed:
             recorder.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
+        self._granted.learn(recorder.ran)
         return observe(recorder, before, Snapshot(self._module, self._optimizers), step.leaves, result)
 
     def _note_volatile(self, observation: Observation) -> None:

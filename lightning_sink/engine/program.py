@@ -184,7 +184,7 @@ class Program:
         self._constants = observation.constants
         self._equal = observation.recording.equal
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
-        layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs]
+        self._layouts = layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs]
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
         self.reads_slots = bool(self._slots)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
@@ -196,6 +196,9 @@ class Program:
         """Takes the tensors that stay in place anew; returns whether each is still where it was."""
         homes = ((home, b.tensor) for b in self.bindings if b.home is not None for home in (b.home, *b.twins))
         if any(home.get() is not tensor for home, tensor in homes):
+            return False
+        stays = ((b.tensor, layout) for b, layout in zip(self.bindings, self._layouts, strict=True))
+        if any(t is not None and (t.shape, t.dtype, t.stride()) != layout for t, layout in stays):
             return False
         if any(not torch.equal(first, other) for first, other in self._equal):
             return False

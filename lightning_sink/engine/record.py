@@ -88,6 +88,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, hyper: Hyperparameters, before: Snapshot, codes: Mapping[CodeType, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
+        self.ran: set[CodeType] = set()
         self._hyper = hyper
         self._before = before
         self._codes = codes
@@ -110,7 +111,7 @@ class Recorder(TorchDispatchMode):
         self._saved.clear()
         try:
             with ExitStack() as stack:
-                stack.enter_context(watch_reads(self.hazard, self._codes))
+                stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
                 stack.enter_context(_ItemMode(self._as_number))
                 stack.enter_context(self)
                 stack.enter_context(self._hyper.lifted(self.hazard, self.recording.guards))

@@ -78,7 +78,7 @@ _ESCAPE_CODES = {getattr(Tensor, name).__code__: name for name in ("__array__", 
 
 
 @contextmanager
-def watch_reads(report: Report, codes: Mapping[CodeType, str]) -> Iterator[None]:
+def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType]) -> Iterator[None]:
     """Reports what the user's Python reads in this thread that a recording would freeze.
 
     Uses the interpreter's profile hook, the one place that sees calls of C functions and property getters alike
@@ -87,11 +87,14 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str]) -> Iterator[None]
     Args:
         report: Called with a description; `user_line()` then names the place.
         codes: Code objects of getters to watch beside the clock, generators and data of tensors, with their names.
+        ran: Takes the code of every function of the user's that is called.
     """
     names = {**_GENERATOR_CODES, **codes}
 
     def hook(frame: FrameType, event: str, arg: Any) -> None:
         if event == "call":
+            if is_user_frame(frame):
+                ran.add(frame.f_code)
             name = names.get(frame.f_code)
             if frame.f_code in _ESCAPE_CODES:
                 report(f"`Tensor.{_ESCAPE_CODES[frame.f_code]}()` takes values out of the step")

@@ -160,8 +160,11 @@ class SinkEpochLoop(_TrainingEpochLoop):
                 demands.eager_reason(trainer),
                 interrupt,
             )
-            strategy.engine.run(sink)
-        strategy.finish_sink(sink)
+            try:
+                strategy.engine.run(sink)
+            finally:
+                sink.close()
+                strategy.finish_sink(sink)
         if sink.exhausted and self.batch_progress.total.ready == 0:
             raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")
         if sink.exhausted or sink.skip_epoch:

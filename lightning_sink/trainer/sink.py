@@ -124,6 +124,10 @@ class TrainerSink(Sink):
             self._batch = self._transfer(self._raw)
         return self._batch
 
+    def close(self) -> None:
+        """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
+        self._logs.deliver()
+
     def _kind(self) -> tuple[bool, bool, int]:
         if self._accumulate == 1:
             return True, True, 1

@@ -1,0 +1,54 @@
+"""What the functions of a step see besides their arguments: closed-over variables and globals.
+
+A program has their values as constants, like attributes (see `attributes.py`). Which functions belong to a step is
+known once it has been recorded: `watch_reads` collects the code that ran, and the garbage collector knows the
+functions of that code.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Collection, Hashable, Iterable
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from lightning_sink.engine.attributes import fingerprint
+from lightning_sink.engine.watch import is_library
+
+
+def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
+    """Returns the user's functions that are alive now and have one of these codes."""
+    found = gc.get_referrers(*codes) if codes else []
+    functions = [item for item in found if isinstance(item, FunctionType)]
+    return [function for function in functions if _is_users(function.__module__ or "")]
+
+
+def outside_state(functions: Iterable[FunctionType]) -> dict[str, Hashable]:
+    """Returns a fingerprint of each variable that the functions take from outside, tensors by identity."""
+    state: dict[str, tuple[Hashable, ...]] = {}
+    for function in functions:
+        for name, value in _variables(function):
+            key = f"{name} in {function.__qualname__}"
+            state[key] = (*state.get(key, ()), fingerprint(value))
+    return dict(state)
+
+
+def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # nothing has been assigned to it yet
+            continue
+    for name in code.co_names:
+        value = function.__globals__.get(name)
+        if not (value is None or callable(value) or isinstance(value, (ModuleType, nn.Module))):
+            yield name, value
+
+
+def _is_users(module: str) -> bool:
+    root = module.partition(".")[0]
+    return not is_library(module) and (root == "__main__" or root not in sys.stdlib_module_names)

@@ -1,0 +1,54 @@
+"""What programs take for granted: all that is Python about a training, and must not change while they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from types import CodeType, FunctionType
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_sink.engine.attributes import python_state
+from lightning_sink.engine.closures import find_functions, outside_state
+
+
+class Granted:
+    """Looks at attributes, and at the variables outside the functions that steps were seen to call.
+
+    Args:
+        module: The module.
+        optimizers: The optimizers.
+        ignore: Attributes of the module that say nothing about a step.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: list[Optimizer], ignore: frozenset[str]) -> None:
+        self._module = module
+        self._optimizers = optimizers
+        self._ignore = ignore
+        self._codes: set[CodeType] = set()
+        self._functions: list[FunctionType] = []
+
+    def learn(self, codes: set[CodeType]) -> None:
+        """Looks from now on at the functions with these codes too."""
+        new = codes - self._codes
+        self._codes |= new
+        self._functions += find_functions(new)
+
+    def python(self) -> dict[str, Hashable]:
+        """Returns a fingerprint of the Python values, by the names that users know them by."""
+        state = python_state(self._module, self._optimizers, self._ignore)
+        return {**state, **outside_state(self._functions)}
+
+    def state(self) -> Hashable:
+        """Returns something that is equal as long as the programs made now are right."""
+        modules = tuple(module.training for module in self._module.modules())
+        groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
+        parameters = (*self._module.parameters(), *(parameter for group in groups for parameter in group))
+        gradients = tuple(parameter.requires_grad for parameter in parameters)
+        return modules, gradients, tuple(self.python().items()), torch.is_anomaly_enabled()
+
+    def forget(self) -> None:
+        """Lets go of the functions."""
+        self._codes.clear()
+        self._functions.clear()

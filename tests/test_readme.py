@@ -1,0 +1,41 @@
+"""Every Python block of the README runs as it stands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+def test_there_are_blocks():
+    assert len(BLOCKS) >= 2
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_a_block_runs(block, tmp_path):
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line in block.splitlines():
+        call, _, shown = line.partition("#")
+        if call.startswith("print("):
+            assert shown.strip().split(": ")[0] in done.stdout
+
+
+def test_both_commands_are_there():
+    for name in ("example", "test"):
+        assert re.search(rf"<!-- command: {name} -->\n```bash\n.+\n```", TEXT)
+
+
+def test_every_option_is_in_the_table():
+    import inspect
+
+    from lightning_sink import SinkStrategy
+
+    for name, parameter in inspect.signature(SinkStrategy).parameters.items():
+        default = f'"{parameter.default}"' if isinstance(parameter.default, str) else str(parameter.default)
+        assert f"| `{name}` | `{default}` |" in TEXT
