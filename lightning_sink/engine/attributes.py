@@ -11,9 +11,10 @@ import random
 import sys
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from copy import copy
 from functools import partial
 from itertools import count
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,9 +53,7 @@ def python_state(
         prefix = f"{path}." if path else ""
         state[f"{prefix}__class__"] = _Same(submodule), type(submodule)
         for kind in type(submodule).__mro__:
-            if not is_library(kind.__module__):
-                shared = {name: value for name, value in vars(kind).items() if isinstance(value, _SHARED)}
-                state |= {f"{kind.__qualname__}.{name}": fingerprint(value) for name, value in shared.items()}
+            state |= class_state(kind)
         for name, value in vars(submodule).items():
             ignored = submodule is module and name in ignore and name not in MODULE_HOOKS
             if name not in _TENSOR_HOLDERS and not ignored:
@@ -77,6 +76,14 @@ def random_state() -> Hashable:
     return random.getstate(), state and (state[1].tobytes(), *state[2:])
 
 
+def class_state(kind: type) -> dict[str, Hashable]:
+    """Returns a fingerprint of what a class of the user's holds beside its methods."""
+    if is_library(kind.__module__):
+        return {}
+    shared = {name: value for name, value in vars(kind).items() if isinstance(value, _SHARED)}
+    return {f"{kind.__qualname__}.{name}": fingerprint(value) for name, value in shared.items()}
+
+
 def fingerprint(value: Any, in_slots: bool = False) -> Hashable:
     """Returns something that is equal for two values that a step cannot tell from each other.
 
@@ -94,6 +101,32 @@ def fingerprint(value: Any, in_slots: bool = False) -> Hashable:
 
 def _untensored(item: Any) -> Hashable:
     return "tensor" if isinstance(item, Tensor) else fingerprint(item)
+
+
+class Attributes:
+    """The attributes of a module and its submodules at one moment, to go back to, containers' contents included.
+
+    With them the states of Python's and numpy's global generators.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._holders = [(vars(submodule), dict(vars(submodule))) for submodule in module.modules()]
+        values = [value for _, held in self._holders for name, value in held.items() if name not in _TENSOR_HOLDERS]
+        self._contents = [(value, copy(value)) for value in values if type(value) in (list, dict, set, deque)]
+        self._random = random.getstate()
+        self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for attributes, held in self._holders:
+            attributes.clear()
+            attributes.update(held)
+        for container, content in self._contents:
+            container.clear()
+            (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        random.setstate(self._random)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
 
 
 class _Same:
@@ -134,7 +167,10 @@ class _Walk:
         if isinstance(value, (list, tuple, set, frozenset, deque)):
             return value
         if isinstance(value, FunctionType):
-            return [value.__defaults__, *(cell.cell_contents for cell in value.__closure__ or () if _is_full(cell))]
+            return [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+        if isinstance(value, GeneratorType):
+            frame = value.gi_frame
+            return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
         if isinstance(value, partial):
             return [value.func, value.args, value.keywords]
         if isinstance(value, _COUNTING):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Collection, Hashable, Iterable
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
-from lightning_sink.engine.attributes import fingerprint
+from lightning_sink.engine.attributes import class_state, fingerprint, python_state
 from lightning_sink.engine.watch import is_library
 
 
@@ -26,18 +26,36 @@ def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
     return [function for function in functions if _is_users(function.__module__ or "")]
 
 
-def outside_state(functions: Iterable[FunctionType]) -> dict[str, Hashable]:
-    """Returns a fingerprint of each variable that the functions take from outside, tensors by identity."""
+def outside_state(functions: Iterable[FunctionType], inside: nn.Module) -> dict[str, Hashable]:
+    """Returns a fingerprint of what the functions take from outside, tensors by identity.
+
+    Args:
+        functions: The functions.
+        inside: A module that is looked at by itself, with all its submodules.
+    """
+    known = set(inside.modules())
     state: dict[str, tuple[Hashable, ...]] = {}
     for function in functions:
         for name, value in _variables(function):
+            if isinstance(value, nn.Module):
+                found: Hashable = None if value in known else _module(value)
+            else:
+                found = tuple(class_state(value).items()) if isinstance(value, type) else fingerprint(value)
             key = f"{name} in {function.__qualname__}"
-            state[key] = (*state.get(key, ()), fingerprint(value))
+            state[key] = (*state.get(key, ()), found)
     return dict(state)
+
+
+def _module(module: nn.Module) -> Hashable:
+    tensors = [*module.parameters(), *module.buffers()]
+    asks = tuple(tensor.requires_grad for tensor in tensors)
+    return tuple(python_state(module).items()), asks, fingerprint(tensors)
 
 
 def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
     code = function.__code__
+    yield "defaults", (function.__defaults__, function.__kwdefaults__)
+    yield "attributes", {key: value for key, value in vars(function).items() if not key.startswith("__")}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield name, cell.cell_contents
@@ -45,7 +63,7 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
             continue
     for name in code.co_names:
         value = function.__globals__.get(name)
-        if not (value is None or callable(value) or isinstance(value, (ModuleType, nn.Module))):
+        if isinstance(value, (type, nn.Module)) or not (value is None or callable(value)):
             yield name, value
 
 

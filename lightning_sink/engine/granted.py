@@ -38,7 +38,7 @@ class Granted:
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
         state = python_state(self._module, self._optimizers, self._ignore)
-        return {**state, **outside_state(self._functions)}
+        return {**state, **outside_state(self._functions, self._module)}
 
     def state(self) -> Hashable:
         """Returns something that is equal as long as the programs made now are right."""

@@ -112,17 +112,22 @@ class Hyperparameters:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         saved = [dict(group) for group in groups]
         self.memo.clear()
+        stand_ins = saved
         try:
             for index in self.tensors:
                 self._put(index, self._number(index, leak, guards))
             for group in groups:
                 group.update({key: value for key, value in _PLAIN_FORM.items() if group.get(key)})
+            stand_ins = [dict(group) for group in groups]
             yield
         finally:
             self.memo.clear()
-            for group, before in zip(groups, saved, strict=True):
+            for group, before, put in zip(groups, saved, stand_ins, strict=True):
                 # What the step itself wrote into a group stays; stand-ins do not.
-                group.update({key: before[key] for key in before if key in _PLAIN_FORM or _has_number(group[key])})
+                for key in [key for key in group if key not in put or group[key] is not put[key]]:
+                    leak(f"the step sets the optimizer's {key!r}")
+                    group[key] = _released(group[key])
+                group.update({key: before[key] for key in before if group[key] is put[key]})
 
     def _number(self, index: int, leak: Leak, guards: Guards) -> Number:
         value = self.values[index]
@@ -165,5 +170,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _has_number(value: Any) -> bool:
-    return isinstance(value, Number) or (isinstance(value, tuple) and any(isinstance(item, Number) for item in value))
+def _released(value: Any) -> Any:
+    """The plain number in place of a stand-in."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(_released(item) for item in value)
+    return value.value if isinstance(value, Number) else value

@@ -39,7 +39,7 @@ def compile_inductor(recording: Recording) -> Callable[..., Any]:
     if recording.largest <= _ONE_THREAD:
         options["cpp.threads"] = 1
     inputs = [tensor.detach() for tensor in recording.inputs]
-    with torch.no_grad():
+    with torch.set_grad_enabled(recording.grad_mode):
         return compile_graph(graph_module(recording), inputs, options)
 
 

@@ -118,14 +118,23 @@ class Number:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if isinstance(kwargs.get("alpha"), Number):
-            scaled = args[1] * kwargs.pop("alpha").tensor
+            wide = args[1].to(torch.promote_types(args[0].dtype, args[1].dtype))
+            scaled = wide * kwargs.pop("alpha").tensor
             return func(args[0], scaled, **kwargs)
         if isinstance(kwargs.get("value"), Number) and name in ("addcdiv", "addcdiv_", "addcmul", "addcmul_"):
             scaled = args[1] * kwargs.pop("value").tensor
             return func(args[0], scaled, args[2], **kwargs)
         if name in ("lerp", "lerp_") and isinstance(args[2], Number):
             return func(args[0], args[1], args[2].tensor.to(args[0].dtype), **kwargs)
-        return func(*(_plain(arg) for arg in args), **{key: _plain(arg) for key, arg in kwargs.items()})
+        given = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+        out = func(*(_plain(arg) for arg in args), **{key: _plain(arg) for key, arg in kwargs.items()})
+        return _as_with_python_number(out, given[0]) if given and isinstance(out, Tensor) else out
+
+
+def _as_with_python_number(out: Tensor, operand: Tensor) -> Tensor:
+    """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a 0-dim result."""
+    wide = out.dim() == 0 and out.dtype in (torch.float64, torch.complex128)
+    return out.to(torch.result_type(operand, 1.0)) if wide else out
 
 
 def _plain(value: Any) -> Any:
@@ -148,13 +157,13 @@ def _tensor(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:
 def _arithmetic(symbol: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def forward(self: Number, other: Any) -> Any:
         if isinstance(other, Tensor):
-            return symbol(self.tensor, other)
+            return _as_with_python_number(symbol(self.tensor, other), other)
         value = symbol(self.value, _value(other))
         return self._combine(symbol.__name__, lambda: _tensor(symbol, self.tensor, _plain(other)), value, other)
 
     def reflected(self: Number, other: Any) -> Any:
         if isinstance(other, Tensor):
-            return symbol(other, self.tensor)
+            return _as_with_python_number(symbol(other, self.tensor), other)
         value = symbol(_value(other), self.value)
         return self._combine(
             f"reflected {symbol.__name__}", lambda: _tensor(symbol, _plain(other), self.tensor), value, other

@@ -145,7 +145,7 @@ def _aliases(recording: Recording) -> list[Hazard]:
     for tensor in recording.inputs:
         pointer = tensor.untyped_storage().data_ptr()
         storages[pointer] = storages.get(pointer, 0) + 1
-    if any(storages.get(pointer, 0) > 1 for pointer in recording.written):
+    if any(storages.get(pointer, 0) > 1 for pointer in recording.written if pointer):
         return [Hazard("a tensor that the step writes to shares its memory with another one")]
     return []
 
@@ -184,7 +184,9 @@ class Program:
         self._constants = observation.constants
         self._equal = observation.recording.equal
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
-        self._layouts = layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs]
+        self._layouts = layouts = [
+            (tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs
+        ]
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
         self.reads_slots = bool(self._slots)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]

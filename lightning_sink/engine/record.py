@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from lightning_sink.engine.attributes import Attributes
 from lightning_sink.engine.hyper import Guards, Hyperparameters
 from lightning_sink.engine.numbers import Number, Watched, revealed
 from lightning_sink.engine.private import (
@@ -107,7 +108,7 @@ class Recorder(TorchDispatchMode):
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` recorded; if that raises, undoes it and runs it plainly, so that only a real error surfaces."""
         generator = torch.get_rng_state()
-        present = self._before.again()
+        present, attributes = self._before.again(), Attributes(self._before.module)
         self._saved.clear()
         try:
             with ExitStack() as stack:
@@ -120,6 +121,7 @@ class Recorder(TorchDispatchMode):
             self.hazard(f"recording it failed: {type(error).__name__}: {error}")
         self._restore()
         present.restore()
+        attributes.restore()
         torch.set_rng_state(generator)
         rewind()
         self._failed = True
@@ -215,6 +217,8 @@ class Recorder(TorchDispatchMode):
         if isinstance(out, Tensor):
             if out not in self._nodes:
                 self._nodes[out] = node
+            if out.layout is not torch.strided:
+                self.hazard(f"an operation gives a tensor with layout {out.layout}")
             self.recording.largest = max(self.recording.largest, out.numel())
             self.recording.low_precision |= out.dtype in (torch.bfloat16, torch.float16)
             return

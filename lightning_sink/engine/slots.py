@@ -151,7 +151,7 @@ class Snapshot:
     """
 
     def __init__(self, module: nn.Module, optimizers: list[Optimizer]) -> None:
-        self._module = module
+        self.module = module
         self.slots = find_slots(module, optimizers)
         self.tensors = {name: slot.get() for name, slot in self.slots.items()}
         self.pointers = {
@@ -168,7 +168,7 @@ class Snapshot:
 
     def again(self) -> Snapshot:
         """Returns a snapshot of the same training as it is now."""
-        return Snapshot(self._module, self._optimizers)
+        return Snapshot(self.module, self._optimizers)
 
     def is_optimizer_state(self, tensor: Tensor) -> bool:
         """Tells whether an optimizer keeps the tensor in its state, now."""

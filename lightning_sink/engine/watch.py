@@ -67,6 +67,7 @@ def first_line(function: Callable[..., Any]) -> str:
 
 _CLOCKS = {f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")}
 _CALENDARS = {"now", "utcnow", "today"}
+_OUTER_WORLD = (print, input, open)
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
 _GENERATOR_CODES = {
@@ -127,6 +128,8 @@ def _read_by(function: Any) -> str | None:
     module = getattr(owner, "__name__", "")
     if (module == "time" and name in _CLOCKS) or (name in _CALENDARS and module in ("datetime", "date")):
         return f"`{module}.{name}()` is read"
+    if function in _OUTER_WORLD:
+        return f"`{name}()` is called"
     if name in _SYSTEM_RANDOM and module in ("posix", "nt"):
         return f"`os.{name}()` is read"
     return None
