@@ -206,6 +206,7 @@ def main() -> None:
     host = machine(args.accelerator)
     models = list(MODELS) if args.all else args.models
     rows, threads = zip(*(compare(model, row, args) for model in models for row in args.rows), strict=True)
+    threading = [f"{key}={value} " for key, value in sorted(os.environ.items()) if key.startswith(("OMP_", "GOMP_"))]
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning"))
     report = f"""\
 Steps per second of `Trainer.fit` after the first sink; medians of {args.repeats}, each in a process of its own.
@@ -216,7 +217,7 @@ Steps per second of `Trainer.fit` after the first sink; medians of {args.repeats
 
 * machine: {host}; torch used {threads[0]} threads
 * versions: Python {platform.python_version()}, {packages}
-* command: `python examples/benchmarks/fit_speed.py {" ".join(sys.argv[1:])}`
+* command: `{"".join(threading)}python examples/benchmarks/fit_speed.py {" ".join(sys.argv[1:])}`
 """
     print(report)
     if args.out:

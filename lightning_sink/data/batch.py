@@ -51,4 +51,17 @@ def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable]) -> None:
         for field in dataclasses.fields(item):
             _walk(getattr(item, field.name), leaves, signature)
     else:
-        signature.append((type(item), item if isinstance(item, Hashable) else id(item)))
+        signature.append((type(item), item if isinstance(item, Hashable) else _Same(item)))
+
+
+class _Same:
+    """Equal while it is the same object; holds it, so that no later one takes its identity."""
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._item is other._item
+
+    def __hash__(self) -> int:
+        return id(self._item)

@@ -148,7 +148,7 @@ class _Walk:
 
     def visit(self, value: Any, depth: int) -> Hashable:
         self._left -= 1
-        if value is None or isinstance(value, (int, float, complex, str, bytes)):
+        if value is None or isinstance(value, (int, float, complex, str, bytes, range)):
             return type(value), value if value == value else repr(value)
         if isinstance(value, random.Random):
             return value.getstate()

@@ -29,6 +29,9 @@ from lightning_sink.engine.watch import Hazard
 _MAX_RECORDINGS = 5
 """Steps of one kind recorded in a row before it is left to the eager path: lazy state needs one, agreement two."""
 
+_MOST_KINDS = 64
+"""Kinds of steps without a program that are remembered at a time."""
+
 _PATIENCE = 16
 """Steps of a kind seen in all before it is compiled although it comes only once in a sink, like a last batch."""
 
@@ -201,6 +204,10 @@ class CompiledEngine(Engine):
         """Runs a step that has no program, recorded if that may lead to one."""
         self._settle()
         self._plain_steps += 1
+        if key not in self._candidates and len(self._candidates) >= _MOST_KINDS:
+            self._report(Hazard("batches are of too many kinds: shapes, or values that are no tensors, keep changing"))
+            sink.run(step, PlainTape())
+            return
         candidate = self._candidates.setdefault(key, _Candidate())
         candidate.seen += 1
         candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == self._sinks else 1

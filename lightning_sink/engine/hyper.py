@@ -78,7 +78,7 @@ class Hyperparameters:
             if old is new or old == new:
                 continue
             if index in self.tensors and _is_number(new):
-                self.tensors[index].copy_(torch.as_tensor(new))
+                self.tensors[index].copy_(_exact(new))
                 if isinstance(new, Tensor):
                     self._tensor_entries.add(index)
                 continue
@@ -93,7 +93,7 @@ class Hyperparameters:
     def _lift(self, index: int) -> None:
         value = self.values[index]
         if _is_number(value):
-            self.tensors[index] = torch.as_tensor(value).detach().to(torch.float64, copy=True)
+            self.tensors[index] = _exact(value).to(torch.float64, copy=True)
             if isinstance(value, Tensor):
                 self._tensor_entries.add(index)
 
@@ -168,6 +168,10 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.dim() == 0 and not value.is_complex()
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _exact(value: Any) -> Tensor:
+    return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
 
 
 def _released(value: Any) -> Any:

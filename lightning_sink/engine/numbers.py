@@ -16,6 +16,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class Number:
         return self.value
 
     def __float__(self) -> float:
-        return self._freeze("float()")
+        return float(self._freeze("float()"))
 
     def __int__(self) -> int:
         return int(self._freeze("int()"))
@@ -128,13 +129,15 @@ class Number:
             return func(args[0], args[1], args[2].tensor.to(args[0].dtype), **kwargs)
         given = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
         out = func(*(_plain(arg) for arg in args), **{key: _plain(arg) for key, arg in kwargs.items()})
-        return _as_with_python_number(out, given[0]) if given and isinstance(out, Tensor) else out
+        return _as_with_python_number(out, *given) if given and isinstance(out, Tensor) else out
 
 
-def _as_with_python_number(out: Tensor, operand: Tensor) -> Tensor:
-    """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a 0-dim result."""
-    wide = out.dim() == 0 and out.dtype in (torch.float64, torch.complex128)
-    return out.to(torch.result_type(operand, 1.0)) if wide else out
+def _as_with_python_number(out: Tensor, *operands: Tensor) -> Tensor:
+    """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a result."""
+    if out.dtype not in (torch.float64, torch.complex128):
+        return out
+    types = [torch.result_type(operand, 1.0) for operand in operands]
+    return out.to(reduce(torch.promote_types, types))
 
 
 def _plain(value: Any) -> Any:

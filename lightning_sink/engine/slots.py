@@ -125,7 +125,7 @@ def _module_slots(module: nn.Module) -> Iterator[Slot]:
         for name, value in attributes.items():
             if isinstance(value, Tensor):
                 yield AttributeSlot(prefix + name, submodule, name)
-            elif type(value) in (tuple, list, dict):
+            elif type(value) in (tuple, list, dict) and name not in ("_parameters", "_buffers", "_modules"):
                 for key, item in value.items() if type(value) is dict else enumerate(value):
                     if isinstance(item, Tensor):
                         yield ItemSlot(f"{prefix}{name}[{key!r}]", attributes, name, key)

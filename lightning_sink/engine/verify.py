@@ -84,11 +84,12 @@ def _check(pairs: list[_Pair], low_precision: bool, count: int) -> None:
             difference, allowed = _size(pair.eager.long() - pair.compiled.long()), torch.zeros(())
         else:
             tolerance = 5e-2 if low_precision else _TOLERANCE.get(pair.eager.dtype, 1e-4)
-            allowed = torch.full_like(pair.eager, tolerance * _size(pair.eager), dtype=torch.float64)
+            allowed = torch.full(pair.eager.shape, tolerance * _size(pair.eager), dtype=torch.float64)
             allowed += tolerance * 1e-2 * (largest if pair.before is not None or "gradient" in pair.name else 1.0)
             if pair.before is not None:
                 allowed += _slack(pair, gradients.get(pair.name), tolerance)
-            gap = (pair.eager.detach().double() - pair.compiled.detach().double()).abs()
+            wide = torch.complex128 if pair.eager.is_complex() else torch.float64
+            gap = (pair.eager.detach().to(wide) - pair.compiled.detach().to(wide)).abs()
             gap[_same_oddity(pair.eager, pair.compiled)] = 0.0
             bad = ~(gap <= allowed)
             if not bool(bad.any()):

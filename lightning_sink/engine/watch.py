@@ -7,6 +7,7 @@ step (`global_step`, the clock, the data of a tensor as numpy sees it). What a s
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -107,11 +108,14 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType
             if name is not None and is_user_frame(frame):
                 report(name)
 
-    previous = sys.getprofile()
+    previous, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # a collection calls back into whatever has asked for it, and that is no part of the step
     sys.setprofile(hook)
     try:
         yield
     finally:
+        if collects:
+            gc.enable()
         # A profiler written in C (`cProfile`) is its own hook and has to be switched on again by its own method.
         enable = getattr(previous, "enable", None)
         sys.setprofile(None)

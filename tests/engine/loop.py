@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,9 +131,8 @@ def train(make: Callable[[], Training], sinks: list[list[Batch]], compiled: bool
 
 def both(make: Callable[[], Training], sinks: list[list[Batch]] | None = None, **options: Any) -> tuple[Outcome, ...]:
     """Trains plain and on programs; asserts that both left the same and returns both."""
-    sinks = [batches(8), batches(8), batches(8)] if sinks is None else sinks
-    plain = train(make, sinks, compiled=False)
-    sink = train(make, sinks, compiled=True, **options)
+    plain = train(make, deepcopy(sinks or _SINKS), compiled=False)
+    sink = train(make, deepcopy(sinks or _SINKS), compiled=True, **options)
     assert_same(plain, sink)
     return plain, sink
 
@@ -144,6 +144,21 @@ def batches(count: int, size: int = 8, features: int = 4, classes: int = 3) -> l
         (torch.randn(size, features, generator=generator), torch.randint(0, classes, (size,), generator=generator))
         for _ in range(count)
     ]
+
+
+_SINKS = [batches(6), batches(6), batches(6)]
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+
+
+def loss_of(module: nn.Module, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(module(batch[0]), batch[1])
 
 
 def _tensors(training: Training) -> dict[str, Any]:
@@ -163,6 +178,8 @@ def _tensors(training: Training) -> dict[str, Any]:
 def assert_same(plain: Outcome, sink: Outcome, tolerance: float = 1e-4) -> None:
     """Asserts that two trainings left the same losses, weights, gradients, optimizer state and random state."""
     assert set(plain.tensors) == set(sink.tensors)
+    gradients = [t for name, t in plain.tensors.items() if "gradient" in name and isinstance(t, Tensor)]
+    largest = max((float(t.abs().max()) for t in gradients if t.numel() and not t.is_sparse), default=0.0)
     for name, expected in plain.tensors.items():
         found = sink.tensors[name]
         if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
@@ -178,4 +195,6 @@ def assert_same(plain: Outcome, sink: Outcome, tolerance: float = 1e-4) -> None:
             continue
         scale = float(expected.abs().max()) if expected.numel() else 0.0
         gap = float((expected - found).abs().max()) if expected.numel() else 0.0
-        assert gap <= tolerance * scale + 1e-9, (name, gap, scale)
+        # A gradient that is nothing but rounding (of a bias in front of a normalization) has no scale of its own.
+        allowed = tolerance * scale + (1e-6 * largest if "gradient" in name else 0.0) + 1e-9
+        assert gap <= allowed, (name, gap, scale)

@@ -1,0 +1,93 @@
+"""Equal signatures mean that the same program serves both batches."""
+
+import collections
+import dataclasses
+
+import pytest
+import torch
+
+from lightning_sink.data.batch import flatten
+
+Pair = collections.namedtuple("Pair", "x y")
+
+
+@dataclasses.dataclass
+class Record:
+    x: torch.Tensor
+    name: str = "a"
+
+
+def x(*shape, **options):
+    return torch.zeros(*(shape or (2, 3)), **options)
+
+
+KINDS = {
+    "tensor": lambda: x(),
+    "tuple": lambda: (x(), x(4)),
+    "list": lambda: [x(), x(4)],
+    "dict": lambda: {"a": x(), "b": [x(4)]},
+    "named tuple": lambda: Pair(x(), x(4)),
+    "dataclass": lambda: Record(x()),
+    "numbers and text": lambda: (x(), 3, "a", None, 1.5),
+    "empty": lambda: (),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_one_kind_have_equal_signatures(kind):
+    assert flatten(KINDS[kind]())[1] == flatten(KINDS[kind]())[1]
+    hash(flatten(KINDS[kind]())[1])
+
+
+def test_batches_of_different_kinds_have_different_signatures():
+    signatures = [flatten(make())[1] for make in KINDS.values()]
+    assert len(set(signatures)) == len(KINDS)
+
+
+def test_tensors_come_in_a_fixed_order():
+    a, b, c, d = (torch.full((1,), float(i)) for i in range(4))
+    leaves, _ = flatten({"first": (a, [b]), "second": Pair(c, Record(d))})
+    assert [id(leaf) for leaf in leaves] == [id(a), id(b), id(c), id(d)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (x(2, 3), x(3, 2)),
+        (x(), x(dtype=torch.float64)),
+        (x(3, 2).t(), x(2, 3)),
+        (x(), x(requires_grad=True)),
+        (x(), x(device="meta")),
+        ((x(), 1), (x(), 2)),
+        ((x(), 1), (x(), True)),
+        ((x(), 1), (x(), 1.0)),
+        ((x(), "a"), (x(), "b")),
+        ({"a": x()}, {"b": x()}),
+        ({"a": x(), "b": x()}, {"b": x(), "a": x()}),
+        ([x()], (x(),)),
+        ([[x()], x()], [[x(), x()]]),
+        (Record(x(), "a"), Record(x(), "b")),
+        (Pair(x(), x()), (x(), x())),
+    ],
+)
+def test_what_makes_another_program_makes_another_signature(one, other):
+    for wrap in (lambda item: item, lambda item: [item], lambda item: {"a": (item,)}):
+        assert flatten(wrap(one))[1] != flatten(wrap(other))[1]
+
+
+def test_what_cannot_be_hashed_is_compared_by_identity():
+    class Plain:
+        __hash__ = None
+
+    first, second = Plain(), Plain()
+    assert flatten((x(), first))[1] == flatten((x(), first))[1]
+    assert flatten((x(), first))[1] != flatten((x(), second))[1]
+
+
+def test_an_object_that_cannot_be_hashed_and_is_gone_is_no_other():
+    class Plain:
+        __hash__ = None
+
+    signatures = [flatten((x(), Plain()))[1] for _ in range(20)]
+    assert len(signatures) == 20
+    assert all(one != other for index, one in enumerate(signatures) for other in signatures[index + 1 :])

@@ -1,0 +1,163 @@
+"""Fingerprints of Python state: equal while nothing changed, other when something did."""
+
+import collections
+import dataclasses
+import itertools
+import queue
+import random
+import types
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_sink.engine.attributes import Attributes, fingerprint, python_state, random_state
+
+
+@dataclasses.dataclass
+class Options:
+    scale: float = 1.0
+    inner: object = None
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+
+def advance(iterator):
+    next(iterator)
+
+
+def closure():
+    value = [1]
+
+    def function():
+        return value
+
+    return function
+
+
+VALUES = {
+    "list": (lambda: [1, 2], lambda v: v.append(3)),
+    "deep list": (lambda: [[[[1]]]], lambda v: v[0][0][0].append(2)),
+    "dict": (lambda: {"a": {"b": 1}}, lambda v: v["a"].update(b=2)),
+    "set": (lambda: {1, 2}, lambda v: v.add(3)),
+    "deque": (lambda: collections.deque([1]), lambda v: v.append(2)),
+    "dataclass": (Options, lambda v: setattr(v, "scale", 2.0)),
+    "nested object": (lambda: Options(inner=Options()), lambda v: setattr(v.inner, "scale", 2.0)),
+    "slots": (Slotted, lambda v: setattr(v, "scale", 2.0)),
+    "namespace": (lambda: types.SimpleNamespace(a=1), lambda v: setattr(v, "a", 2)),
+    "array": (lambda: np.zeros(3), lambda v: v.fill(1)),
+    "numpy generator": (lambda: np.random.default_rng(0), lambda v: v.random()),
+    "random generator": (lambda: random.Random(0), lambda v: v.random()),
+    "queue": (queue.Queue, lambda v: v.put(1)),
+    "range iterator": (lambda: iter(range(9)), advance),
+    "list iterator": (lambda: iter([1, 2, 3]), advance),
+    "counter": (itertools.count, advance),
+    "generator": (lambda: (i for i in range(9)), advance),
+    "partial": (lambda: partial(print, [1]), lambda v: v.args[0].append(2)),
+    "closure": (closure, lambda v: v().append(2)),
+    "tensor in a list": (lambda: [torch.ones(1)], lambda v: v.__setitem__(0, torch.ones(1))),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_change_is_seen_and_looking_changes_nothing(name):
+    make, change = VALUES[name]
+    value = make()
+    before = fingerprint(value)
+    assert fingerprint(value) == before
+    change(value)
+    assert fingerprint(value) != before
+
+
+@pytest.mark.parametrize("value", [1, 1.5, "a", None, True, b"a", float("nan"), (1, [2]), np.float32(2.0), Options()])
+def test_a_value_is_equal_to_its_like(value):
+    import copy
+
+    assert fingerprint(copy.deepcopy(value)) == fingerprint(value)
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0, False), ([1], (1,)), (None, 0)])
+def test_values_that_make_other_operations_are_not_equal(one, other):
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_an_object_at_the_place_of_a_dead_one_is_another():
+    held = fingerprint(object())
+    assert held != fingerprint(object())
+
+
+def test_a_value_that_holds_itself_and_one_that_is_huge_come_to_an_end():
+    loop = []
+    loop.append(loop)
+    assert fingerprint(loop) == fingerprint(loop)
+    huge = [[0] * 1000] * 10_000
+    assert fingerprint(huge) == fingerprint(huge)
+
+
+def changed(change, module=None, optimizer=None):
+    module = module or nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    optimizers = [optimizer or torch.optim.SGD(module.parameters(), 0.1)]
+    before = python_state(module, optimizers)
+    change(module, optimizers[0])
+    after = python_state(module, optimizers)
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+CHANGES = {
+    "1.__class__": lambda m, o: m.__setitem__(1, nn.Tanh()),
+    "0.in_features": lambda m, o: setattr(m[0], "in_features", 3),
+    "0._forward_hooks": lambda m, o: m[0].register_forward_hook(print),
+    "hooks of 0.weight": lambda m, o: m[0].weight.register_hook(print),
+    "optimizer 0._optimizer_step_post_hooks": lambda m, o: o.register_step_post_hook(print),
+    "optimizer 0.calls": lambda m, o: setattr(o, "calls", 1),
+    "optimizer 0 state 0": lambda m, o: o.state[m[0].weight].update(calls=1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_have_the_names_that_users_know(name):
+    assert name in changed(CHANGES[name])
+
+
+def test_control_training_a_step_changes_nothing():
+    def step(module, optimizer):
+        module(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert changed(step) == []
+
+
+def test_ignored_are_attributes_of_the_root_only_and_no_hooks():
+    module = nn.Sequential(nn.Linear(2, 2))
+    module.noise = module[0].noise = 1
+    state = python_state(module, ignore=frozenset(["noise", "_forward_hooks"]))
+    assert "noise" not in state
+    assert {"0.noise", "_forward_hooks"} <= state.keys()
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_a_draw_from_a_global_generator_is_seen(draw):
+    before = random_state()
+    assert random_state() == before
+    draw()
+    assert random_state() != before
+
+
+def test_going_back():
+    module = nn.Sequential(nn.Linear(2, 2))
+    module.calls, module.seen, module.table = 1, [1], {"a": 1}
+    seen, attributes = module.seen, Attributes(module)
+    expected = random.random(), np.random.rand()
+    module.calls, module.new = 2, 3
+    module.seen.append(2)
+    module.table["b"] = 2
+    attributes.restore()
+    assert (module.calls, module.seen, module.table) == (1, [1], {"a": 1})
+    assert module.seen is seen
+    assert not hasattr(module, "new")
+    assert expected == (random.random(), np.random.rand())

@@ -1,0 +1,59 @@
+"""What programs take for granted changes exactly when they are no longer right."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_sink.engine.granted import Granted
+
+LOOSE = nn.Parameter(torch.ones(1))
+
+
+def made():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD([*module.parameters(), LOOSE], 0.1)
+    return module, optimizer, Granted(module, [optimizer], frozenset())
+
+
+CHANGES = {
+    "mode": lambda module: module.eval(),
+    "mode of a part": lambda module: module[1].eval(),
+    "frozen": lambda module: module[0].requires_grad_(False),
+    "frozen outside the module": lambda module: LOOSE.requires_grad_(False),
+    "attribute": lambda module: setattr(module[1], "p", 0.1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen(name):
+    module, _, granted = made()
+    before = granted.state()
+    assert granted.state() == before
+    CHANGES[name](module)
+    assert granted.state() != before
+    LOOSE.requires_grad_(True)
+
+
+def test_functions_are_looked_at_once_they_are_known():
+    module, _, granted = made()
+    held = {"scale": 1.0}
+
+    def step():
+        return held["scale"]
+
+    before = granted.state()
+    held["scale"] = 2.0
+    assert granted.state() == before
+    granted.learn({step.__code__})
+    before = granted.state()
+    held["scale"] = 3.0
+    assert granted.state() != before
+    granted.forget()
+    assert "held" not in str(granted.python().keys())
+
+
+def test_detecting_anomalies_is_a_change():
+    _, _, granted = made()
+    before = granted.state()
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        assert granted.state() != before

@@ -1,0 +1,58 @@
+"""Compiling recordings: one real compile, what is said about it, and a machine without a compiler."""
+
+import pytest
+import torch
+from loop import Training, assert_same, batches, loss_of, train
+from torch import nn, optim
+
+from lightning_sink.engine import inductor
+from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
+
+missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+
+
+def make():
+    module = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    return Training(module, optim.SGD(module.parameters(), 0.1, momentum=0.9), lambda b, i: loss_of(module, b))
+
+
+@missing
+def test_a_compiled_loop_is_the_same_with_the_same_draws():
+    plain = train(make, [batches(7)], False)
+    sink = train(make, [batches(7)], True, compiler=compile_inductor, costly=True)
+    assert sink.compiled, sink.reasons
+    assert_same(plain, sink)
+
+
+def test_control_other_draws_are_another_training():
+    runs = []
+    for seed in (1, 2):
+
+        def seeded(seed=seed):
+            training = make()
+            torch.manual_seed(seed)
+            return training
+
+        runs.append(train(seeded, [batches(7)], False))
+    with pytest.raises(AssertionError):
+        assert_same(*runs)
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    def none():
+        raise RuntimeError("No working C++ compiler found\nin a long list of places")
+
+    monkeypatch.setattr(inductor, "find_compiler", none)
+    assert missing_compiler() == "RuntimeError: No working C++ compiler found"
+
+
+def test_the_time_of_a_compile_is_told():
+    said = []
+    assert timed(lambda recording: recording, said.append)("recording") == "recording"
+    assert len(said) == 2
+    assert said[1].endswith(" s")
+
+
+def test_the_traced_form_is_the_graph_itself():
+    sink = train(make, [batches(7)], True, compiler=compile_traced)
+    assert sink.compiled

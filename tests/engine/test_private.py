@@ -1,0 +1,80 @@
+"""Every private name of PyTorch's that the engine uses is there and does what it is used for."""
+
+import pytest
+import torch
+from torch import fx, nn
+
+from lightning_sink.engine import private
+
+OPERATIONS = torch.ops.aten
+
+
+@pytest.mark.parametrize("name", private.__all__)
+def test_the_name_is_there(name):
+    assert hasattr(private, name), f"`lightning_sink.engine.private.{name}` is gone: PyTorch has moved a private name"
+
+
+def test_operations_tell_what_they_write_to():
+    assert private.is_mutable(OPERATIONS.add_.Tensor), "`OpOverload._schema.is_mutable` is gone or means something else"
+    assert not private.is_mutable(OPERATIONS.add.Tensor)
+    assert private.schema_name(OPERATIONS.add_.Tensor) == "aten::add_", "`OpOverload._schema.name` is gone"
+    target, other = torch.ones(1), torch.ones(1)
+    written = list(private.written_arguments(OPERATIONS.add_.Tensor, (target, other), {}))
+    assert [id(tensor) for tensor in written] == [id(target)], "`OpOverload._schema.arguments` has changed"
+    written = list(private.written_arguments(OPERATIONS.add.out, (target, other), {"out": target}))
+    assert [id(tensor) for tensor in written] == [id(target)]
+
+
+def test_a_dispatch_mode_sees_operations_below_autograd():
+    seen = []
+
+    class Seen(private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    weight = torch.ones(2, requires_grad=True)
+    with Seen():
+        (weight * 2).sum().backward()
+    assert OPERATIONS.mul.Tensor in seen, "a `TorchDispatchMode` no longer sees operations"
+    assert len(seen) > 2, "a `TorchDispatchMode` no longer sees the backward pass"
+
+
+def test_tensors_are_keys_by_identity():
+    keys = private.WeakIdKeyDictionary()
+    first, second = torch.ones(2), torch.ones(2)
+    keys[first] = 1
+    assert first in keys, "`WeakIdKeyDictionary` no longer finds a tensor"
+    assert second not in keys
+    del first
+    assert len(keys) == 0, "`WeakIdKeyDictionary` keeps tensors alive"
+
+
+def test_trees():
+    flat, spec = private.pytree.tree_flatten({"a": [1, (2,)]})
+    assert flat == [1, 2]
+    assert private.pytree.tree_unflatten(flat, spec) == {"a": [1, (2,)]}
+    assert private.pytree.tree_map_only(int, str, [1, "x"]) == ["1", "x"]
+
+
+def test_hooks_are_found():
+    layer = nn.Linear(1, 1)
+    assert vars(layer).keys() >= private.MODULE_HOOKS, "a module keeps its hooks under other names"
+    assert not any(private.tensor_hooks(layer.weight))
+    handles = [
+        layer.weight.register_hook(lambda gradient: gradient),
+        layer.weight.register_post_accumulate_grad_hook(lambda parameter: None),
+    ]
+    assert all(private.tensor_hooks(layer.weight)), "a tensor keeps its hooks under another name"
+    for handle in handles:
+        handle.remove()
+
+
+def test_the_entry_into_inductor_is_there():
+    import torch._inductor
+
+    assert callable(torch._inductor.standalone_compile), "`torch._inductor.standalone_compile` is gone"
+    assert isinstance(fx.Graph(), fx.Graph)
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    assert callable(get_cpp_compiler), "`torch._inductor.cpp_builder.get_cpp_compiler` is gone"

@@ -1,0 +1,142 @@
+"""Two recordings that agree make a program; where they do not, the reason is named."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_sink.engine.hyper import Hyperparameters
+from lightning_sink.engine.program import Program, bind, graph_module, observe
+from lightning_sink.engine.record import Recorder
+from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.step import Result
+from lightning_sink.engine.watch import Hazard
+
+
+def observed(module, step, *leaves):
+    before = Snapshot(module, [])
+    recorder = Recorder(Hyperparameters([]), before, {})
+    output = recorder.span(lambda: step(*leaves), lambda: None)
+    return observe(recorder, before, Snapshot(module, []), list(leaves), Result(output, []))
+
+
+def two(module, step, leaves=None):
+    first, second = leaves or [(torch.randn(3),), (torch.randn(3),)]
+    one, other = observed(module, step, *first), observed(module, step, *second)
+    return other, one.hazards or other.hazards or bind(one, other, set())
+
+
+def program(module, step, **options):
+    observation, bindings = two(module, step, **options)
+    assert not isinstance(bindings[0], Hazard), bindings
+    return Program(observation, bindings, graph_module(observation.recording).forward)
+
+
+def run(made, *leaves):
+    assert made.refresh()
+    outputs = made.function(*made.arguments(list(leaves)))
+    made.store(outputs)
+    return made.result(outputs).output
+
+
+def test_inputs_come_from_the_batch_from_what_stays_and_from_slots():
+    module = nn.Module()
+    module.weight, module.hidden = torch.full((3,), 2.0), torch.zeros(3)
+
+    def step(x):
+        module.hidden = module.hidden + x * module.weight
+        return {"loss": module.hidden.sum(), "name": "constant"}
+
+    made = program(module, step)
+    module.hidden = torch.zeros(3)
+    output = run(made, torch.ones(3))
+    assert output == {"loss": torch.tensor(6.0), "name": "constant"}
+    assert torch.equal(module.hidden, torch.full((3,), 2.0))
+    assert run(made, torch.ones(3))["loss"] == 12
+
+
+def other_text(module):
+    module.calls += 1
+    return module.calls
+
+
+REASONS = {
+    "do not do the same": lambda module, x: x * float(other_text(module)),
+    "do not do the same: first": lambda module, x: sum([x] * other_text(module)),
+    "made anew in each step": lambda module, x: x + torch.tensor([float(other_text(module))] * 3),
+    "other Python values": lambda module, x: {"loss": x.sum(), "calls": other_text(module)},
+    "returned no loss": lambda module, x: None,
+    "and no attribute holds it": lambda module, x: module.kept.append(x * 2) or x + module.kept[-2],
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_steps_that_make_no_program(reason):
+    module = nn.Module()
+    module.calls = 0
+    module.kept = type("Kept", (list,), {})([torch.zeros(3)])
+    observed(module, lambda x: REASONS[reason](module, x), torch.ones(3))
+    _, outcome = two(module, lambda x: REASONS[reason](module, x))
+    assert reason in outcome[0].what
+
+
+def test_memory_shared_with_what_is_written_makes_no_program():
+    module = nn.Module()
+    module.total = torch.zeros(3)
+    view = module.total[:2]
+
+    def step(x):
+        module.total.add_(x)
+        return view.sum()
+
+    assert "shares its memory" in two(module, step)[1][0].what
+
+
+def test_a_step_that_replaces_data_makes_no_program():
+    module = nn.Linear(3, 3)
+
+    def step(x):
+        module.weight.data = module.weight.data * 0.5
+        return x.sum()
+
+    assert "`.data` of weight" in two(module, step)[1][0].what
+
+
+def test_a_program_sees_that_what_stayed_has_been_replaced():
+    module = nn.Module()
+    module.weight = torch.ones(3)
+    made = program(module, lambda x: (x * module.weight).sum())
+    assert made.refresh()
+    module.weight = torch.zeros(3)
+    assert not made.refresh()
+
+
+def test_a_program_sees_that_what_was_one_tensor_is_two():
+    module = nn.Module()
+    module.first = module.second = torch.ones(3)
+    made = program(module, lambda x: (x * module.first + module.second).sum())
+    assert made.refresh()
+    module.second = torch.zeros(3)
+    assert not made.refresh()
+
+
+def test_a_program_sees_that_a_batch_no_longer_has_one_tensor_twice():
+    x, y = torch.ones(3), torch.zeros(3)
+    made = program(nn.Module(), lambda a, b: (a * b).sum(), leaves=[(x, x), (y, y)])
+    assert run(made, x, x) == 3
+    assert made.arguments([x, y]) is None
+
+
+def test_a_slot_with_another_shape_is_seen():
+    module = nn.Module()
+    module.hidden = torch.zeros(3)
+
+    def step(x):
+        module.hidden = module.hidden + x
+        return module.hidden.sum()
+
+    made = program(module, step)
+    assert made.refresh()
+    module.hidden = torch.zeros(5)
+    assert made.arguments([torch.ones(3)]) is None
+    module.hidden = None
+    assert made.arguments([torch.ones(3)]) is None

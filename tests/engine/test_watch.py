@@ -1,0 +1,123 @@
+"""Reads that a recording would freeze are reported with the user's line, and nothing else is."""
+
+import cProfile
+import datetime
+import os
+import random
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_sink.engine.watch import Hazard, first_line, user_line, watch_reads
+
+
+def reports(body, codes=None):
+    found = []
+    with watch_reads(lambda what: found.append((what, user_line())), codes or {}, set()):
+        body()
+    return found
+
+
+READS = {
+    "time.time()": time.time,
+    "time.perf_counter_ns()": time.perf_counter_ns,
+    "time.process_time()": time.process_time,
+    "datetime.now()": datetime.datetime.now,
+    "date.today()": datetime.date.today,
+    "os.urandom()": lambda: os.urandom(1),
+    "torch.manual_seed()": lambda: torch.manual_seed(1),
+    "torch.get_rng_state()": torch.get_rng_state,
+    "Tensor.numpy()": lambda: torch.ones(2).numpy(),
+    "Tensor.tolist()": lambda: torch.ones(2).tolist(),
+    "Tensor.__array__()": lambda: np.asarray(torch.ones(2)),
+    "Tensor.__repr__()": lambda: str(torch.ones(2)),
+    "Tensor.data_ptr()": lambda: torch.ones(2).data_ptr(),
+    "print()": lambda: print(end=""),
+    "open()": lambda: open(os.devnull).close(),
+}
+
+
+def call(function):
+    return function()
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_is_reported_with_its_line(name):
+    found = reports(lambda: call(READS[name]))
+    assert found
+    assert f"`{name}`" in found[0][0]
+    assert __file__ in found[0][1]
+
+
+def test_control_ordinary_code_is_not_reported():
+    def body():
+        layer = torch.nn.Linear(2, 3)
+        layer(torch.ones(4, 2)).sum().backward()
+        torch.optim.Adam(layer.parameters()).step()
+        return sorted([3, 1, 2]), {"a": 1}.get("a"), "text".upper()
+
+    assert reports(body) == []
+
+
+def test_a_getter_given_by_its_code():
+    class Counter:
+        @property
+        def steps(self):
+            return 3
+
+    counter = Counter()
+    found = reports(lambda: counter.steps, {Counter.steps.fget.__code__: "steps"})
+    assert [what for what, _ in found] == ["`steps` is read"]
+
+
+def test_the_code_that_ran_is_collected():
+    ran = set()
+    with watch_reads(lambda what: None, {}, ran):
+        call(lambda: torch.ones(2).sum())
+    assert call.__code__ in ran
+    assert not any("site-packages/torch/" in code.co_filename for code in ran)
+
+
+def test_a_profiler_is_put_back():
+    def profiler(frame, event, arg):
+        return None
+
+    previous = sys.getprofile()
+    sys.setprofile(profiler)
+    try:
+        reports(lambda: None)
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(previous)
+
+
+def test_a_profiler_of_c_goes_on():
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        reports(lambda: None)
+        random.random()
+    finally:
+        profile.disable()
+    assert any("random" in str(entry.code) for entry in profile.getstats())
+
+
+def test_an_error_in_the_body_leaves_no_profiler():
+    def fails():
+        raise ValueError("mine")
+
+    before = sys.getprofile()
+    with pytest.raises(ValueError, match="mine"):
+        reports(fails)
+    assert sys.getprofile() is before
+
+
+def test_lines():
+    assert user_line().startswith(f"{__file__}:")
+    assert first_line(test_lines) == f"{__file__}:{test_lines.__code__.co_firstlineno}"
+    assert first_line(len) == ""
+    assert str(Hazard("it is late")) == "it is late"
+    assert str(Hazard("it is late", "a.py:3")) == "it is late (a.py:3)"

@@ -1,0 +1,56 @@
+"""The engine and the data room train where Lightning and torchmetrics are not installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import importlib, pkgutil, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+BLOCKED = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torchmetrics"}
+sys.meta_path.insert(0, Blocked())
+
+import lightning_sink.data, lightning_sink.engine
+for room in (lightning_sink.data, lightning_sink.engine):
+    for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
+        importlib.import_module(module.name)
+
+from lightning_sink.data.endless import EndlessLoader
+from loop import both, loss_of, mlp, sgd, batches, Training
+
+def make():
+    module = mlp()
+    return Training(module, sgd(module), lambda batch, index: loss_of(module, batch))
+
+epochs = EndlessLoader(batches(4), 6)
+_, sink = both(make, [list(epochs), list(epochs)])
+assert not BLOCKED & set(sys.modules), BLOCKED & set(sys.modules)
+print("compiled", sink.compiled)
+"""
+
+
+def run(script):
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys\nsys.path[:0] = {paths!r}\n{script}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_trains():
+    done = run(SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "compiled 7"
+
+
+def test_control_the_block_holds():
+    done = run(SCRIPT + "\nimport lightning")
+    assert done.returncode != 0
+    assert "No module named 'lightning'" in done.stderr
