@@ -26,7 +26,6 @@ def all_pairs(factors):
     chosen = []
     while missing:
 
-
         def gain(case, missing=missing):
             return sum(pair in missing for pair in itertools.combinations(case.items(), 2))
 

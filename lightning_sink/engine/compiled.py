@@ -8,7 +8,6 @@ the batch's signature within a sink, and `_state`, looked at when a sink begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import random_state
+from lightning_sink.engine.candidates import MAX_RECORDINGS, PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Observation, Program, bind, observe
@@ -26,26 +26,11 @@ from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
 from lightning_sink.engine.watch import Hazard
 
-_MAX_RECORDINGS = 5
-"""Steps of one kind recorded in a row before it is left to the eager path: lazy state needs one, agreement two."""
+_MOST_PROGRAMS = 32
+"""Programs compiled in one training; compiled code is never given back, and memory must not grow with the training."""
 
-_MOST_KINDS = 64
-"""Kinds of steps without a program that are remembered at a time."""
-
-_PATIENCE = 16
-"""Steps of a kind seen in all before it is compiled although it comes only once in a sink, like a last batch."""
-
-
-@dataclass
-class _Candidate:
-    """A kind of step that has no program yet."""
-
-    last: Observation | None = None
-    recordings: int = 0
-    seen: int = 0
-    seen_in_sink: int = 0
-    sink: int = -1
-    hazard: Hazard | None = None
+_RESTLESS = Hazard("what the step takes as constant, attributes or the optimizer's options, keeps changing")
+_TOO_MANY_PROGRAMS = Hazard(f"{_MOST_PROGRAMS} programs are compiled already: shapes or attributes keep changing")
 
 
 class CompiledEngine(Engine):
@@ -88,8 +73,8 @@ class CompiledEngine(Engine):
         self._hyper = Hyperparameters(optimizers)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._verified: dict[str, int] = {}
-        self._programs: dict[Hashable, tuple[Program, str]] = {}
-        self._candidates: dict[Hashable, _Candidate] = {}
+        self._programs: dict[tuple[Hashable, Hashable], tuple[Program, str]] = {}
+        self._candidates = Candidates()
         self._state: Hashable = None
         self._sinks = 0
         self._reported: set[str] = set()
@@ -106,8 +91,9 @@ class CompiledEngine(Engine):
 
     def close(self) -> None:
         """Lets go of every program and recording."""
-        for held in (self._functions, self._programs, self._candidates, self._verified):
+        for held in (self._functions, self._programs, self._verified):
             held.clear()
+        self._candidates.clear()
         self._granted.forget()
         self._state = None
 
@@ -200,26 +186,17 @@ class CompiledEngine(Engine):
 
     # -- recordings -------------------------------------------------------------------------------------------------
 
-    def _observe(self, sink: Sink, step: Step, key: Hashable) -> None:
+    def _observe(self, sink: Sink, step: Step, key: tuple[Hashable, Hashable]) -> None:
         """Runs a step that has no program, recorded if that may lead to one."""
         self._settle()
         self._plain_steps += 1
-        if key not in self._candidates and len(self._candidates) >= _MOST_KINDS:
-            self._report(Hazard("batches are of too many kinds: shapes, or values that are no tensors, keep changing"))
+        candidate = self._candidates.see(key, self._sinks)
+        if candidate is None or self._restless > PATIENCE:
+            self._report(TOO_MANY_KINDS if candidate is None else _RESTLESS)
             sink.run(step, PlainTape())
             return
-        candidate = self._candidates.setdefault(key, _Candidate())
-        candidate.seen += 1
-        candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == self._sinks else 1
-        candidate.sink = self._sinks
-        if self._restless > _PATIENCE:
-            self._report(
-                Hazard("what the step takes as constant, attributes or the optimizer's options, keeps changing")
-            )
-        if candidate.hazard is not None or self._restless > _PATIENCE:
-            sink.run(step, PlainTape())
-            return
-        if self._costly and candidate.seen_in_sink < 2 and candidate.seen < _PATIENCE:
+        first = not any(kind == step.kind for kind, _ in self._programs)
+        if not candidate.is_due(first) and (self._costly or candidate.hazard is not None):
             sink.run(step, PlainTape())
             return
         observation = self._record(sink, step)
@@ -230,8 +207,8 @@ class CompiledEngine(Engine):
         if not outcome and last is not None and not last.hazards:
             outcome = bind(last, observation, self._volatile)
         if outcome and not isinstance(outcome[0], Hazard):
-            self._make(key, observation, outcome)
-        elif outcome and candidate.recordings >= _MAX_RECORDINGS:
+            self._make(key, candidate, observation, outcome)
+        elif outcome and candidate.recordings >= MAX_RECORDINGS:
             candidate.hazard, candidate.last = outcome[0], None
             self._report(outcome[0])
 
@@ -257,23 +234,32 @@ class CompiledEngine(Engine):
             for key in [key for key, homes in stays.items() if homes & names]:
                 del self._programs[key]
 
-    def _make(self, key: Hashable, observation: Observation, bindings: Any) -> None:
-        recording = observation.recording
-        function = self._functions.get(recording.text)
+    def _make(self, key: tuple[Hashable, Hashable], candidate: Candidate, observation: Observation, found: Any) -> None:
+        function = self._function(candidate, observation.recording)
         if function is None:
-            try:
-                function = self._compiler(recording)
-            except Exception as error:
-                hazard = Hazard(f"compiling it failed: {type(error).__name__}: {error}"[:500])
-                self._candidates[key] = _Candidate(hazard=hazard)
-                self._report(hazard)
-                return
-            self._functions[recording.text] = function
-        program = Program(observation, bindings, function)
-        del self._candidates[key]
-        self._programs[key] = (program, recording.text)
+            return
+        program = Program(observation, found, function)
+        self._candidates.drop(key)
+        self._programs[key] = (program, observation.recording.text)
         # Attributes that the first steps set are there now; what was looked at when the sink began is not.
         self._state = self._present_state()
+
+    def _function(self, candidate: Candidate, recording: Recording) -> Callable[..., Any] | None:
+        """Returns the function of a recording, compiled once for all recordings with the same text."""
+        function = self._functions.get(recording.text)
+        if function is None:
+            if len(self._functions) >= _MOST_PROGRAMS:
+                candidate.hazard = _TOO_MANY_PROGRAMS
+            else:
+                try:
+                    function = self._functions[recording.text] = self._compiler(recording)
+                except Exception as error:
+                    what = f"compiling it failed: {type(error).__name__}: {error}"[:500]
+                    candidate.hazard = Hazard(what)
+        if candidate.hazard is not None:
+            candidate.last = None
+            self._report(candidate.hazard)
+        return function
 
     def _report(self, hazard: Hazard) -> None:
         if hazard.what not in self._reported:

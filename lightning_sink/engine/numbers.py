@@ -1,13 +1,8 @@
-"""Numbers that tell when they are used: what makes a recording safe to run again.
+"""Python numbers that are inputs of a program: a learning rate, the step count that Adam keeps.
 
-A recording keeps every Python number that reaches an operation as a constant. That is wrong for two kinds of numbers,
-and each gets a stand-in while a step is recorded:
-
-* `Number` stands for a number that the program takes as an input (a learning rate, the step count that Adam keeps).
-  Arithmetic on it is recorded as operations on a 0-dim float64 tensor, so the program computes what eager computes in
-  Python. Where it would have to become a real number again (a branch, `math.sqrt`, an index) it says so.
-* `Watched` stands for a number that changes with every step (`batch_idx`). It behaves like the number, and any use of
-  it says so.
+A recording keeps every Python number that reaches an operation as a constant. `Number` takes the place of one that must
+not be: arithmetic on it is recorded as operations on a 0-dim float64 tensor, so the program computes what eager
+computes in Python. Where it would have to become a real number again (a branch, `math.sqrt`, an index) it says so.
 """
 
 from __future__ import annotations
@@ -151,7 +146,7 @@ def _value(value: Any) -> Any:
 def _tensor(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:
     if symbol is operator.pow and isinstance(left, float) and left > 0.0:
         # The same to the last digits, and Inductor keeps an `exp` that is used twice in a place of its own; a `pow` it
-        # would compute anew for every 16 elements of every parameter (Adam's bias corrections: a third of an MLP's step).
+        # would compute anew for every 16 elements of every parameter (a third of an MLP's step with Adam).
         return torch.exp(right * math.log(left))
     result: Tensor = symbol(left, right)
     return result
@@ -188,102 +183,3 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 # `LightningModule.log` and others accept what is a `numbers.Number`.
 numbers.Number.register(Number)
-
-
-class Watched:
-    """An integer that changes with every step and tells when it is used.
-
-    It is no subclass of `int` on purpose: C code reads the value of such a subclass without a word. `isinstance(x,
-    int)` holds all the same.
-
-    Args:
-        value: The value.
-        read: Called at every use.
-    """
-
-    def __init__(self, value: int, read: Callable[[], None]) -> None:
-        self._value = value
-        self._read = read
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return int
-
-    def _reveal(self) -> int:
-        self._read()
-        return self._value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reveal(), name)
-
-    def __format__(self, spec: str) -> str:
-        return format(self._reveal(), spec)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return int, (self._reveal(),)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Gives the plain integer to a tensor operation."""
-        return func(*revealed(args), **revealed(kwargs or {}))
-
-
-def revealed(value: Any) -> Any:
-    """Returns a value with the plain integer in every place of a `Watched`."""
-    if type(value) is Watched:
-        return value._reveal()
-    if type(value) in (tuple, list):
-        return type(value)(revealed(item) for item in value)
-    return {key: revealed(item) for key, item in value.items()} if type(value) is dict else value
-
-
-def _unary(function: Callable[[Any], Any]) -> Callable[[Watched], Any]:
-    return lambda self: function(self._reveal())
-
-
-def _binary(function: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Watched, Any], Any]:
-    def apply(self: Watched, other: Any) -> Any:
-        other = other._reveal() if type(other) is Watched else other
-        return function(other, self._reveal()) if reflected else function(self._reveal(), other)
-
-    return apply
-
-
-_UNARY: dict[str, Callable[[Any], Any]] = {
-    "index": operator.index,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "hash": hash,
-    "repr": repr,
-    "str": str,
-    "neg": operator.neg,
-    "pos": operator.pos,
-    "abs": abs,
-    "invert": operator.invert,
-    "round": round,
-}
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "divmod": divmod,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-}
-for _name, _one in _UNARY.items():
-    setattr(Watched, f"__{_name}__", _unary(_one))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Watched, f"__{_name}__", _binary(getattr(operator, _name)))
-for _name, _two in _BINARY.items():
-    setattr(Watched, f"__{_name}__", _binary(_two))
-    setattr(Watched, f"__r{_name}__", _binary(_two, reflected=True))

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.attributes import Attributes
 from lightning_sink.engine.hyper import Guards, Hyperparameters
-from lightning_sink.engine.numbers import Number, Watched, revealed
+from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.private import (
     TorchDispatchMode,
     WeakIdKeyDictionary,
@@ -36,6 +36,7 @@ from lightning_sink.engine.private import (
 )
 from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
 from lightning_sink.engine.watch import Hazard, user_line, watch_reads
+from lightning_sink.engine.watched import Watched, revealed
 
 # Keeps what its backward needs only where gradients are on.
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.engine.history import History
-from lightning_sink.engine.step import Result, Sink, Step, Tape
+from lightning_sink.engine.step import PlainTape, Result, Sink, Step, Tape
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, StepLog, captured
@@ -142,11 +142,11 @@ class TrainerSink(Sink):
         self._announce()
         loop, trainer, module = self._loop, self._trainer, self._module
         batch, batch_idx = self.batch, loop.batch_idx
-        watched = tape.watched("batch_idx", batch_idx)
         log = StepLog()
-        saved = self._save()
+        saved = None if isinstance(tape, PlainTape) else self._save()
 
         def train() -> Any:
+            watched = tape.watched("batch_idx", batch_idx)
             with captured(trainer, module, log, tape):
                 if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, watched) == -1:
                     return None
@@ -176,6 +176,7 @@ class TrainerSink(Sink):
             call._call_callback_hooks(trainer, "on_train_batch_end", output, batch, batch_idx)
 
         def end() -> None:
+            watched = tape.watched("batch_idx", batch_idx)
             with captured(trainer, module, log, tape):
                 call._call_lightning_module_hook(trainer, "on_train_batch_end", output, batch, watched)
 

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_sink.engine.numbers import Number, Watched
+from lightning_sink.engine.numbers import Number
+from lightning_sink.engine.watched import Watched
 
 
 def number(value, leaks=None, guards=None):

@@ -1,0 +1,89 @@
+"""Kinds of steps that have no program yet: which of them are worth recording, and what was seen of them.
+
+Recording costs a few steps' time and compiling seconds, so a kind has to come again before either is done for it. The
+first kind of a training comes at every step. A batch of another shape may be the last one of a dataset, once in a pass;
+it waits until it has come `PATIENCE` times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from lightning_sink.engine.program import Observation
+from lightning_sink.engine.watch import Hazard
+
+PATIENCE = 16
+"""Steps of a kind seen before it is compiled although it is rare."""
+
+MAX_RECORDINGS = 5
+"""Steps of a kind recorded in a row before it is left to the eager path: lazy state needs one, agreement two."""
+
+_MOST_KINDS = 64
+"""Kinds of steps that are remembered at a time."""
+
+TOO_MANY_KINDS = Hazard("batches are of too many kinds: shapes, or values that are no tensors, keep changing")
+
+
+@dataclass
+class Candidate:
+    """A kind of step that has no program yet.
+
+    Attributes:
+        last: The recording before this one.
+        recordings: How many steps were recorded.
+        seen: How many steps came in all.
+        seen_in_sink: How many of them came in the present sink.
+        sink: Number of that sink.
+        hazard: Why there will be no program.
+    """
+
+    last: Observation | None = None
+    recordings: int = 0
+    seen: int = 0
+    seen_in_sink: int = 0
+    sink: int = -1
+    hazard: Hazard | None = None
+
+    def is_due(self, first_of_its_kind: bool) -> bool:
+        """Tells whether the next such step is to be recorded.
+
+        Args:
+            first_of_its_kind: Whether no batch of another shape has a program for the same kind of step.
+        """
+        if self.hazard is not None:
+            return False
+        return self.seen >= PATIENCE or (first_of_its_kind and self.seen_in_sink >= 2)
+
+
+class Candidates:
+    """The candidates of a training."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Candidate] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def see(self, key: Hashable, sink: int) -> Candidate | None:
+        """Counts a step and returns its candidate; None where too many kinds are known to remember another.
+
+        Args:
+            key: What steps of a kind have in common.
+            sink: Number of the present sink.
+        """
+        if key not in self._known and len(self._known) >= _MOST_KINDS:
+            return None
+        candidate = self._known.setdefault(key, Candidate())
+        candidate.seen += 1
+        candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == sink else 1
+        candidate.sink = sink
+        return candidate
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets one kind."""
+        self._known.pop(key, None)
+
+    def clear(self) -> None:
+        """Forgets all kinds."""
+        self._known.clear()
