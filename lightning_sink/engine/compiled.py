@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Mapping
 from types import CodeType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -144,8 +143,7 @@ class CompiledEngine(Engine):
         arguments = program.arguments(step.leaves)
         if arguments is None:
             return False
-        with torch.set_grad_enabled(program.grad_mode):
-            outputs = program.function(*arguments)
+        outputs = program(arguments)
         self._unsettled = program, outputs
         self.compiled_steps += 1
         self._restless = 0

@@ -13,10 +13,10 @@ from lightning_sink.engine.program import graph_module
 from lightning_sink.engine.record import Recording
 
 _ONE_THREAD = 1 << 15
-"""Elements of the largest tensor up to which a step is compiled for one thread.
+"""Elements of the largest tensor up to which a step is compiled for, and run on, one thread.
 
-Below that, starting a parallel region costs more than it saves: the MLP of the benchmarks (largest tensor 4,096
-elements) makes 10,000 steps a second with two threads and 14,000 with one.
+Below that, threads that wait for each other cost more than they save: a step of the benchmarks' MLP (largest tensor
+4,096 elements) takes 36 microseconds on one thread and 40 to 100 on two, on a quiet machine.
 """
 
 _NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
@@ -36,11 +36,25 @@ def compile_inductor(recording: Recording) -> Callable[..., Any]:
     the interpreter lock.
     """
     options: dict[str, Any] = {"cpp_wrapper": True, "fallback_random": True, **_NO_ASSERTS}
-    if recording.largest <= _ONE_THREAD:
+    small = recording.largest <= _ONE_THREAD
+    if small:
         options["cpp.threads"] = 1
     inputs = [tensor.detach() for tensor in recording.inputs]
     with torch.set_grad_enabled(recording.grad_mode):
-        return compile_graph(graph_module(recording), inputs, options)
+        function = compile_graph(graph_module(recording), inputs, options)
+    return _on_one_thread(function) if small else function
+
+
+def _on_one_thread(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*inputs: torch.Tensor) -> Any:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return function(*inputs)
+        finally:
+            torch.set_num_threads(threads)
+
+    return run
 
 
 def timed(compiler: Callable[[Recording], Callable[..., Any]], report: Callable[[str], None]) -> Any:

@@ -210,19 +210,28 @@ class Program:
 
     def arguments(self, leaves: list[Tensor]) -> list[Tensor] | None:
         """Returns the inputs for one batch; None where a slot holds nothing or something of another shape."""
-        if any(leaves[i] is not leaves[j] for i, j in self._same_leaves):
+        if self._same_leaves and any(leaves[i] is not leaves[j] for i, j in self._same_leaves):
             return None
-        if any(slot.get() is not twin.get() for slot, twin in self._twins):
+        if self._twins and any(slot.get() is not twin.get() for slot, twin in self._twins):
             return None
         arguments = self._template.copy()
         for position, leaf in self._leaves:
-            arguments[position] = leaves[leaf].detach() if self.grad_mode else leaves[leaf]
+            tensor = leaves[leaf]
+            arguments[position] = tensor.detach() if tensor.requires_grad else tensor
         for position, slot, layout in self._slots:
-            tensor = slot.get()
-            if tensor is None or (tensor.shape, tensor.dtype, tensor.stride()) != layout:
+            content = slot.get()
+            if content is None or (content.shape, content.dtype, content.stride()) != layout:
                 return None
-            arguments[position] = tensor.detach()
+            arguments[position] = content.detach()
         return arguments
+
+    def __call__(self, arguments: list[Tensor]) -> tuple[Tensor, ...]:
+        """Runs the step on its inputs."""
+        if self.grad_mode:
+            with torch.enable_grad():
+                return self.function(*arguments)
+        # No input asks for gradients, so there is nothing to switch off.
+        return self.function(*arguments)
 
     def store(self, outputs: tuple[Tensor, ...]) -> None:
         """Fills the slots with what the function returned."""

@@ -50,8 +50,7 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
     before = [tensor.clone() for tensor in arguments]
     copies = [tensor.clone() for tensor in arguments]
     generator = torch.get_rng_state()
-    with torch.set_grad_enabled(program.grad_mode):
-        outputs = program.function(*copies)
+    outputs = program(copies)
     torch.set_rng_state(generator)
     result = sink.run(step, PlainTape())
     expected = [*_tensors(result.output), *result.logged]
