@@ -157,9 +157,8 @@ class SinkStrategy(SingleDeviceStrategy):
         step = type(module).training_step if module is not None else self._fall_back
         where = hazard.where or first_line(step)
         text = (
-            f"The training step runs eagerly, at plain Lightning's speed: {hazard.what}"
-            f"{f' ({hazard.where})' if hazard.where else ''}. To compile it, move that out of the step; to run eagerly"
-            ' without this warning, use `SinkStrategy(engine="eager")`.'
+            f"The training step runs eagerly, at plain Lightning's speed: {hazard.what} ({where}). To compile it, move"
+            ' that out of the step; to run eagerly without this warning, use `SinkStrategy(engine="eager")`.'
         )
         if self.fallback == "error":
             raise CompileError(text)

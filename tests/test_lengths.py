@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from lightning_sink import SinkStrategy, UnsupportedError
 from parity import QUIET, Net, assert_parity, both, loader, train
@@ -201,7 +201,7 @@ def test_options_of_the_trainer_with_an_endless_traversal(case):
 
     def data(limited):
         full = loader(9)
-        return Fixed(list(full)[:length]) if limited else full
+        return DataLoader(Subset(full.dataset, range(8 * length)), 8) if limited and length < 9 else full
 
     sinks = [Sinks(), Sinks()]
     made = iter(sinks)
@@ -217,19 +217,6 @@ def test_options_of_the_trainer_with_an_endless_traversal(case):
     assert sinks[0].validations == sinks[2].validations
     assert sinks[0].epochs == sinks[2].epochs
     assert sink.trainer.limit_train_batches == given.get("limit_train_batches", 1.0)
-
-
-class Fixed:
-    """A loader of the batches that it is given."""
-
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __iter__(self):
-        return iter(self.batches)
 
 
 def test_estimated_stepping_batches():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -213,7 +214,7 @@ class CompiledEngine(Engine):
     def _record(self, sink: Sink, step: Step) -> Observation:
         before = Snapshot(self._module, self._optimizers)
         python, drawn = self._granted.python(), random_state()
-        recorder = Recorder(self._hyper, before, self._codes)
+        recorder = Recorder(self._hyper, before, self._codes, step.leaves)
         result = sink.run(step, recorder)
         if random_state() != drawn:
             recorder.hazard("Python's or numpy's global random generator is drawn from")
@@ -249,11 +250,14 @@ class CompiledEngine(Engine):
             if len(self._functions) >= _MOST_PROGRAMS:
                 candidate.hazard = _TOO_MANY_PROGRAMS
             else:
+                generator = torch.get_rng_state()
                 try:
                     function = self._functions[recording.text] = self._compiler(recording)
                 except Exception as error:
                     what = f"compiling it failed: {type(error).__name__}: {error}"[:500]
                     candidate.hazard = Hazard(what)
+                finally:
+                    torch.set_rng_state(generator)
         if candidate.hazard is not None:
             candidate.last = None
             self._report(candidate.hazard)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.private import compile_graph, find_compiler
 from lightning_sink.engine.program import graph_module
 from lightning_sink.engine.record import Recording
@@ -32,7 +33,8 @@ def compile_traced(recording: Recording) -> Callable[..., Any]:
 def compile_inductor(recording: Recording) -> Callable[..., Any]:
     """Compiles a recording's graph; says nothing and caches nothing.
 
-    Random draws are the ones of eager (`fallback_random`), and the C++ wrapper both makes a call cheap and lets go of
+    Random draws are the ones of eager: made before the compiled code (`draws.py`), a single one also by it
+    (`fallback_random`). The C++ wrapper both makes a call cheap and lets go of
     the interpreter lock.
     """
     options: dict[str, Any] = {"cpp_wrapper": True, "fallback_random": True, **_NO_ASSERTS}
@@ -40,9 +42,16 @@ def compile_inductor(recording: Recording) -> Callable[..., Any]:
     if small:
         options["cpp.threads"] = 1
     inputs = [tensor.detach() for tensor in recording.inputs]
+    draws = hoist_draws(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
-        function = compile_graph(graph_module(recording), inputs, options)
+        function = compile_graph(graph_module(recording), [*inputs, *(draw() for draw in draws)], options)
+    if draws:
+        function = _with_draws(function, draws)
     return _on_one_thread(function) if small else function
+
+
+def _with_draws(function: Callable[..., Any], draws: list[Callable[[], torch.Tensor]]) -> Callable[..., Any]:
+    return lambda *inputs: function(*inputs, *[draw() for draw in draws])
 
 
 def _on_one_thread(function: Callable[..., Any]) -> Callable[..., Any]:

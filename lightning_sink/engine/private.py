@@ -27,6 +27,7 @@ __all__ = [
     "is_mutable",
     "pytree",
     "schema_name",
+    "version",
     "tensor_hooks",
     "written_arguments",
 ]
@@ -57,6 +58,11 @@ def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, A
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
             yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def version(tensor: Tensor) -> int:
+    """Returns how often PyTorch wrote to a tensor in place; `Tensor._version` alone counts that."""
+    return int(tensor._version)
 
 
 def compile_graph(graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -96,7 +102,6 @@ def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Te
         copies = [tensor.clone() for tensor in inputs]
         torch.set_rng_state(generator)
         results.append([*function(*copies), *copies])
-    torch.set_rng_state(generator)
     pairs = list(zip(*results, strict=False))
     return len(results[0]) == len(results[1]) and all(
         a.shape == b.shape and a.stride() == b.stride() and torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lightning_sink.engine.private import pytree
+from lightning_sink.engine.private import pytree, version
 from lightning_sink.engine.record import Recorder, Recording
 from lightning_sink.engine.slots import Slot, Snapshot
 from lightning_sink.engine.step import Result
@@ -116,6 +116,11 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> list[Bi
     bindings = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]
     hazards = [item for item in bindings if isinstance(item, Hazard)]
     hazards += _aliases(second.recording)
+    hazards += [
+        Hazard(f"the value of {b.name}, which a step replaces, decides what Python does", second.recording.first_use[i])
+        for i, b in enumerate(bindings)
+        if i in second.recording.read and isinstance(b, Binding) and b.tensor is None
+    ]
     return hazards or [item for item in bindings if isinstance(item, Binding)]
 
 
@@ -183,6 +188,8 @@ class Program:
         self._spec = observation.spec
         self._constants = observation.constants
         self._equal = observation.recording.equal
+        read = (observation.recording.inputs[i] for i in sorted(observation.recording.read))
+        self._read = [(tensor, version(tensor)) for tensor in read]
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
         self._layouts = layouts = [
             (tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs
@@ -203,6 +210,8 @@ class Program:
         if any(t is not None and (t.shape, t.dtype, t.stride()) != layout for t, layout in stays):
             return False
         if any(not torch.equal(first, other) for first, other in self._equal):
+            return False
+        if any(version(tensor) != seen for tensor, seen in self._read):
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]

@@ -13,7 +13,7 @@ steps is decided in `program.py`, by comparing it with the recording of the step
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from lightning_sink.engine.attributes import Attributes
 from lightning_sink.engine.hyper import Guards, Hyperparameters
 from lightning_sink.engine.numbers import Number
+from lightning_sink.engine.origins import Origin, Origins
 from lightning_sink.engine.private import (
     TorchDispatchMode,
     WeakIdKeyDictionary,
@@ -44,6 +45,8 @@ _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
 # Operations that turn lengths held in a tensor into Python numbers in C++, where no dispatch mode sees it.
 _READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split"}
 
+_DECIDES = "a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
+
 
 @dataclass
 class Recording:
@@ -61,6 +64,7 @@ class Recording:
         low_precision: Whether an operation gave a tensor of half precision.
         written: Storages of inputs that the step writes to.
         grad_mode: Whether an operation gives something else where gradients are off.
+        read: Inputs whose values Python looked at; a program takes them to stay as they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
     """
 
@@ -75,6 +79,7 @@ class Recording:
     low_precision: bool = False
     written: set[int] = field(default_factory=set)
     grad_mode: bool = False
+    read: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
@@ -85,9 +90,16 @@ class Recorder(TorchDispatchMode):
         hyper: The optimizers' hyperparameters; those that are lifted become inputs of the graph.
         before: What every slot holds before the step.
         codes: Code objects of getters whose reads depend on the step, with their names.
+        changing: Tensors that are others at each step: the batch's.
     """
 
-    def __init__(self, hyper: Hyperparameters, before: Snapshot, codes: Mapping[CodeType, str]) -> None:
+    def __init__(
+        self,
+        hyper: Hyperparameters,
+        before: Snapshot,
+        codes: Mapping[CodeType, str],
+        changing: Iterable[Tensor] = (),
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
         self.ran: set[CodeType] = set()
@@ -101,6 +113,7 @@ class Recorder(TorchDispatchMode):
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._outside: set[int] = set()
         self._steps: dict[float, tuple[Tensor, Number | None]] = {}
+        self._origins = Origins([*changing, *hyper.tensors.values()])
         self._paused = False
         self._failed = False
 
@@ -153,6 +166,8 @@ class Recorder(TorchDispatchMode):
         recording.graph.erase_node(self._anchor)
         recording.outputs = outputs
         self._saved.clear()
+        if any(recording.inputs[i].untyped_storage().data_ptr() in recording.written for i in recording.read):
+            self.hazard(_DECIDES)
         layouts = [f"{tuple(t.shape)}{t.stride()}{t.dtype}{t.device}{t.requires_grad}" for t in recording.inputs]
         returned = [str(self._indices[self._nodes[tensor]]) for tensor in outputs]
         recording.text = "\n".join([*layouts, *self._lines, ",".join(returned)])
@@ -172,21 +187,28 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused or func.namespace in ("profiler", "prim"):
             return func(*args, **kwargs)
-        self._check(func, args, kwargs)
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
         node_args, node_kwargs = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
-        if is_mutable(func):
-            self._save(written_arguments(func, args, kwargs))
+        origin = self._origins.of(leaves)
+        self._check(func, args, kwargs, origin)
+        written = list(written_arguments(func, args, kwargs)) if is_mutable(func) else []
+        self._save(written)
         out = func(*args, **kwargs)
+        made = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        self._origins.operation(None if torch.Tag.nondeterministic_seeded in func.tags else origin, made, written)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
             node = self.recording.graph.call_function(func, node_args, node_kwargs)
             self._write(node, func, node_args, node_kwargs)
             self._bind(out, node)
         return out
 
-    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin) -> None:
         if torch.Tag.data_dependent_output in func.tags:
-            self.hazard("a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)")
+            if origin is None:
+                self.hazard(_DECIDES)
+            else:
+                self.recording.read |= origin
         elif torch.Tag.dynamic_output_shape in func.tags and not _is_plain_indexing(func, args):
             self.hazard(f"`{func.name()}` gives a shape that depends on the data")
         elif schema_name(func) in _READS_LENGTHS:
@@ -200,7 +222,9 @@ class Recorder(TorchDispatchMode):
             with self.recording.graph.inserting_before(self._anchor):
                 node = self.recording.graph.placeholder(f"input_{len(self.recording.inputs)}")
             self._nodes[tensor] = node
+            node.meta["layout"] = _layout(tensor)
             self._indices[node] = -1 - len(self.recording.inputs)
+            self._origins.input(tensor, len(self.recording.inputs))
             self.recording.inputs.append(tensor)
             self.recording.first_use.append(user_line())
             if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
@@ -218,6 +242,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(out, Tensor):
             if out not in self._nodes:
                 self._nodes[out] = node
+                node.meta["layout"] = _layout(out)
             if out.layout is not torch.strided:
                 self.hazard(f"an operation gives a tensor with layout {out.layout}")
             self.recording.largest = max(self.recording.largest, out.numel())
@@ -232,7 +257,7 @@ class Recorder(TorchDispatchMode):
 
     # -- undoing ----------------------------------------------------------------------------------------------------
 
-    def _save(self, written: Iterator[Tensor]) -> None:
+    def _save(self, written: list[Tensor]) -> None:
         """Keeps what is about to be overwritten, once for each storage that the step did not make."""
         for tensor in written:
             if tensor.layout is torch.strided:
@@ -261,6 +286,12 @@ class Recorder(TorchDispatchMode):
         number = Number(tensor.detach().to(torch.float64, copy=True), value, self.hazard, memo=self._hyper.memo)
         self._steps[value] = tensor, number
         return number
+
+
+def _layout(tensor: Tensor) -> Any:
+    return (
+        (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device) if tensor.layout is torch.strided else None
+    )
 
 
 def _is_plain_indexing(func: Any, args: tuple[Any, ...]) -> bool:

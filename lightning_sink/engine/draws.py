@@ -1,0 +1,77 @@
+"""Random draws of a step, taken out of its graph and made before it, in the order of the step.
+
+A compiler may run operations in any order that their data allows, and two draws from one generator share no data that
+it knows of: with more than one dropout the masks would be others than eager's. Draws depend on shapes only, so they are
+made by the very operations of the step, one after another, and given to the graph as inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lightning_sink.engine.private import pytree, schema_name
+
+_EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
+_LIKE = {"aten::rand_like", "aten::randn_like", "aten::randint_like"}
+
+
+def hoist_draws(graph: fx.Graph) -> list[Callable[[], Tensor]]:
+    """Replaces draws by placeholders behind the graph's other ones; returns what makes the tensors for them.
+
+    Raises:
+        ValueError: For a draw that depends on data beside another draw, whose order nothing would keep.
+    """
+    nodes = [node for node in graph.nodes if _is_draw(node)]
+    draws = [_as_draw(node) for node in nodes]
+    if None in draws:
+        if len(nodes) > 1:
+            names = ", ".join(sorted({str(node.target) for node in nodes}))
+            raise ValueError(f"the order of its random draws cannot be kept ({names})")
+        return []
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for number, node in enumerate(nodes):
+        with graph.inserting_before(first):
+            placeholder = graph.placeholder(f"draw_{number}")
+        filled = node.args[0] if schema_name(node.target).endswith("_") else None
+        node.replace_all_uses_with(placeholder)
+        graph.erase_node(node)
+        if filled is not None:
+            filled.replace_all_uses_with(placeholder)
+            graph.erase_node(filled)
+    return [draw for draw in draws if draw is not None]
+
+
+def _is_draw(node: fx.Node) -> bool:
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _as_draw(node: fx.Node) -> Callable[[], Tensor] | None:
+    """Returns what repeats a draw; None where its result depends on more than shapes."""
+    target: Any = node.target
+    name, arguments = schema_name(target), list(node.args)
+    tensors = [leaf for leaf in pytree.tree_leaves((arguments, node.kwargs)) if isinstance(leaf, fx.Node)]
+    if not tensors:
+        return partial(target, *arguments, **node.kwargs)
+    if len(tensors) > 1 or tensors[0] is not arguments[0]:
+        return None
+    if name.endswith("_"):
+        source = tensors[0]
+        fresh = source.op == "call_function" and schema_name(source.target) in _EMPTY
+        if not fresh or next(iter(source.users)) is not node:
+            return None
+    elif name not in _LIKE:
+        return None
+    shape, stride, dtype, device = tensors[0].meta["layout"]
+
+    def draw() -> Tensor:
+        result: Tensor = target(
+            torch.empty_strided(shape, stride, dtype=dtype, device=device), *arguments[1:], **node.kwargs
+        )
+        return result
+
+    return draw
