@@ -125,7 +125,8 @@ class Events(L.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         total = trainer.fit_loop.epoch_loop.batch_progress.total.ready
         self.ends.append(batch_idx)
-        self.losses[total] = outputs["loss"].clone()
+        if outputs and outputs.get("loss") is not None:
+            self.losses[total] = outputs["loss"].clone()
         self.learning_rates[total] = trainer.optimizers[0].param_groups[0]["lr"]
         self.progress[total] = trainer.fit_loop.state_dict()
         self.gradients[total] = {
@@ -185,6 +186,28 @@ def both(make: Callable[[], L.LightningModule], data: Callable[[], Any], strateg
     plain = train(make(), plain_data, callbacks=callbacks(), **options)
     torch.manual_seed(7)
     return plain, train(make(), data(), strategy, callbacks=callbacks(), **options)
+
+
+def compare(
+    make: Callable[[], L.LightningModule],
+    engine: str,
+    sink_size: int = 4,
+    eager: str | None = None,
+    tolerance: float = 1e-4,
+    data: Callable[[], Any] = lambda: loader(),
+    **options: Any,
+) -> tuple[Run, Run]:
+    """Trains both ways and asserts what the user was promised; `eager` is what the warning of a fallback says."""
+    strategy = SinkStrategy(sink_size, epoch="dataset", engine=engine)
+    plain, sink = both(make, data, strategy, **{"max_epochs": 2, **options})
+    assert_parity(plain, sink, exact=engine == "eager", tolerance=tolerance)
+    warned = [text for text in sink.warned if "runs eagerly" in text]
+    if engine == "eager" or eager is None:
+        assert not warned
+        assert sink.engine == engine
+    else:
+        assert any(eager in text for text in warned), warned
+    return plain, sink
 
 
 def assert_parity(plain: Run, sink: Run, exact: bool = False, tolerance: float = 1e-4) -> None:

@@ -20,7 +20,8 @@ from lightning_sink.engine.candidates import MAX_RECORDINGS, PATIENCE, TOO_MANY_
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Observation, Program, bind, observe
-from lightning_sink.engine.record import Recorder, Recording
+from lightning_sink.engine.record import Recorder
+from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Snapshot
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step

@@ -11,7 +11,7 @@ import torch
 from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.private import compile_graph, find_compiler
 from lightning_sink.engine.program import graph_module
-from lightning_sink.engine.record import Recording
+from lightning_sink.engine.recording import Recording
 
 _ONE_THREAD = 1 << 15
 """Elements of the largest tensor up to which a step is compiled for, and run on, one thread.

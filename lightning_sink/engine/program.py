@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_sink.engine.private import pytree, version
-from lightning_sink.engine.record import Recorder, Recording
+from lightning_sink.engine.record import Recorder
+from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Slot, Snapshot
 from lightning_sink.engine.step import Result
 from lightning_sink.engine.watch import Hazard

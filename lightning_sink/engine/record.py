@@ -15,7 +15,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.attributes import Attributes
-from lightning_sink.engine.hyper import Guards, Hyperparameters
+from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.origins import Origin, Origins
 from lightning_sink.engine.private import (
@@ -35,7 +34,9 @@ from lightning_sink.engine.private import (
     schema_name,
     written_arguments,
 )
+from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
+from lightning_sink.engine.undo import Undo
 from lightning_sink.engine.watch import Hazard, user_line, watch_reads
 from lightning_sink.engine.watched import Watched, revealed
 
@@ -46,41 +47,6 @@ _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
 _READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split"}
 
 _DECIDES = "a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
-
-
-@dataclass
-class Recording:
-    """The graph of one step.
-
-    Attributes:
-        graph: Placeholders first, ATen operations, one flat tuple of outputs.
-        inputs: The tensor behind each placeholder.
-        first_use: Where the user's code first used each input.
-        outputs: The tensors behind the graph's outputs.
-        text: A canonical text of the graph; equal texts mean equal programs.
-        hazards: Why the recording may not stand for other steps.
-        guards: Comparisons of hyperparameters that took one branch: `(entry, operator, other, outcome)`.
-        largest: Elements of the largest tensor that an operation gave.
-        low_precision: Whether an operation gave a tensor of half precision.
-        written: Storages of inputs that the step writes to.
-        grad_mode: Whether an operation gives something else where gradients are off.
-        read: Inputs whose values Python looked at; a program takes them to stay as they are.
-        equal: Pairs of optimizer state of which the second was taken to be the first.
-    """
-
-    graph: fx.Graph
-    inputs: list[Tensor] = field(default_factory=list)
-    first_use: list[str] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
-    text: str = ""
-    hazards: list[Hazard] = field(default_factory=list)
-    guards: Guards = field(default_factory=list)
-    largest: int = 0
-    low_precision: bool = False
-    written: set[int] = field(default_factory=set)
-    grad_mode: bool = False
-    read: frozenset[int] = frozenset()
-    equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):
@@ -110,8 +76,7 @@ class Recorder(TorchDispatchMode):
         self._anchor = self.recording.graph.call_function(operator.pos, (0,))
         self._lines: list[str] = []
         self._indices: dict[fx.Node, int] = {}
-        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self._outside: set[int] = set()
+        self._undo = Undo()
         self._steps: dict[float, tuple[Tensor, Number | None]] = {}
         self._origins = Origins([*changing, *hyper.tensors.values()])
         self._paused = False
@@ -123,7 +88,7 @@ class Recorder(TorchDispatchMode):
         """Runs `body` recorded; if that raises, undoes it and runs it plainly, so that only a real error surfaces."""
         generator = torch.get_rng_state()
         present, attributes = self._before.again(), Attributes(self._before.module)
-        self._saved.clear()
+        self._undo.forget()
         try:
             with ExitStack() as stack:
                 stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
@@ -133,7 +98,7 @@ class Recorder(TorchDispatchMode):
                 return body()
         except Exception as error:
             self.hazard(f"recording it failed: {type(error).__name__}: {error}")
-        self._restore()
+        self._undo.restore()
         present.restore()
         attributes.restore()
         torch.set_rng_state(generator)
@@ -165,7 +130,7 @@ class Recorder(TorchDispatchMode):
         recording.graph.output(tuple(self._node(tensor) for tensor in outputs))
         recording.graph.erase_node(self._anchor)
         recording.outputs = outputs
-        self._saved.clear()
+        self._undo.forget()
         if any(recording.inputs[i].untyped_storage().data_ptr() in recording.written for i in recording.read):
             self.hazard(_DECIDES)
         layouts = [f"{tuple(t.shape)}{t.stride()}{t.dtype}{t.device}{t.requires_grad}" for t in recording.inputs]
@@ -193,7 +158,7 @@ class Recorder(TorchDispatchMode):
         origin = self._origins.of(leaves)
         self._check(func, args, kwargs, origin)
         written = list(written_arguments(func, args, kwargs)) if is_mutable(func) else []
-        self._save(written)
+        self.recording.written |= self._undo.keep(written)
         out = func(*args, **kwargs)
         made = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
         self._origins.operation(None if torch.Tag.nondeterministic_seeded in func.tags else origin, made, written)
@@ -230,7 +195,7 @@ class Recorder(TorchDispatchMode):
             if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
                 self.hazard(f"a tensor of type `{type(tensor).__name__}` with layout {tensor.layout} takes part")
             else:
-                self._outside.add(tensor.untyped_storage().data_ptr())
+                self._undo.watch(tensor)
         return node
 
     def _write(self, node: fx.Node, func: Any, args: Any, kwargs: Any) -> None:
@@ -254,23 +219,6 @@ class Recorder(TorchDispatchMode):
                 self._indices[part] = len(self._lines)
                 self._lines.append(f"{self._indices[node]}[{index}]")
                 self._bind(item, part)
-
-    # -- undoing ----------------------------------------------------------------------------------------------------
-
-    def _save(self, written: list[Tensor]) -> None:
-        """Keeps what is about to be overwritten, once for each storage that the step did not make."""
-        for tensor in written:
-            if tensor.layout is torch.strided:
-                storage = tensor.untyped_storage()
-                key = storage.data_ptr()
-                if key in self._outside and key not in self._saved:
-                    self._saved[key] = (storage, storage.clone())
-                    self.recording.written.add(key)
-
-    def _restore(self) -> None:
-        for storage, saved in self._saved.values():
-            storage.copy_(saved)
-        self._saved.clear()
 
     def _as_number(self, tensor: Tensor) -> Number | None:
         if not self._before.is_optimizer_state(tensor):

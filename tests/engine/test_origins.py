@@ -28,7 +28,7 @@ def filled(tensor, value):
 
 
 QUIET = {
-    "closed-over tensor": lambda m, x: x if bool((MASK == torch.triu(torch.ones(3, 3))).all()) else -x,
+    "closed-over tensor": lambda m, x: x if bool((torch.triu(torch.ones(3, 3)) == MASK).all()) else -x,
     "factory": lambda m, x: x * float(torch.arange(4).sum()),
 }
 CHANGING = {

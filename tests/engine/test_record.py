@@ -10,9 +10,9 @@ from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.slots import Snapshot
 
 
-def record(body, module=None, outputs=True, rewind=lambda: None):
+def record(body, module=None, outputs=True, rewind=lambda: None, batch=()):
     module = module or nn.Module()
-    recorder = Recorder(Hyperparameters([]), Snapshot(module, []), {})
+    recorder = Recorder(Hyperparameters([]), Snapshot(module, []), {}, batch)
     result = recorder.span(body, rewind)
     return recorder, result, recorder.finish([result] if outputs else [])
 
@@ -65,7 +65,7 @@ def test_each_input_knows_the_users_line():
 )
 def test_hazards(body, word):
     x = torch.ones(3)
-    _, _, recording = record(lambda: body(x))
+    _, _, recording = record(lambda: body(x), batch=[x])
     assert word in recording.hazards[0].what
     assert __file__ in recording.hazards[0].where
 

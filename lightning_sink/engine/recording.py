@@ -1,0 +1,45 @@
+"""What stays of a recorded step: its graph, and what must hold for the graph to stand for other steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, fx
+
+from lightning_sink.engine.hyper import Guards
+from lightning_sink.engine.watch import Hazard
+
+
+@dataclass
+class Recording:
+    """The graph of one step.
+
+    Attributes:
+        graph: Placeholders first, ATen operations, one flat tuple of outputs.
+        inputs: The tensor behind each placeholder.
+        first_use: Where the user's code first used each input.
+        outputs: The tensors behind the graph's outputs.
+        text: A canonical text of the graph; equal texts mean equal programs.
+        hazards: Why the recording may not stand for other steps.
+        guards: Comparisons of hyperparameters that took one branch: `(entry, operator, other, outcome)`.
+        largest: Elements of the largest tensor that an operation gave.
+        low_precision: Whether an operation gave a tensor of half precision.
+        written: Storages of inputs that the step writes to.
+        grad_mode: Whether an operation gives something else where gradients are off.
+        read: Inputs whose values Python looked at; a program takes them to stay as they are.
+        equal: Pairs of optimizer state of which the second was taken to be the first.
+    """
+
+    graph: fx.Graph
+    inputs: list[Tensor] = field(default_factory=list)
+    first_use: list[str] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    text: str = ""
+    hazards: list[Hazard] = field(default_factory=list)
+    guards: Guards = field(default_factory=list)
+    largest: int = 0
+    low_precision: bool = False
+    written: set[int] = field(default_factory=set)
+    grad_mode: bool = False
+    read: frozenset[int] = frozenset()
+    equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
