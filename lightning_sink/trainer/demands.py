@@ -1,8 +1,8 @@
 """What the Trainer's options and callbacks ask of a sink: where it must end, when, and whether it may be compiled.
 
 Private names of Lightning (2.6): `_every_n_train_steps`, `_train_time_interval` and `_last_time_checked` of
-`ModelCheckpoint`, `_val_check_time_interval` and `_last_val_time` of `Trainer` (no public getters exist),
-`_skip_backward` of the optimization loop (stochastic weight averaging sets it).
+`ModelCheckpoint`, `_interval` of `Timer`, `_val_check_time_interval` and `_last_val_time` of `Trainer` (no public
+getters exist), `_skip_backward` of the optimization loop (stochastic weight averaging sets it).
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def deadline(trainer: Any) -> float:
     if trainer._val_check_time_interval is not None:
         times.append(trainer._last_val_time + trainer._val_check_time_interval)
     for callback in trainer.callbacks:
-        if isinstance(callback, Timer) and (remaining := callback.time_remaining()) is not None:
-            times.append(now + remaining)
+        if isinstance(callback, Timer) and callback._interval == "step":
+            remaining = callback.time_remaining()
+            times.append(math.inf if remaining is None else now + remaining)
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
             checked = callback._last_time_checked
             times.append((now if checked is None else checked) + callback._train_time_interval.total_seconds())

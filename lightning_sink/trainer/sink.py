@@ -26,8 +26,11 @@ from lightning_sink.engine.history import History
 from lightning_sink.engine.step import PlainTape, Result, Sink, Step, Tape
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.interrupt import DeferredInterrupt
-from lightning_sink.trainer.logging import LogBuffer, StepLog, captured
+from lightning_sink.trainer.logging import LogBuffer, LogCall, StepLog, captured
+from lightning_sink.trainer.reads import watched_counters
 from lightning_sink.trainer.transfer import Transfer
+
+_Logged = list[tuple[LogCall, Tensor]]
 
 
 class TrainerSink(Sink):
@@ -92,6 +95,7 @@ class TrainerSink(Sink):
                 or progress.is_last_batch
                 or self._interrupt.requested
                 or trainer.received_sigterm
+                or trainer.should_stop
                 or time.monotonic() >= self._deadline
             )
             self._raw, self._batch, self._announced = raw, None, False
@@ -99,6 +103,7 @@ class TrainerSink(Sink):
             batch = raw if inner else self.batch
             self._counters.ready()
             if not inner:
+                self._last = self._last or trainer.should_stop
                 self._announce()
             if batch is None:
                 self._pass_over()
@@ -147,7 +152,7 @@ class TrainerSink(Sink):
 
         def train() -> Any:
             watched = tape.watched("batch_idx", batch_idx)
-            with captured(trainer, module, log, tape):
+            with captured(trainer, module, log, tape), watched_counters(module, tape):
                 if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, watched) == -1:
                     return None
                 call._call_strategy_hook(trainer, "on_train_batch_start", batch, batch_idx)
@@ -164,7 +169,6 @@ class TrainerSink(Sink):
             self._load(saved)
 
         output = tape.span(train, rewind)
-        self._last = self._last or trainer.should_stop
         if output is None:
             loop.batch_progress.increment_by(0, is_last_batch=True)
             self.skip_epoch = self._last = True
@@ -172,6 +176,7 @@ class TrainerSink(Sink):
         if self.skip_epoch:
             return Result(output, [])
         self._output = output
+        self._last = self._last or trainer.should_stop
         if self._last:
             call._call_callback_hooks(trainer, "on_train_batch_end", output, batch, batch_idx)
 
@@ -181,6 +186,10 @@ class TrainerSink(Sink):
                 call._call_lightning_module_hook(trainer, "on_train_batch_end", output, batch, watched)
 
         tape.span(end, lambda: None)
+        if trainer.should_stop and not self._last:
+            # The module's hook stopped the training, after its callbacks' turn.
+            self._last = True
+            call._call_callback_hooks(trainer, "on_train_batch_end", output, batch, batch_idx)
         for hazard in log.hazards:
             tape.hazard(hazard)
         self._completed()
@@ -214,10 +223,20 @@ class TrainerSink(Sink):
         self._counters.trained(clears, steps)
         if self._schedulers:
             self._step_schedulers()
-        if note:
-            number = loop._batches_that_stepped
-            selected = steps and self._selects > 0 and (number + 1) % self._selects == 0 and not self._last
-            self._logs.add(note, logged, number, selected)
+        if self._trainer.should_stop and not self._last:
+            # A scheduler's hook stopped the training.
+            self._announce()
+            self._last = True
+        number = loop._batches_that_stepped
+        late: _Logged = []
+        if note and self._last:
+            early, late = _split(note, logged)
+            self._add(early, number)
+        else:
+            # A row is due at its step whether that step logged or an earlier one did.
+            selected = steps and self._selects > 0 and (number + 1) % self._selects == 0
+            if note or selected:
+                self._logs.add(note or (), logged, number, selected)
         self.history.add(loss, [(entry.name, value) for entry, value in zip(note, logged, strict=True)] if note else ())
         if not self._last:
             self._counters.completed()
@@ -226,7 +245,13 @@ class TrainerSink(Sink):
         self._logs.deliver()
         self._output = result().output
         call._call_callback_hooks(self._trainer, "on_train_batch_end", self._output, self.batch, loop.batch_idx)
+        self._add(late, number)
+        self._logs.deliver()
         self._completed()
+
+    def _add(self, pairs: _Logged, number: int) -> None:
+        if pairs:
+            self._logs.add(tuple(entry for entry, _ in pairs), [value for _, value in pairs], number, False)
 
     def _processed(self) -> None:
         self._loop.batch_progress.increment_processed()
@@ -267,3 +292,10 @@ class TrainerSink(Sink):
             return
         self._trainer._logger_connector.on_batch_end()
         call._call_callback_hooks(self._trainer, "on_train_batch_end", self._output, self._batch, self._loop.batch_idx)
+
+
+def _split(calls: tuple[LogCall, ...], values: list[Tensor]) -> tuple[_Logged, _Logged]:
+    """Parts what the callbacks' `on_train_batch_end` finds logged from what the module logs after them."""
+    pairs = list(zip(calls, values, strict=True))
+    late = [pair for pair in pairs if pair[0].hook == "on_train_batch_end"]
+    return [pair for pair in pairs if pair[0].hook != "on_train_batch_end"], late

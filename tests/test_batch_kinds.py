@@ -1,0 +1,239 @@
+"""Batches of every kind, transfer hooks, precisions and loaders: trained as plain Lightning trains them."""
+
+import collections
+import dataclasses
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from parity import Net, assert_parity, compare, loader
+
+ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
+Pair = collections.namedtuple("Pair", "x y")
+
+
+@dataclasses.dataclass
+class Example:
+    x: torch.Tensor
+    y: torch.Tensor
+    name: str = "example"
+
+
+KINDS = {
+    "tuple": (lambda x, y: (x, y), lambda batch: batch),
+    "dict": (lambda x, y: {"x": x, "y": y}, lambda batch: (batch["x"], batch["y"])),
+    "nested": (
+        lambda x, y: {"in": [{"x": x}, (y, [x * 2])], "more": {"y": y}},
+        lambda batch: (batch["in"][0]["x"] + batch["in"][1][1][0], batch["more"]["y"]),
+    ),
+    "ordered": (
+        lambda x, y: collections.OrderedDict(x=x, y=y),
+        lambda batch: tuple(batch.values()),
+    ),
+    "namedtuple": (Pair, lambda batch: (batch.x, batch.y)),
+    "dataclass": (Example, lambda batch: (batch.x, batch.y)),
+    "with a string": (lambda x, y: (x, y, "train", ["a", "b"]), lambda batch: batch[:2]),
+    "with an int": (lambda x, y: (x, 3, y), lambda batch: (batch[0] * batch[1], batch[2])),
+    "with a float": (lambda x, y: [x, y, 0.5], lambda batch: (batch[0] * batch[2], batch[1])),
+    "with None": (lambda x, y: (None, x, {"nothing": None}, y), lambda batch: (batch[1], batch[3])),
+    "single tensor": (lambda x, y: x, lambda batch: (batch, batch.argmax(1) % 3)),
+    "same tensor twice": (lambda x, y: (x, x, y), lambda batch: (batch[0] + batch[1], batch[2])),
+    "a view": (lambda x, y: (x.t().contiguous().t(), y), lambda batch: batch),
+}
+
+
+class Reads(Net):
+    """Takes its two tensors out of batches of some kind."""
+
+    def __init__(self, kind="tuple"):
+        super().__init__()
+        self.kind = kind
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(list(KINDS[self.kind][1](batch)), batch_idx)
+
+
+class Plain(Reads):
+    """No normalization: it makes much of the rounding of few rows and of low precision."""
+
+    def __init__(self, kind="tuple"):
+        super().__init__(kind)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def of_kind(kind, batches=17, last=3):
+    dataset = loader(batches, last=last).dataset
+
+    def collate(items):
+        x, y = (torch.stack(parts) for parts in zip(*items, strict=True))
+        return KINDS[kind][0](x, y)
+
+    return DataLoader(dataset, batch_size=8, collate_fn=collate)
+
+
+@ENGINES
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_batch(kind, engine):
+    compare(lambda: Reads(kind), engine, data=lambda: of_kind(kind, 8), sink_size=6)
+
+
+def test_control_other_data_is_seen():
+    plain, _ = compare(Reads, "eager", data=lambda: of_kind("tuple", 5))
+    _, sink = compare(Reads, "eager", data=lambda: of_kind("tuple", 5, last=4))
+    with pytest.raises(AssertionError):
+        assert_parity(plain, sink)
+
+
+@ENGINES
+@pytest.mark.parametrize("last", [2, 8])
+def test_a_last_batch_of_another_shape(last, engine):
+    compare(Plain, engine, data=lambda: of_kind("tuple", 6, last), max_epochs=6, sink_size=-1)
+
+
+class Changing(Net):
+    """A number in the batch decides what is trained."""
+
+    def training_step(self, batch, batch_idx):
+        x, y, scale = batch
+        return super().training_step([x * scale, y], batch_idx)
+
+
+def with_numbers(numbers):
+    # Made once: going through a loader draws from the global generator.
+    batches = [(*batch, number) for batch, number in zip(loader(20), numbers, strict=True)]
+    return lambda: DataLoader(batches, batch_size=None)
+
+
+@ENGINES
+def test_a_number_that_changes_is_not_frozen(engine):
+    compare(Changing, engine, -1, data=with_numbers(range(20)), max_epochs=4)
+
+
+@ENGINES
+def test_numbers_that_never_come_again_run_eagerly(engine):
+    class Fresh(IterableDataset):
+        def __init__(self):
+            self.numbers = iter(range(1000))
+
+        def __iter__(self):
+            yield from ((*batch, next(self.numbers) / 100) for batch in loader(20))
+
+    compare(Changing, engine, -1, "too many kinds", data=lambda: DataLoader(Fresh(), batch_size=None), max_epochs=5)
+
+
+@ENGINES
+def test_a_number_that_alternates_is_not_frozen(engine):
+    compare(Changing, engine, -1, data=with_numbers([1, 2] * 10))
+
+
+class Transfers:
+    """Overrides the three transfer hooks, each with an effect of its own."""
+
+    scale = 2.0
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        assert self.trainer.training or self.trainer.sanity_checking
+        return [batch[0] * self.scale, batch[1]]
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return [batch[0].to(device) + 1.0, batch[1].to(device)]
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.calls = getattr(self, "calls", 0) + 1
+        return [batch[0].tanh(), batch[1]]
+
+
+class TransferringModule(Transfers, Net):
+    pass
+
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        return loader(11)
+
+
+class TransferringData(Transfers, Data):
+    scale = 3.0
+
+
+class HalfData(Data):
+    """Overrides one of the hooks only."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] * 3.0, batch[1]]
+
+
+class HalfModule(Net):
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] + 1.0, batch[1]]
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("module", "data"),
+    [
+        (TransferringModule, Data),
+        (Net, TransferringData),
+        (TransferringModule, TransferringData),
+        (HalfModule, HalfData),
+    ],
+)
+def test_transfer_hooks(module, data, engine):
+    compare(module, engine, data=data, sink_size=6)
+
+
+class Drawing(Net):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] + torch.randn_like(batch[0]), batch[1]]
+
+
+@ENGINES
+def test_a_transfer_hook_that_draws(engine):
+    compare(Drawing, engine, sink_size=6)
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    [("bf16-true", 5e-2), ("64-true", 1e-8), ("bf16-mixed", 5e-2), ("32-true", 1e-4)],
+)
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}], ids=str)
+def test_precisions(precision, tolerance, options, engine):
+    compare(Plain, engine, precision=precision, tolerance=tolerance, data=lambda: loader(11), **options)
+
+
+@ENGINES
+@pytest.mark.parametrize("sink_size", [6, -1])
+def test_the_simple_profiler(sink_size, engine):
+    compare(Net, engine, profiler="simple", sink_size=sink_size, data=lambda: loader(11))
+
+
+@ENGINES
+def test_detect_anomaly_reads_every_gradient_and_runs_eagerly(engine):
+    compare(Net, engine, eager="value of a tensor", detect_anomaly=True, data=lambda: loader(11))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from loader(11)
+
+
+@ENGINES
+@pytest.mark.parametrize("sink_size", [4, 11, -1])
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3}, {"limit_train_batches": 7}], ids=str)
+def test_data_without_a_length(sink_size, options, engine):
+    compare(Net, engine, sink_size, data=lambda: DataLoader(Stream(), batch_size=None), **options)
+
+
+class Gaps(IterableDataset):
+    def __iter__(self):
+        for index, batch in enumerate(loader(11)):
+            yield None if index in (0, 3, 7) else batch
+
+
+@ENGINES
+def test_batches_of_none_are_passed_over(engine):
+    compare(Net, engine, -1, data=lambda: DataLoader(Gaps(), batch_size=None))

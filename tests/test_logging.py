@@ -1,0 +1,373 @@
+"""`self.log` in sinks: every option, every hook that may log, every row of the loggers."""
+
+import csv
+import math
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_sink import SinkStrategy
+from parity import QUIET, Net, assert_parity, both, loader, train
+
+ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
+SIZES = pytest.mark.parametrize("size", [-1, 5])
+
+
+def strategy(engine, size=-1):
+    return SinkStrategy(size, epoch="dataset", engine=engine)
+
+
+class Logging(Net):
+    """Logs what a test asks for, from the hook that it asks for."""
+
+    def __init__(self, hook="training_step", log=None):
+        super().__init__()
+        self.hook_that_logs, self.what = hook, log
+        self.register_buffer("last", torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        loss = torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.last.copy_(loss.detach() + len(batch[0]))
+        self._here("training_step", loss)
+        return loss
+
+    def _here(self, hook, value):
+        if hook == self.hook_that_logs:
+            self.what(self, value)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self._here("on_train_batch_start", self.last * 2)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self._here("on_train_batch_end", outputs["loss"])
+
+    def on_before_zero_grad(self, optimizer):
+        self._here("on_before_zero_grad", self.last * 3)
+
+    def on_before_backward(self, loss):
+        self._here("on_before_backward", loss)
+
+    def on_after_backward(self):
+        self._here("on_after_backward", self.net[0].weight.grad.norm())
+
+    def on_before_optimizer_step(self, optimizer):
+        self._here("on_before_optimizer_step", self.net[4].weight.grad.abs().max())
+
+
+OPTIONS = {
+    "default": {},
+    "step": {"on_step": True, "on_epoch": False},
+    "epoch": {"on_step": False, "on_epoch": True},
+    "both": {"on_step": True, "on_epoch": True},
+    "prog_bar": {"prog_bar": True, "on_epoch": True},
+    "no_logger": {"logger": False, "on_epoch": True},
+    "mean": {"reduce_fx": "mean", "on_epoch": True},
+    "sum": {"reduce_fx": "sum", "on_epoch": True},
+    "min": {"reduce_fx": "min", "on_epoch": True},
+    "max": {"reduce_fx": "max", "on_epoch": True},
+    "torch.mean": {"reduce_fx": torch.mean, "on_epoch": True},
+    "torch.sum": {"reduce_fx": torch.sum, "on_epoch": True},
+    "max-step": {"reduce_fx": "max", "on_epoch": True, "on_step": False},
+    "sum-epoch": {"reduce_fx": "sum", "on_epoch": True, "on_step": False},
+    "batch_size": {"batch_size": 5, "on_epoch": True},
+    "enable_graph": {"enable_graph": True, "on_epoch": True},
+    "sync_dist": {"sync_dist": True, "on_epoch": True},
+    "dataloader_idx": {"add_dataloader_idx": False, "on_epoch": True},
+    "rank_zero_only": {"rank_zero_only": True, "on_epoch": True},
+}
+
+
+@ENGINES
+@SIZES
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_of_log(options, size, engine):
+    def make():
+        return Logging(log=lambda module, value: module.log("value", value, **OPTIONS[options]))
+
+    plain, sink = both(make, lambda: loader(shuffle=True), strategy(engine, size), max_epochs=2)
+    assert sink.engine == engine, sink.warned
+    assert_parity(plain, sink, exact=engine == "eager")
+    assert plain.trainer.callback_metrics
+    assert set(plain.trainer.progress_bar_metrics) == set(sink.trainer.progress_bar_metrics)
+    for name, value in plain.trainer.progress_bar_metrics.items():
+        assert sink.trainer.progress_bar_metrics[name] == pytest.approx(value, rel=1e-4)
+
+
+def test_control_another_reduction_is_another_value():
+    def make(reduction):
+        return Logging(log=lambda module, value: module.log("value", value, on_epoch=True, reduce_fx=reduction))
+
+    plain, _ = both(lambda: make("sum"), loader, strategy("eager"), max_epochs=1)
+    _, sink = both(lambda: make("max"), loader, strategy("eager"), max_epochs=1)
+    with pytest.raises(AssertionError):
+        assert_parity(plain, sink)
+
+
+HOOKS = {
+    "on_train_batch_start": {"on_epoch": True},
+    "on_train_batch_end": {"on_epoch": True},
+    "on_before_zero_grad": {"on_step": True, "on_epoch": True},
+    "on_before_backward": {"on_step": True, "on_epoch": True},
+    "on_after_backward": {"on_step": True, "on_epoch": True},
+    "on_before_optimizer_step": {"on_step": True},
+}
+
+
+@ENGINES
+@SIZES
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_logging_from_every_hook_of_the_step(hook, accumulate, size, engine):
+    def make():
+        return Logging(hook, lambda module, value: module.log("value", value, **HOOKS[hook]))
+
+    plain, sink = both(
+        make, loader, strategy(engine, size), max_epochs=2, accumulate_grad_batches=accumulate, log_every_n_steps=2
+    )
+    assert sink.engine == engine, sink.warned
+    assert_parity(plain, sink, exact=engine == "eager")
+    assert any("value" in name for _, row in sink.rows for name in row)
+
+
+@ENGINES
+@SIZES
+@pytest.mark.parametrize("every", [1, 3, 50])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loggers_get_every_row_that_is_due(accumulate, every, size, engine):
+    plain, sink = both(
+        Net, lambda: loader(shuffle=True), strategy(engine, size), max_epochs=4,
+        accumulate_grad_batches=accumulate, log_every_n_steps=every,
+    )  # fmt: skip
+    assert_parity(plain, sink, exact=engine == "eager")
+    steps = [step for step, row in sink.rows if "loss_forked_step" in row]
+    total = sink.trainer.global_step
+    assert steps == [step for step in range(total) if (step + 1) % every == 0]
+
+
+@ENGINES
+def test_a_csv_file_is_plain_lightnings(engine):
+    tables = []
+    for folder, kind in (("plain", "auto"), ("sink", strategy(engine, 5))):
+        torch.manual_seed(7)
+        logger = CSVLogger(folder, flush_logs_every_n_steps=1)
+        trainer = L.Trainer(strategy=kind, logger=logger, **QUIET, max_epochs=3, log_every_n_steps=2)
+        trainer.fit(Net(), loader(), loader(2))
+        with Path(logger.log_dir, "metrics.csv").open() as file:
+            tables.append(list(csv.DictReader(file)))
+    plain, sink = tables
+    assert len(plain) == len(sink) > 25
+    for expected, found in zip(plain, sink, strict=True):
+        assert expected.keys() == found.keys()
+        for name in expected:
+            assert (expected[name] == "") == (found[name] == ""), name
+            if expected[name]:
+                assert float(found[name]) == pytest.approx(float(expected[name]), rel=1e-4), name
+    if engine == "eager":
+        assert plain == sink
+
+
+def test_without_a_logger_metrics_are_as_ever():
+    runs = []
+    for kind in ("auto", strategy("traced")):
+        torch.manual_seed(7)
+        trainer = L.Trainer(strategy=kind, logger=False, **QUIET, max_epochs=2)
+        trainer.fit(Net(), loader())
+        runs.append(trainer.callback_metrics)
+    assert set(runs[0]) == set(runs[1])
+    for name, value in runs[0].items():
+        assert float(runs[1][name]) == pytest.approx(float(value), rel=1e-4)
+
+
+class Mixed(Net):
+    """Logs numbers of Python, the rate, and several names at once."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("size", float(len(batch[0])), on_epoch=True)
+        self.log("constant", 3)
+        self.log("flag", True)
+        self.log_dict({"a": loss.detach() * 2, "b": loss.detach() + 1}, on_epoch=True, on_step=True)
+        return loss
+
+
+class Rate(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
+
+
+@ENGINES
+@SIZES
+@pytest.mark.parametrize("make", [Mixed, lambda: Rate("sgd", "onecycle")], ids=["mixed", "rate"])
+def test_numbers_of_python_and_the_learning_rate(make, size, engine):
+    plain, sink = both(make, lambda: loader(), strategy(engine, size), max_epochs=2, log_every_n_steps=1)
+    assert_parity(plain, sink, exact=engine == "eager")
+
+
+class Sometimes(Net):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx % 4 == 1:
+            self.log("sometimes", loss.detach(), on_epoch=True)
+        return loss
+
+
+@SIZES
+def test_a_log_that_depends_on_the_step_is_eager_and_right(size):
+    plain, sink = both(Sometimes, loader, strategy("traced", size), max_epochs=2, log_every_n_steps=1)
+    assert sink.engine == "eager"
+    (warning,) = [text for text in sink.warned if "runs eagerly" in text]
+    assert "`batch_idx` is read" in warning
+    line = Sometimes.training_step.__code__.co_firstlineno + 2
+    assert f"{__file__}:{line}" in warning
+    assert_parity(plain, sink)
+
+
+class Metrics(Net):
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3, average="micro")
+        self.mean = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self.net(x)
+        loss = torch.nn.functional.cross_entropy(logits, y)
+        self.accuracy(logits, y)
+        self.mean.update(loss.detach())
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        return loss
+
+
+@ENGINES
+@SIZES
+def test_metric_objects_are_right_and_eager(size, engine):
+    plain, sink = both(Metrics, loader, strategy(engine, size), max_epochs=3)
+    assert_parity(plain, sink)
+    assert sink.engine == "eager"
+    assert [text for text in sink.warned if "runs eagerly" in text] or engine == "eager"
+
+
+class Computed(Net):
+    """A metric whose value is logged by hand at the end of the epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.mean.update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("by_hand", self.mean.compute())
+        self.mean.reset()
+
+
+@ENGINES
+@SIZES
+def test_a_metric_that_is_updated_in_the_step_and_computed_at_the_epochs_end(size, engine):
+    plain, sink = both(Computed, loader, strategy(engine, size), max_epochs=3)
+    assert_parity(plain, sink)
+
+
+class Part(Net):
+    """Logs a name in the smaller last batch only."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if len(batch[0]) == 3:
+            self.log("last", loss.detach())
+        return loss
+
+
+@ENGINES
+def test_history(engine):
+    plain, sink = both(Part, loader, strategy(engine), max_epochs=3, accumulate_grad_batches=2, log_every_n_steps=1)
+    history = sink.trainer.strategy.history
+    assert set(history) == {"loss", "loss_forked", "accuracy", "largest", "last"}
+    assert all(value.shape == (17,) and value.device.type == "cpu" for value in history.values())
+    assert torch.allclose(history["loss"] * 2, history["loss_forked"])
+    assert torch.isnan(history["last"]).tolist() == [True] * 16 + [False]
+    for total, loss in plain.events.losses.items():
+        if total > 34:
+            assert float(history["loss"][total - 35]) == pytest.approx(float(loss), rel=1e-4)
+    assert not any(value.requires_grad for value in history.values())
+    assert all(math.isfinite(value) for value in history["loss"].tolist())
+
+
+@ENGINES
+def test_history_holds_the_last_sink_only(engine):
+    lengths = []
+
+    class Lengths(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            lengths.append({name: len(value) for name, value in trainer.strategy.history.items()})
+
+    train(Net(), loader(), strategy(engine, 5), callbacks=[Lengths()], max_epochs=2)
+    assert lengths == [{"loss": 2, "loss_forked": 2, "accuracy": 2, "largest": 2}] * 2
+
+
+@ENGINES
+@SIZES
+def test_callbacks_see_the_metrics_of_the_last_step(size, engine):
+    seen = []
+
+    class Sees(L.Callback):
+        def __init__(self):
+            self.metrics = {}
+            seen.append(self.metrics)
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            total = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+            self.metrics[total] = {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    both(Net, loader, strategy(engine, size), callbacks=lambda: [Sees()], max_epochs=2)
+    plain, sink = seen
+    assert len(sink) == (2 if size == -1 else 8)
+    for total, metrics in sink.items():
+        assert metrics.keys() == plain[total].keys()
+        for name, value in metrics.items():
+            assert value == pytest.approx(plain[total][name], rel=1e-4), (total, name)
+
+
+def test_a_wrong_log_is_the_users_error():
+    def make():
+        return Logging(log=lambda module, value: module.log("value", torch.ones(2)))
+
+    with pytest.raises(ValueError, match="the tensor must have a single element"):
+        train(make(), loader(), strategy("traced"), max_epochs=1)
+
+
+class Overridden(Net):
+    def log(self, name, value, **options):
+        super().log(f"own/{name}", value, **options)
+
+
+class Beside(Net):
+    """Logs past its own `log`."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        L.LightningModule.log(self, "beside", loss, on_epoch=True, on_step=True)
+        return loss
+
+
+@ENGINES
+@pytest.mark.parametrize("kind", [Overridden, Beside])
+def test_a_log_of_the_users_own_is_right_and_eager(kind, engine):
+    plain, sink = both(kind, loader, strategy(engine), max_epochs=2)
+    assert_parity(plain, sink, exact=engine == "eager")
+    assert sink.engine == "eager"
+    assert {"own/accuracy", "beside"} & set(sink.trainer.callback_metrics)
+    if engine == "traced":
+        (warning,) = [text for text in sink.warned if "runs eagerly" in text]
+        assert "LightningModule.log" in warning
+        assert __file__ in warning
