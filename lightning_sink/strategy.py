@@ -21,7 +21,7 @@ from lightning_sink.engine.inductor import compile_inductor, compile_traced, mis
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import CompileError, SinkWarning, UnsupportedError
-from lightning_sink.trainer.demands import refuse_unsound_callbacks
+from lightning_sink.trainer.demands import refuse_step_that_fetches, refuse_unsound_callbacks
 from lightning_sink.trainer.loops import data_position, take_over, wrap_training_data
 from lightning_sink.trainer.optimizers import require_optimizer
 from lightning_sink.trainer.reads import counter_getters, machinery
@@ -65,11 +65,9 @@ class SinkStrategy(SingleDeviceStrategy):
         verify: int = 2,
     ) -> None:
         super().__init__("cpu")
-        self.sink_size = _integer("sink_size", sink_size, "-1 for the whole dataset, or a number of batches from 1 up")
+        self.sink_size = _integer("sink_size", sink_size, _SINK_SIZES)
         if self.sink_size != -1 and self.sink_size < 1:
-            raise ValueError(
-                _wrong("sink_size", sink_size, "-1 for the whole dataset, or a number of batches from 1 up")
-            )
+            raise ValueError(_wrong("sink_size", sink_size, _SINK_SIZES))
         if not isinstance(dataset_sink_mode, bool):
             raise TypeError(_wrong("dataset_sink_mode", dataset_sink_mode, "True or False"))
         self.dataset_sink_mode = dataset_sink_mode
@@ -203,6 +201,7 @@ class SinkStrategy(SingleDeviceStrategy):
         super().setup(trainer)
         if self.dataset_sink_mode and trainer.state.fn == TrainerFn.FITTING:
             refuse_unsound_callbacks(trainer, self.sink_size)
+            refuse_step_that_fetches(trainer.lightning_module)
             require_optimizer(self.optimizers, trainer.lightning_module)
             self._close_engine()
 

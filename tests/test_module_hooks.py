@@ -224,7 +224,7 @@ class Skips(Net):
 @pytest.mark.parametrize("sink_size", [3, -1])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_steps_that_return_none(sink_size, accumulate, engine):
-    compare(Skips, engine, sink_size, "batch_idx", data=short, accumulate_grad_batches=accumulate)
+    compare(Skips, engine, sink_size, "batch_idx", accumulate_grad_batches=accumulate)
 
 
 class Extras(Net):

@@ -5,13 +5,13 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import LearningRateFinder, SpikeDetection, ThroughputMonitor, WeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink import EmptyDatasetError, SinkStrategy, UnsupportedError
-from parity import QUIET, Net, assert_parity, loader, train
+from parity import QUIET, Net, Rows, assert_parity, loader, train
 
 SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
 ENGINES = "'auto', 'eager', 'traced', 'inductor'"
@@ -187,16 +187,27 @@ def test_no_batches_by_request_is_no_error():
     assert done.global_step == 0
 
 
+UNSOUND = {
+    "WeightAveraging": (WeightAveraging, "averages the weights", "the average would be another one"),
+    "ThroughputMonitor": (lambda: ThroughputMonitor(len), "counts batches and samples", "the counts would be too small"),
+    "SpikeDetection": (SpikeDetection, "looks at the loss", "spikes of the other steps would be missed"),
+}
+
+
 @pytest.mark.parametrize("size", [-1, 4])
-def test_weight_averaging_is_refused_and_named(size):
+@pytest.mark.parametrize("name", UNSOUND)
+def test_a_callback_that_must_see_every_step_is_refused_and_named(name, size):
+    make, does, wrong = UNSOUND[name]
     module = Net()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    refusing = trainer(SinkStrategy(size, engine="eager"), callbacks=[make()])
+    refusing.loggers = [Rows()]  # ThroughputMonitor asks for one before it is refused
     with pytest.raises(UnsupportedError) as raised:
-        trainer(SinkStrategy(size, engine="eager"), callbacks=[WeightAveraging()]).fit(module, loader())
+        refusing.fit(module, loader())
     assert str(raised.value) == (
-        "`WeightAveraging` averages the weights in `on_train_batch_end`, after every step; in a sink that hook is called"
-        " once per sink, and the average would be another one. Train without the callback, with"
-        " `SinkStrategy(sink_size=1, epoch='dataset')`, or with `SinkStrategy(dataset_sink_mode=False)`."
+        f"`{name}` {does} in `on_train_batch_end`, after every step; in a sink that hook is called once per sink, and"
+        f" {wrong}. Train without the callback, with `SinkStrategy(sink_size=1, epoch='dataset')`, or with"
+        " `SinkStrategy(dataset_sink_mode=False)`."
     )
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
@@ -208,6 +219,51 @@ def test_the_ways_out_of_weight_averaging_are_what_the_message_says(way_out):
         torch.manual_seed(7)
         runs.append(train(Net(), loader(shuffle=True), strategy, callbacks=[WeightAveraging()], max_epochs=2))
     assert_parity(*runs, exact=True)
+
+
+class Fetches(Net):
+    def training_step(self, dataloader_iter):
+        (x, y), _, _ = next(dataloader_iter)
+        return torch.nn.functional.cross_entropy(self.net(x), y)
+
+
+def test_a_step_that_fetches_its_own_batches_is_refused_and_named():
+    with pytest.raises(UnsupportedError) as raised:
+        trainer(SinkStrategy(engine="eager")).fit(Fetches(), loader())
+    line = Fetches.training_step.__code__.co_firstlineno
+    assert str(raised.value) == (
+        f"`Fetches.training_step` takes `dataloader_iter` ({__file__}:{line}) and fetches its own batches; a sink hands"
+        " each step one batch. Take `batch, batch_idx` instead, or train with `SinkStrategy(dataset_sink_mode=False)`."
+    )
+    done = trainer(SinkStrategy(dataset_sink_mode=False))
+    done.fit(Fetches(), loader())
+    assert done.global_step == 17
+
+
+class Rated(Net):
+    def __init__(self):
+        super().__init__()
+        self.lr = 0.01
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("size", [-1, 4])
+def test_the_search_for_a_learning_rate_sees_every_step(size, engine):
+    found = []
+    for strategy in ("auto", SinkStrategy(size, epoch="dataset", engine=engine)):
+        torch.manual_seed(7)
+        finder = LearningRateFinder(num_training_steps=25)
+        run = train(Rated(), loader(40), strategy, callbacks=[finder], max_epochs=2)
+        found.append((run, finder.optimal_lr))
+    (plain, expected), (sink, got) = found
+    assert len(expected.results["loss"]) == len(got.results["loss"])
+    assert got.results["loss"] == pytest.approx(expected.results["loss"], rel=1e-4)
+    assert got.suggestion() == expected.suggestion()
+    assert plain.module.lr == sink.module.lr
+    assert_parity(plain, sink, exact=engine == "eager")
 
 
 def test_without_sinks_it_is_plain_lightning():

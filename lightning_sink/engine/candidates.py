@@ -22,6 +22,9 @@ MAX_RECORDINGS = 5
 _MOST_KINDS = 64
 """Kinds of steps that are remembered at a time."""
 
+_MANY_KINDS = 16
+"""Kinds of steps that came without one of them coming again, after which it is time to say so."""
+
 TOO_MANY_KINDS = Hazard("batches are of too many kinds: shapes, or values that are no tensors, keep changing")
 
 
@@ -79,6 +82,11 @@ class Candidates:
         candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == sink else 1
         candidate.sink = sink
         return candidate
+
+    @property
+    def never_come_again(self) -> bool:
+        """Whether many kinds of steps came and each of them once, so that nothing is ever compiled."""
+        return len(self._known) >= _MANY_KINDS and all(known.seen == 1 for known in self._known.values())
 
     def drop(self, key: Hashable) -> None:
         """Forgets one kind."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Collection, Hashable, Iterable
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -63,7 +63,7 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
             continue
     for name in code.co_names:
         value = function.__globals__.get(name)
-        if isinstance(value, (type, nn.Module)) or not (value is None or callable(value)):
+        if not isinstance(value, (FunctionType, BuiltinFunctionType)):
             yield name, value
 
 

@@ -88,7 +88,7 @@ class CompiledEngine(Engine):
     @property
     def active(self) -> str:
         """What steps really run on: this engine's name, or "eager" where no step could be compiled."""
-        return "eager" if self._reported and not self._verified and not self.compiled_steps else self.name
+        return "eager" if self._sinks and not self._verified and not self.compiled_steps else self.name
 
     def close(self) -> None:
         """Lets go of every program and recording."""
@@ -102,7 +102,7 @@ class CompiledEngine(Engine):
         """Runs all steps of a sink."""
         self._sinks += 1
         if sink.eager_reason is not None:
-            self._report(Hazard(sink.eager_reason))
+            self._report(sink.eager_reason)
             tape = PlainTape()
             for step in sink.steps():
                 sink.run(step, tape)
@@ -195,6 +195,8 @@ class CompiledEngine(Engine):
             self._report(TOO_MANY_KINDS if candidate is None else _RESTLESS)
             sink.run(step, PlainTape())
             return
+        if not self._programs and self._candidates.never_come_again:
+            self._report(TOO_MANY_KINDS)
         first = not any(kind == step.kind for kind, _ in self._programs)
         if not candidate.is_due(first) and (self._costly or candidate.hazard is not None):
             sink.run(step, PlainTape())

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from lightning_sink.engine.watch import Hazard
+
 
 @dataclass
 class Step:
@@ -93,7 +95,7 @@ class PlainTape:
 class Sink(ABC):
     """The steps between two visits to the host, as an engine sees them."""
 
-    eager_reason: str | None = None
+    eager_reason: Hazard | None = None
     """Why every step of this sink has to run the plain way; None where an engine may choose."""
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 Private names of Lightning (2.6): `_every_n_train_steps`, `_train_time_interval` and `_last_time_checked` of
 `ModelCheckpoint`, `_interval` of `Timer`, `_val_check_time_interval` and `_last_val_time` of `Trainer` (no public
-getters exist), `_skip_backward` of the optimization loop (stochastic weight averaging sets it).
+getters exist), `_LRCallback` (the learning-rate finder, which counts steps), `_skip_backward` of the optimization loop (stochastic weight averaging sets it).
 """
 
 from __future__ import annotations
@@ -12,10 +12,19 @@ import math
 import time
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, Timer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+    SpikeDetection,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+    Timer,
+)
+from lightning.pytorch.tuner.lr_finder import _LRCallback
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning.pytorch.tuner.lr_finder import _LRCallback
 
-from lightning_sink.engine.watch import first_line
+from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Limits
 
@@ -24,6 +33,11 @@ try:
 except ImportError:  # came with Lightning 2.6
     WeightAveraging = None  # type: ignore[assignment,misc]
 
+_UNSOUND = {
+    WeightAveraging: ("averages the weights", "the average would be another one"),
+    ThroughputMonitor: ("counts batches and samples", "the counts would be too small"),
+    SpikeDetection: ("looks at the loss", "spikes of the other steps would be missed"),
+}
 _STEP_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
 
@@ -39,8 +53,9 @@ def limits(trainer: Trainer, sink_size: int) -> Limits:
         validate_every = limit if isinstance(limit, int) and not isinstance(limit, bool) else None
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     saves = (callback._every_n_train_steps for callback in callbacks if isinstance(callback, ModelCheckpoint))
+    finds_rate = any(isinstance(callback, _LRCallback) for callback in callbacks)
     return Limits(
-        sink_size=sink_size,
+        sink_size=1 if finds_rate else sink_size,
         epoch_batches=None if length == math.inf else int(length),
         accumulate=trainer.accumulate_grad_batches,
         max_steps=trainer.max_steps,
@@ -72,30 +87,46 @@ def refuse_unsound_callbacks(trainer: Trainer, sink_size: int) -> None:
     Raises:
         UnsupportedError: Names the callback and the way out.
     """
-    unsound = tuple(kind for kind in (WeightAveraging,) if kind is not None)
+    if sink_size == 1:
+        return
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if sink_size != 1 and isinstance(callback, unsound):
-            raise UnsupportedError(
-                f"`{type(callback).__name__}` averages the weights in `on_train_batch_end`, after every step; in a sink"
-                " that hook is called once per sink, and the average would be another one. Train without the callback,"
-                " with `SinkStrategy(sink_size=1, epoch='dataset')`, or with `SinkStrategy(dataset_sink_mode=False)`."
-            )
+        for kind, (does, wrong) in _UNSOUND.items():
+            if kind is not None and isinstance(callback, kind):
+                raise UnsupportedError(
+                    f"`{type(callback).__name__}` {does} in `on_train_batch_end`, after every step; in a sink that hook"
+                    f" is called once per sink, and {wrong}. Train without the callback, with"
+                    " `SinkStrategy(sink_size=1, epoch='dataset')`, or with `SinkStrategy(dataset_sink_mode=False)`."
+                )
 
 
-def eager_reason(trainer: Trainer) -> str | None:
+def refuse_step_that_fetches(module: LightningModule) -> None:
+    """Refuses a step that takes the loader's iterator: how many batches it takes is known only afterwards.
+
+    Raises:
+        UnsupportedError: Names the step and the way out.
+    """
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise UnsupportedError(
+            f"`{type(module).__name__}.training_step` takes `dataloader_iter` ({first_line(module.training_step)}) and"
+            " fetches its own batches; a sink hands each step one batch. Take `batch, batch_idx` instead, or train with"
+            " `SinkStrategy(dataset_sink_mode=False)`."
+        )
+
+
+def eager_reason(trainer: Trainer) -> Hazard | None:
     """Returns why no step of this trainer may be compiled at present, None if steps may."""
     module = trainer.lightning_module
     if not module.automatic_optimization:
-        return f"manual optimization is run step by step ({first_line(module.training_step)})"
+        return Hazard("manual optimization is run step by step", first_line(module.training_step))
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for hook in _STEP_HOOKS:
             method = inspect.getattr_static(callback, hook)
             if method is not getattr(Callback, hook) and not isinstance(callback, StochasticWeightAveraging):
                 where = first_line(getattr(callback, hook))
-                return f"callback `{type(callback).__name__}` overrides `{hook}`, called at every step ({where})"
+                return Hazard(f"callback `{type(callback).__name__}` overrides `{hook}`, called at every step", where)
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and config.interval == "step":
-            return f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step"
+            return Hazard(f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step")
     if trainer.fit_loop._skip_backward:
-        return "the backward pass is skipped (stochastic weight averaging updates normalization statistics)"
+        return Hazard("the backward pass is skipped: stochastic weight averaging updates normalization statistics")
     return None

@@ -24,6 +24,8 @@ from torch import Tensor
 from lightning_sink.data.batch import flatten
 from lightning_sink.engine.history import History
 from lightning_sink.engine.step import PlainTape, Result, Sink, Step, Tape
+from lightning_sink.engine.watch import Hazard
+from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, LogCall, StepLog, captured
@@ -50,7 +52,7 @@ class TrainerSink(Sink):
         fetcher: Any,
         length: int,
         deadline: float,
-        eager_reason: str | None,
+        eager_reason: Hazard | None,
         interrupt: DeferredInterrupt,
     ) -> None:
         self.eager_reason = eager_reason
@@ -69,6 +71,7 @@ class TrainerSink(Sink):
         self._schedulers = bool(self._trainer.lr_scheduler_configs)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
         self._counters = Counters(loop)
+        self._hooks = BatchHooks(self._trainer, alone=length == 1)
         self._accumulate = self._trainer.accumulate_grad_batches
         self._first = self._last = True
         self._announced = False
@@ -109,7 +112,10 @@ class TrainerSink(Sink):
                 self._pass_over()
             else:
                 if self._first:
-                    call._call_callback_hooks(trainer, "on_train_batch_start", batch, loop.batch_idx)
+                    self._hooks.start(batch, loop.batch_idx)
+                elif self._hooks.is_monitored():
+                    self._logs.deliver()
+                    self._hooks.monitor(batch, loop.batch_idx)
                 leaves, signature = flatten(batch)
                 yield Step(batch, leaves, signature, self._kind())
             if self._last or self.skip_epoch or self._interrupt.requested:
@@ -178,7 +184,7 @@ class TrainerSink(Sink):
         self._output = output
         self._last = self._last or trainer.should_stop
         if self._last:
-            call._call_callback_hooks(trainer, "on_train_batch_end", output, batch, batch_idx)
+            self._hooks.end(output, batch, batch_idx)
 
         def end() -> None:
             watched = tape.watched("batch_idx", batch_idx)
@@ -189,7 +195,7 @@ class TrainerSink(Sink):
         if trainer.should_stop and not self._last:
             # The module's hook stopped the training, after its callbacks' turn.
             self._last = True
-            call._call_callback_hooks(trainer, "on_train_batch_end", output, batch, batch_idx)
+            self._hooks.end(output, batch, batch_idx)
         for hazard in log.hazards:
             tape.hazard(hazard)
         self._completed()
@@ -244,7 +250,7 @@ class TrainerSink(Sink):
             return
         self._logs.deliver()
         self._output = result().output
-        call._call_callback_hooks(self._trainer, "on_train_batch_end", self._output, self.batch, loop.batch_idx)
+        self._hooks.end(self._output, self.batch, loop.batch_idx)
         self._add(late, number)
         self._logs.deliver()
         self._completed()
@@ -280,7 +286,7 @@ class TrainerSink(Sink):
         self._logs.deliver()
         self._processed()
         if self._last:
-            call._call_callback_hooks(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)
+            self._hooks.end(None, None, loop.batch_idx)
         call._call_lightning_module_hook(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)
         self._completed()
 
@@ -291,7 +297,7 @@ class TrainerSink(Sink):
         if self._last:
             return
         self._trainer._logger_connector.on_batch_end()
-        call._call_callback_hooks(self._trainer, "on_train_batch_end", self._output, self._batch, self._loop.batch_idx)
+        self._hooks.end(self._output, self._batch, self._loop.batch_idx)
 
 
 def _split(calls: tuple[LogCall, ...], values: list[Tensor]) -> tuple[_Logged, _Logged]:

@@ -925,7 +925,7 @@ def test_a_sink_with_a_reason_runs_plainly_and_says_so():
     training, hazards = of(ordinary)(), []
     engine = engine_for(training, hazards)
     sink = LoopSink(training, batches(6))
-    sink.eager_reason = "because"
+    sink.eager_reason = Hazard("because")
     engine.run(sink)
     engine.run(sink)
     assert [hazard.what for hazard in hazards] == ["because"]
