@@ -254,9 +254,15 @@ def test_validation_by_the_clock_ends_a_sink(engine, monkeypatch):
     for name, strategy in (("plain", "auto"), ("sink", SinkStrategy(engine=engine))):
         clock = Clock(monkeypatch)
         train(
-            Net(), clock.ticking(loader()), strategy, callbacks=[When(name)], max_epochs=2, val_check_interval="00:00:00:05",
-            validation=loader(2), num_sanity_val_steps=0,
-        )  # fmt: skip
+            Net(),
+            clock.ticking(loader()),
+            strategy,
+            callbacks=[When(name)],
+            max_epochs=2,
+            val_check_interval="00:00:00:05",
+            validation=loader(2),
+            num_sanity_val_steps=0,
+        )
     assert len(at["plain"]) > 4
     assert at["plain"] == at["sink"]
 

@@ -189,7 +189,11 @@ def test_no_batches_by_request_is_no_error():
 
 UNSOUND = {
     "WeightAveraging": (WeightAveraging, "averages the weights", "the average would be another one"),
-    "ThroughputMonitor": (lambda: ThroughputMonitor(len), "counts batches and samples", "the counts would be too small"),
+    "ThroughputMonitor": (
+        lambda: ThroughputMonitor(len),
+        "counts batches and samples",
+        "the counts would be too small",
+    ),
     "SpikeDetection": (SpikeDetection, "looks at the loss", "spikes of the other steps would be missed"),
 }
 

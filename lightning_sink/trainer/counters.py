@@ -1,6 +1,7 @@
 """Lightning's counters while a sink runs: exact after every step, at the cost of a few integer additions.
 
-Private names of Lightning (2.6): the fields of `_BatchProgress` and `_OptimizationProgress`. Their own increment
+Private names of Lightning (2.6): the fields of `_BatchProgress` and `_OptimizationProgress`, and
+`_TrainingEpochLoop._results`, what `self.log` has gathered. Their own increment
 methods take as long as the rest of what the host does for a small step.
 """
 
@@ -54,3 +55,22 @@ class Counters:
         total, current = self._batch
         total.completed += 1
         current.completed += 1
+
+
+def save_counts(loop: Any) -> Any:
+    """Returns what a step that is about to be recorded counts and logs, as it is before the step."""
+    optimization = loop.automatic_optimization.optim_progress.state_dict()
+    results = {key: dict(vars(metric)) for key, metric in loop._results.items()}
+    return optimization, loop.batch_progress.state_dict(), results
+
+
+def load_counts(loop: Any, saved: Any) -> None:
+    """Puts back what `save_counts` returned, for a step whose recording failed and that runs again."""
+    optimization, progress, results = saved
+    loop.automatic_optimization.optim_progress.load_state_dict(optimization)
+    loop.batch_progress.load_state_dict(progress)
+    for key in list(loop._results):
+        if key in results:
+            vars(loop._results[key]).update(results[key])
+        else:
+            del loop._results[key]

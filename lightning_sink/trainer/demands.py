@@ -1,8 +1,9 @@
 """What the Trainer's options and callbacks ask of a sink: where it must end, when, and whether it may be compiled.
 
-Private names of Lightning (2.6): `_every_n_train_steps`, `_train_time_interval` and `_last_time_checked` of
-`ModelCheckpoint`, `_interval` of `Timer`, `_val_check_time_interval` and `_last_val_time` of `Trainer` (no public
-getters exist), `_LRCallback` (the learning-rate finder, which counts steps), `_skip_backward` of the optimization loop (stochastic weight averaging sets it).
+Private names of Lightning (2.6), without public getters: `_every_n_train_steps`, `_train_time_interval` and
+`_last_time_checked` of `ModelCheckpoint`, `_interval` of `Timer`, `_val_check_time_interval` and `_last_val_time` of
+`Trainer`, `_LRCallback` (the learning-rate finder, which counts steps), `_skip_backward` of the optimization loop
+(stochastic weight averaging sets it).
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.tuner.lr_finder import _LRCallback
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from lightning.pytorch.tuner.lr_finder import _LRCallback
 
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError

@@ -155,7 +155,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
             sink = TrainerSink(
                 self,
                 data_fetcher,
-                1 if trainer.should_stop or demands.needs_every_step(trainer) else next_sink(limits, position),
+                1 if trainer.should_stop else next_sink(limits, position),
                 demands.deadline(trainer),
                 demands.eager_reason(trainer),
                 interrupt,

@@ -26,7 +26,7 @@ from lightning_sink.engine.history import History
 from lightning_sink.engine.step import PlainTape, Result, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 from lightning_sink.trainer.batch_hooks import BatchHooks
-from lightning_sink.trainer.counters import Counters
+from lightning_sink.trainer.counters import Counters, load_counts, save_counts
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, LogCall, StepLog, captured
 from lightning_sink.trainer.reads import watched_counters
@@ -154,7 +154,7 @@ class TrainerSink(Sink):
         loop, trainer, module = self._loop, self._trainer, self._module
         batch, batch_idx = self.batch, loop.batch_idx
         log = StepLog()
-        saved = None if isinstance(tape, PlainTape) else self._save()
+        saved = None if isinstance(tape, PlainTape) else save_counts(loop)
 
         def train() -> Any:
             watched = tape.watched("batch_idx", batch_idx)
@@ -172,7 +172,7 @@ class TrainerSink(Sink):
         def rewind() -> None:
             nonlocal log
             log = StepLog()
-            self._load(saved)
+            load_counts(loop, saved)
 
         output = tape.span(train, rewind)
         if output is None:
@@ -202,23 +202,6 @@ class TrainerSink(Sink):
         loss = output.get("loss") if isinstance(output, dict) else None
         self.history.add(loss, [(entry.name, value) for entry, value in zip(log.calls, log.values, strict=True)])
         return Result(output, log.values, tuple(log.calls))
-
-    def _save(self) -> Any:
-        loop = self._loop
-        optimization = loop.automatic_optimization.optim_progress.state_dict()
-        results = {key: dict(vars(metric)) for key, metric in loop._results.items()}
-        return optimization, loop.batch_progress.state_dict(), results
-
-    def _load(self, saved: Any) -> None:
-        loop = self._loop
-        optimization, progress, results = saved
-        loop.automatic_optimization.optim_progress.load_state_dict(optimization)
-        loop.batch_progress.load_state_dict(progress)
-        for key in list(loop._results):
-            if key in results:
-                vars(loop._results[key]).update(results[key])
-            else:
-                del loop._results[key]
 
     # -- around a step ----------------------------------------------------------------------------------------------
 
