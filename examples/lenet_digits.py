@@ -122,6 +122,7 @@ def train(callbacks: list[L.Callback], **options) -> tuple[Clock, float]:
     L.seed_everything(0, verbose=False)
     clock = Clock()
     trainer = L.Trainer(
+        accelerator="cpu",
         callbacks=[clock, *callbacks],
         logger=False,
         enable_checkpointing=False,

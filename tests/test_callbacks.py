@@ -7,13 +7,8 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
-    BaseFinetuning,
     EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateMonitor,
     RichProgressBar,
-    StochasticWeightAveraging,
-    Timer,
     TQDMProgressBar,
 )
 
@@ -29,20 +24,6 @@ def strategy(engine, size=-1):
 
 
 @ENGINES
-@SIZES
-def test_early_stopping(size, engine):
-    def stop():
-        return [EarlyStopping("val_loss", patience=1, min_delta=10.0)]
-
-    plain, sink = both(
-        Net, loader, strategy(engine, size), callbacks=stop, max_epochs=9, validation=loader(2), val_check_interval=5
-    )
-    assert_parity(plain, sink, exact=engine == "eager")
-    assert plain.trainer.current_epoch < 8
-    assert sink.engine == engine
-
-
-@ENGINES
 def test_early_stopping_on_a_value_of_training(engine):
     def stop():
         return [EarlyStopping("loss_forked_epoch", patience=2, min_delta=10.0)]
@@ -50,31 +31,6 @@ def test_early_stopping_on_a_value_of_training(engine):
     plain, sink = both(Net, loader, strategy(engine, 5), callbacks=stop, max_epochs=9)
     assert_parity(plain, sink, exact=engine == "eager")
     assert plain.trainer.current_epoch == 3
-
-
-@ENGINES
-@pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_learning_rate_monitor(interval, engine):
-    plain, sink = both(
-        lambda: Net("sgd", "onecycle"), loader, strategy(engine),
-        callbacks=lambda: [LearningRateMonitor(interval, log_momentum=True)], max_epochs=2, log_every_n_steps=1,
-    )  # fmt: skip
-
-    def rates(run):
-        return {step: row["lr-SGD"] for step, row in run.rows if "lr-SGD" in row}
-
-    expected, found = rates(plain), rates(sink)
-    assert found
-    assert set(found) <= set(expected)
-    assert all(found[step] == expected[step] for step in found)
-
-
-@ENGINES
-def test_timer(engine):
-    timer = Timer()
-    run = train(Net(), loader(), strategy(engine), callbacks=[timer], max_epochs=2)
-    assert 0 < timer.time_elapsed("train") < 60
-    assert run.trainer.global_step == 34
 
 
 @ENGINES
@@ -101,56 +57,6 @@ def test_progress_bars_are_right_at_the_end_of_each_sink(bar, size, engine, caps
     trainer.fit(Net(), loader())
     ends = [16] if size == -1 else [3, 7, 11, 15, 16]
     assert seen == [(end, end + 1, 17, True, 17) for end in ends] * 2
-
-
-@ENGINES
-@SIZES
-def test_accumulation_that_changes_with_the_epoch(size, engine):
-    plain, sink = both(
-        Net, lambda: loader(shuffle=True), strategy(engine, size),
-        callbacks=lambda: [GradientAccumulationScheduler({0: 1, 1: 4, 3: 2})], max_epochs=5,
-    )  # fmt: skip
-    assert_parity(plain, sink, exact=engine == "eager")
-    assert sink.engine == engine
-
-
-@pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch")
-@ENGINES
-@SIZES
-def test_stochastic_weight_averaging(size, engine):
-    plain, sink = both(
-        Net, lambda: loader(shuffle=True), strategy(engine, size),
-        callbacks=lambda: [StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2)], max_epochs=5,
-    )  # fmt: skip
-    for run in (plain, sink):  # in its last epoch it updates statistics and clears no gradient
-        run.events.progress = dict.fromkeys(run.events.progress)
-    assert_parity(plain, sink, exact=engine == "eager")
-
-
-class Thaw(BaseFinetuning):
-    def freeze_before_training(self, pl_module):
-        self.freeze(pl_module.net[0])
-
-    def finetune_function(self, pl_module, epoch, optimizer):
-        if epoch == 2:
-            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.02)
-
-
-@ENGINES
-@SIZES
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_finetuning_freezes_and_thaws(optimizer, size, engine):
-    class Later(Net):
-        def configure_optimizers(self):
-            kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
-            return kind([p for p in self.parameters() if p.requires_grad], lr=0.01)
-
-    plain, sink = both(
-        Later, lambda: loader(shuffle=True), strategy(engine, size), callbacks=lambda: [Thaw()], max_epochs=4
-    )
-    assert_parity(plain, sink, exact=engine == "eager")
-    assert len(sink.trainer.optimizers[0].param_groups) == 2
-    assert sink.engine == engine, sink.warned
 
 
 class Looks(L.Callback):
@@ -255,65 +161,6 @@ def test_a_callback_that_changes_hyperparameters(engine):
     assert sink.engine == engine
 
 
-class Stops(L.Callback):
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.global_step >= 20 and batch_idx % 4 == 3:
-            trainer.should_stop = True
-
-
-@ENGINES
-def test_a_callback_that_stops_the_training(engine):
-    plain, sink = both(Net, lambda: loader(16), strategy(engine, 4), callbacks=lambda: [Stops()], max_epochs=9)
-    assert plain.trainer.global_step == 20
-    assert_parity(plain, sink, exact=engine == "eager")
-
-
-class StopsInside(Net):
-    def training_step(self, batch, batch_idx):
-        if self.trainer.global_step == 6:
-            self.trainer.should_stop = True
-        return super().training_step(batch, batch_idx)
-
-
-@ENGINES
-def test_a_module_that_stops_the_training(engine):
-    plain, sink = both(StopsInside, loader, strategy(engine), max_epochs=2)
-    assert plain.trainer.global_step == sink.trainer.global_step == 7
-    assert_parity(plain, sink, exact=engine == "eager")
-
-
-@ENGINES
-@SIZES
-@pytest.mark.parametrize("interval", [3, 4])
-def test_validation_inside_an_accumulation_window(interval, size, engine):
-    gradients = []
-
-    class AtValidation(L.Callback):
-        def __init__(self):
-            self.found = []
-            gradients.append(self.found)
-
-        def on_validation_start(self, trainer, pl_module):
-            if not trainer.sanity_checking:
-                self.found.append([None if p.grad is None else p.grad.clone() for p in pl_module.parameters()])
-
-    plain, sink = both(
-        Net, loader, strategy(engine, size), callbacks=lambda: [AtValidation()], max_epochs=2,
-        accumulate_grad_batches=2, val_check_interval=interval, validation=loader(2),
-    )  # fmt: skip
-    assert_parity(plain, sink, exact=engine == "eager")
-    assert len(gradients[0]) == len(gradients[1]) > 4
-    live = 0
-    for expected, found in zip(*gradients, strict=True):
-        for a, b in zip(expected, found, strict=True):
-            assert (a is None) == (b is None)
-            if a is not None:
-                live += 1
-                assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
-    if interval == 3:
-        assert live
-
-
 def test_hooks_are_called_with_the_first_and_the_last_batch():
     seen = []
 
@@ -330,13 +177,3 @@ def test_hooks_are_called_with_the_first_and_the_last_batch():
     assert seen == [
         event for first, last in bounds for event in (("start", first, sums[first]), ("end", last, sums[last]))
     ]
-
-
-def test_one_strategy_object_in_two_trainers():
-    shared = SinkStrategy(4, epoch="dataset", engine="traced")
-    torch.manual_seed(7)
-    plain = train(Net(), loader(), max_epochs=2)
-    for _ in range(2):
-        # Lightning refuses `accelerator=` beside any strategy object that has served a Trainer already.
-        torch.manual_seed(7)
-        assert_parity(plain, train(Net(), loader(), shared, max_epochs=2, accelerator="auto"))

@@ -1,17 +1,12 @@
 """Checkpoints are Lightning's own: saved at the same steps with the same content, and resumed in both directions."""
 
-import datetime
-import time
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
-from torchdata.stateful_dataloader import StatefulDataLoader
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_sink import SinkStrategy
-from lightning_sink.trainer import demands
 from parity import Net, assert_parity, both, loader, train
 
 OURS = "lightning_sink"
@@ -49,27 +44,6 @@ def saved(strategy, folder, make=lambda: Net("adam", "onecycle"), data=None, see
     return run, sorted(path.name for path in Path(folder).iterdir())
 
 
-@pytest.mark.parametrize("engine", ["eager", "traced"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("size", [-1, 7])
-def test_a_checkpoint_every_few_steps_is_plain_lightnings(size, accumulate, engine):
-    strategy = SinkStrategy(size, epoch="dataset", engine=engine)
-    plain, expected = saved("auto", "plain", accumulate_grad_batches=accumulate)
-    sink, found = saved(strategy, "sink", accumulate_grad_batches=accumulate)
-    assert expected == found
-    assert f"step={5 * len(range(51 // accumulate // 5))}.ckpt" in found
-    for name in found:
-        assert_same_content(load(f"plain/{name}"), load(f"sink/{name}"), exact=engine == "eager")
-    assert_parity(plain, sink, exact=engine == "eager")
-
-
-def test_control_other_training_has_other_checkpoints():
-    saved("auto", "plain")
-    saved(SinkStrategy(engine="eager"), "sink", seed=8)
-    with pytest.raises(AssertionError):
-        assert_same_content(load("plain/step=10.ckpt"), load("sink/step=10.ckpt"))
-
-
 @pytest.mark.parametrize("options", [{"every_n_epochs": 1}, {"monitor": "val_loss", "save_top_k": 2}], ids=str)
 def test_checkpoints_at_epoch_ends_and_after_validation(options):
     files = []
@@ -80,11 +54,6 @@ def test_checkpoints_at_epoch_ends_and_after_validation(options):
     assert files[0] == files[1]
     for name in files[0]:
         assert_same_content(load(f"plain/{name}"), load(f"sink/{name}"))
-
-
-def stateful(shuffle=True):
-    generator = torch.Generator().manual_seed(4)
-    return StatefulDataLoader(loader().dataset, batch_size=8, shuffle=shuffle, generator=generator)
 
 
 WAYS = [("auto", "sink"), ("sink", "auto"), ("sink", "sink")]
@@ -117,39 +86,6 @@ def assert_same_end(whole, resumed, exact, without=()):
     assert {name: a[name] for name in a if name not in without} == {name: b[name] for name in b if name not in without}
 
 
-@pytest.mark.parametrize("engine", ["eager", "traced"])
-@pytest.mark.parametrize(("first", "second"), WAYS)
-@pytest.mark.parametrize("step", [5, 20, 35])
-def test_resuming_in_the_middle_of_an_epoch_with_a_stateful_loader(step, first, second, engine):
-    whole, _ = saved("auto", "whole", NoDropout, stateful())
-    saved(strategy_of(first, engine), "first", NoDropout, stateful())
-    torch.manual_seed(99)
-    resumed = train(
-        NoDropout(), stateful(), strategy_of(second, engine, 4), checkpoint=f"first/step={step}.ckpt", max_epochs=3
-    )
-    reference = train(NoDropout(), stateful(), checkpoint=f"whole/step={step}.ckpt", max_epochs=3)
-    assert_same_end(reference, resumed, exact=engine == "eager")
-    assert whole.trainer.global_step == resumed.trainer.global_step == 51
-    rows = [(number, row) for number, row in reference.rows]
-    assert [(number, set(row)) for number, row in rows] == [(number, set(row)) for number, row in resumed.rows]
-
-
-@pytest.mark.parametrize(("first", "second"), WAYS)
-def test_resuming_at_an_epoch_end_with_a_plain_loader(first, second):
-    def checkpoint(folder):
-        return ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
-
-    whole, _ = saved("auto", "whole", NoDropout, loader(), callback=checkpoint("whole"))
-    saved(strategy_of(first, "eager"), "first", NoDropout, loader(), callback=checkpoint("first"), max_epochs=2)
-    torch.manual_seed(99)
-    strategy = strategy_of(second, "eager", 4)
-    resumed = train(NoDropout(), loader(), strategy, checkpoint="first/epoch=1.ckpt", max_epochs=3)
-    reference = train(NoDropout(), loader(), checkpoint="whole/epoch=1.ckpt", max_epochs=3)
-    assert_same_end(whole, resumed, exact=True)
-    assert_same_end(reference, resumed, exact=True)
-    assert resumed.trainer.global_step == 51
-
-
 @pytest.mark.parametrize(("first", "second"), WAYS)
 def test_resuming_in_the_middle_of_an_epoch_with_a_plain_loader(first, second):
     saved("auto", "whole", NoDropout, loader())
@@ -160,25 +96,6 @@ def test_resuming_in_the_middle_of_an_epoch_with_a_plain_loader(first, second):
     assert_same_end(reference, resumed, exact=True)
     assert [text for text in reference.warned if "not resumable" in text]
     assert [text for text in resumed.warned if "not resumable" in text]
-
-
-@pytest.mark.parametrize("step", [3, 10, 20, 25])
-@pytest.mark.parametrize("kind", ["plain", "stateful"])
-def test_an_endless_traversal_goes_on_at_the_right_batch(kind, step):
-    # In order: what a resumed StatefulDataLoader shuffles in its next traversal is not what it would have shuffled.
-    data = loader if kind == "plain" else lambda: stateful(shuffle=False)
-    strategy = SinkStrategy(10, engine="eager")
-    callback = ModelCheckpoint(dirpath="first", filename="{step}", save_top_k=-1, every_n_train_steps=step)
-    whole, _ = saved(strategy, "first", NoDropout, data(), callback=callback, max_epochs=5)
-    kept = load(f"first/step={step}.ckpt")
-    assert kept[OURS] == {"traversal": step // 17 if step % 17 else step // 17 - 1, "position": step % 17}
-    torch.manual_seed(99)
-    resumed = train(
-        NoDropout(), data(), SinkStrategy(10, engine="eager"), checkpoint=f"first/step={step}.ckpt", max_epochs=5
-    )
-    assert resumed.trainer.global_step == 50
-    # Lightning does not count an epoch as begun again when it resumes from a checkpoint of the epoch's last batch.
-    assert_same_end(whole, resumed, exact=True, without={"epoch_progress"})
 
 
 @pytest.mark.parametrize("step", [10, 20])
@@ -204,77 +121,6 @@ def test_saving_by_hand_and_only_weights():
     assert load("all.ckpt")["global_step"] == run.trainer.global_step
     again = Net.load_from_checkpoint("weights.ckpt", optimizer="adam")
     assert torch.equal(again.net[0].weight, run.module.net[0].weight)
-
-
-class Clock:
-    """A clock that goes on by a second with every batch of a loader."""
-
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-
-    def ticking(self, inner):
-        clock = self
-
-        class Ticking:
-            def __len__(self):
-                return len(inner)
-
-            def __iter__(self):
-                for batch in inner:
-                    clock.now += 1.0
-                    yield batch
-
-        return Ticking()
-
-
-@pytest.mark.parametrize("engine", ["auto", "eager", "traced"])
-def test_a_checkpoint_by_the_clock_ends_a_sink(engine, monkeypatch):
-    clock = Clock(monkeypatch)
-    strategy = "auto" if engine == "auto" else SinkStrategy(engine=engine)
-    callback = ModelCheckpoint(
-        dirpath="run", filename="{step}", save_top_k=-1, train_time_interval=datetime.timedelta(seconds=5)
-    )
-    _, names = saved(strategy, "run", Net, clock.ticking(loader()), callback=callback, max_epochs=2)
-    expected = {f"step={step}.ckpt" for step in (5, 10, 15, 20, 25, 30)}
-    assert expected <= set(names)
-
-
-@pytest.mark.parametrize("engine", ["eager", "traced"])
-def test_validation_by_the_clock_ends_a_sink(engine, monkeypatch):
-    at = {}
-
-    class When(L.Callback):
-        def __init__(self, name):
-            self.steps = at.setdefault(name, [])
-
-        def on_validation_start(self, trainer, pl_module):
-            self.steps.append(trainer.global_step)
-
-    for name, strategy in (("plain", "auto"), ("sink", SinkStrategy(engine=engine))):
-        clock = Clock(monkeypatch)
-        train(
-            Net(),
-            clock.ticking(loader()),
-            strategy,
-            callbacks=[When(name)],
-            max_epochs=2,
-            val_check_interval="00:00:00:05",
-            validation=loader(2),
-            num_sanity_val_steps=0,
-        )
-    assert len(at["plain"]) > 4
-    assert at["plain"] == at["sink"]
-
-
-@pytest.mark.parametrize("engine", ["auto", "eager", "traced"])
-def test_the_time_being_over_ends_a_sink_and_the_training(engine, monkeypatch):
-    strategy = "auto" if engine == "auto" else SinkStrategy(engine=engine)
-    clock = Clock(monkeypatch)
-    run = train(Net(), clock.ticking(loader()), strategy, max_epochs=9, max_time={"seconds": 12})
-    assert run.trainer.global_step in (12, 13)
-    assert isinstance(next(c for c in run.trainer.callbacks if isinstance(c, Timer)), Timer)
-    assert demands.deadline(run.trainer) <= clock.now
 
 
 def test_two_fits_with_a_checkpoint_between_them():

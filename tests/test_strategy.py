@@ -231,6 +231,8 @@ class Fetches(Net):
         return torch.nn.functional.cross_entropy(self.net(x), y)
 
 
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
+@pytest.mark.filterwarnings("ignore:Found `dataloader_iter` argument")
 def test_a_step_that_fetches_its_own_batches_is_refused_and_named():
     with pytest.raises(UnsupportedError) as raised:
         trainer(SinkStrategy(engine="eager")).fit(Fetches(), loader())

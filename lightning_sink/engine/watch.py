@@ -23,6 +23,8 @@ _LIBRARIES = frozenset(
     + ["contextlib", "functools", "importlib", "threading", "abc"]
 )
 
+_ENGINE = "lightning_sink.engine.compiled"
+
 Report = Callable[[str], None]
 
 
@@ -53,19 +55,16 @@ def is_library(module: str) -> bool:
 
 
 def user_line() -> str:
-    """Returns file and line of the innermost frame of the user's step on the stack, "" if there is none.
+    """Returns file and line of the innermost frame of the user's on the stack, "" if there is none in the step.
 
-    A step runs inside a function called `span`; whoever called that, a script that trains, is not part of it.
+    The script that trains stands below the engine on the stack, and is no part of the step.
     """
-    found = ""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not found and is_user_frame(frame):
-            found = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if frame.f_code.co_name == "span" and frame.f_globals.get("__name__", "").startswith("lightning_sink."):
-            return found
+    while frame is not None and not is_user_frame(frame):
+        if frame.f_globals.get("__name__") == _ENGINE:
+            return ""
         frame = frame.f_back
-    return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 def first_line(function: Callable[..., Any]) -> str:

@@ -218,8 +218,8 @@ class TrainerSink(Sink):
             self._last = True
         number = loop._batches_that_stepped
         late: _Logged = []
-        if note and self._last:
-            early, late = _split(note, logged)
+        if self._last:
+            early, late = _split(note or (), logged)
             self._add(early, number)
         else:
             # A row is due at its step whether that step logged or an earlier one did.
