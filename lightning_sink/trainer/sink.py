@@ -84,7 +84,7 @@ class TrainerSink(Sink):
     def steps(self) -> Iterator[Step]:
         """Yields each step with its counters and events up to the user's code done."""
         loop, trainer = self._loop, self._trainer
-        progress = loop.batch_progress
+        progress, started = loop.batch_progress, False
         for index in range(self._length):
             try:
                 raw, _, _ = next(self._fetcher)
@@ -92,7 +92,7 @@ class TrainerSink(Sink):
                 self._end_without_batch()
                 return
             progress.is_last_batch = self._fetcher.done
-            self._first = index == 0
+            self._first = not started
             self._last = (
                 index == self._length - 1
                 or progress.is_last_batch
@@ -111,6 +111,7 @@ class TrainerSink(Sink):
             if batch is None:
                 self._pass_over()
             else:
+                started = True
                 if self._first:
                     self._hooks.start(batch, loop.batch_idx)
                 elif self._hooks.is_monitored():
