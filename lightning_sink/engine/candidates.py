@@ -22,7 +22,7 @@ MAX_RECORDINGS = 5
 _MOST_KINDS = 64
 """Kinds of steps that are remembered at a time."""
 
-_MANY_KINDS = 16
+_MANY_KINDS = 32
 """Kinds of steps that came without one of them coming again, after which it is time to say so."""
 
 TOO_MANY_KINDS = Hazard("batches are of too many kinds: shapes, or values that are no tensors, keep changing")
