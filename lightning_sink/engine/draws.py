@@ -47,7 +47,7 @@ def hoist_draws(graph: fx.Graph) -> list[Callable[[], Tensor]]:
 
 
 def _is_draw(node: fx.Node) -> bool:
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return bool(node.meta.get("draws"))
 
 
 def _as_draw(node: fx.Node) -> Callable[[], Tensor] | None:

@@ -159,11 +159,16 @@ class Recorder(TorchDispatchMode):
         self._check(func, args, kwargs, origin)
         written = list(written_arguments(func, args, kwargs)) if is_mutable(func) else []
         self.recording.written |= self._undo.keep(written)
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        generator = torch.get_rng_state() if may_draw else None
         out = func(*args, **kwargs)
+        # Attention without dropout has the tag and draws nothing.
+        draws = generator is not None and not torch.equal(generator, torch.get_rng_state())
         made = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
-        self._origins.operation(None if torch.Tag.nondeterministic_seeded in func.tags else origin, made, written)
+        self._origins.operation(None if draws else origin, made, written)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
             node = self.recording.graph.call_function(func, node_args, node_kwargs)
+            node.meta["draws"] = draws
             self._write(node, func, node_args, node_kwargs)
             self._bind(out, node)
         return out
