@@ -160,10 +160,10 @@ class Recorder(TorchDispatchMode):
         written = list(written_arguments(func, args, kwargs)) if is_mutable(func) else []
         self.recording.written |= self._undo.keep(written)
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
-        generator = torch.get_rng_state() if may_draw else None
+        generator = torch.default_generator.get_state() if may_draw else None
         out = func(*args, **kwargs)
         # Attention without dropout has the tag and draws nothing.
-        draws = generator is not None and not torch.equal(generator, torch.get_rng_state())
+        draws = generator is not None and not torch.equal(generator, torch.default_generator.get_state())
         made = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
         self._origins.operation(None if draws else origin, made, written)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
