@@ -4,7 +4,8 @@
     ├── UnsupportedError    what was asked for cannot be right in a sink, or not yet
     ├── CompileError        a step cannot be compiled and `fallback="error"` was chosen
     ├── VerificationError   a compiled step and the eager one disagree
-    └── EmptyDatasetError   a traversal of the training data gave no batch
+    ├── EmptyDatasetError   a traversal of the training data gave no batch
+    └── DataTimeoutError    no batch came within the queue's `timeout`
 
     SinkWarning             a step runs eagerly inside its sink; says what, where and the way out
 
@@ -34,3 +35,7 @@ class EmptyDatasetError(SinkError, ValueError):
 
 class SinkWarning(UserWarning):
     """A step runs eagerly inside its sink: the results are right, the speed is plain Lightning's."""
+
+
+class DataTimeoutError(SinkError, TimeoutError):
+    """No batch came within `timeout` seconds; says which stage is late, and what to try."""

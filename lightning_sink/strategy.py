@@ -15,17 +15,22 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.queue import BatchQueue, Source
+from lightning_sink.data.report import QueueReport
+from lightning_sink.datamodule import SinkDataModule
 from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import CompileError, SinkWarning, UnsupportedError
-from lightning_sink.trainer.demands import refuse_step_that_fetches, refuse_unsound_callbacks
-from lightning_sink.trainer.loops import data_position, take_over, wrap_training_data
+from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, refuse_unsound_callbacks
+from lightning_sink.trainer.loops import data_place, take_over
 from lightning_sink.trainer.optimizers import require_optimizer
 from lightning_sink.trainer.reads import counter_getters, machinery
 from lightning_sink.trainer.sink import TrainerSink
+from lightning_sink.trainer.transfer import Transfer
 
 _ENGINES = ("auto", "eager", "traced", "inductor")
 _CHECKPOINT_KEY = "lightning_sink"
@@ -77,7 +82,9 @@ class SinkStrategy(SingleDeviceStrategy):
         self.verify = _integer("verify", verify, "a number of steps, 0 for none")
         if self.verify < 0:
             raise ValueError(_wrong("verify", verify, "a number of steps, 0 for none"))
-        self.resume_position: tuple[int, int] | None = None
+        self.resume_position: dict[str, Any] | None = None
+        self._queue: BatchQueue | None = None
+        self._queue_report = QueueReport()
         self._engine: Engine | None = None
         self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
         self._last_sink: TrainerSink | None = None
@@ -114,6 +121,12 @@ class SinkStrategy(SingleDeviceStrategy):
         """Whether an epoch is a sink of an endless traversal."""
         return self.dataset_sink_mode and self.epoch == "sink" and self.sink_size > 0
 
+    def queue_report(self) -> QueueReport:
+        """Returns what the queue of the present fit did so far, or that of the last one."""
+        if self._queue is not None:
+            self._queue_report = self._queue.report()
+        return self._queue_report
+
     # -- what the loops ask for -------------------------------------------------------------------------------------
 
     @property
@@ -122,6 +135,26 @@ class SinkStrategy(SingleDeviceStrategy):
         if self._engine is None:
             self._engine = self._make_engine()
         return self._engine
+
+    @property
+    def queue_options(self) -> QueueOptions:
+        """How batches are fetched ahead: what a `SinkDataModule` says, or the defaults."""
+        module = self.lightning_module
+        datamodule = getattr(module.trainer if module is not None else None, "datamodule", None)
+        return datamodule.queue_options if isinstance(datamodule, SinkDataModule) else QueueOptions()
+
+    def make_queue(self, source: Source) -> BatchQueue:
+        """Returns the queue of this fit."""
+        module, options = self.lightning_module, self.queue_options
+        assert module is not None  # noqa: S101 - connect() has run
+        self._queue = BatchQueue(
+            source,
+            options,
+            prepare=Transfer(module.trainer) if options.transfer_ahead else None,
+            in_step_because=in_step_reason(module.trainer),
+            say=_say,
+        )
+        return self._queue
 
     def finish_sink(self, sink: TrainerSink) -> None:
         """Takes note of a sink that has ended."""
@@ -205,31 +238,30 @@ class SinkStrategy(SingleDeviceStrategy):
             require_optimizer(self.optimizers, trainer.lightning_module)
             self._close_engine()
 
-    def process_dataloader(self, dataloader: object) -> object:
-        """Makes an endless traversal of the training data where an epoch is a sink."""
-        module = self.lightning_module
-        return dataloader if module is None else wrap_training_data(module.trainer, dataloader)
-
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Adds the position in an endless traversal; everything else in the file is Lightning's."""
+        """Adds the place in the data; everything else in the file is Lightning's."""
         module = self.lightning_module
-        place = data_position(module.trainer) if module is not None else None
+        place = data_place(module.trainer) if module is not None else None
         if place is not None:
-            checkpoint[_CHECKPOINT_KEY] = {"traversal": place[0], "position": place[1]}
+            checkpoint[_CHECKPOINT_KEY] = place.saved()
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Loads a checkpoint and keeps the position in the endless traversal for when the data is set up."""
+        """Loads a checkpoint and keeps the place in the data for when that is set up."""
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
         module = self.lightning_module
         saved = checkpoint.get(_CHECKPOINT_KEY)
         if isinstance(saved, Mapping) and module is not None and module.trainer.state.fn == TrainerFn.FITTING:
-            self.resume_position = int(saved["traversal"]), int(saved["position"])
+            self.resume_position = dict(saved)
         return checkpoint
 
     def teardown(self) -> None:
-        """Lets go of programs and recordings."""
+        """Lets go of programs and recordings, and ends the queue."""
         self._close_engine()
+        if self._queue is not None:
+            self._queue_report = self._queue.report()
+            self._queue.close()
+            self._queue = None
         super().teardown()
 
     def _close_engine(self) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Signature = tuple[Hashable, ...]
@@ -32,6 +33,20 @@ def flatten(batch: Any) -> tuple[list[Tensor], Signature]:
         return list(batch), tuple(signature)
     _walk(batch, leaves, signature)
     return leaves, tuple(signature)
+
+
+def nbytes(batch: Any) -> int:
+    """Returns the bytes of a batch's tensors; 0 for what holds none."""
+    kind = type(batch)
+    if kind is Tensor:
+        return int(batch.nbytes) if batch.layout is torch.strided else 0
+    if kind is tuple or kind is list:
+        return sum(map(nbytes, batch))
+    if isinstance(batch, Mapping):
+        return sum(map(nbytes, batch.values()))
+    leaves: list[Tensor] = []
+    _walk(batch, leaves, [])
+    return sum(leaf.nbytes for leaf in leaves if leaf.layout is torch.strided)
 
 
 def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable]) -> None:

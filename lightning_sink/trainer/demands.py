@@ -13,6 +13,7 @@ import math
 import time
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     ModelCheckpoint,
@@ -111,6 +112,18 @@ def refuse_step_that_fetches(module: LightningModule) -> None:
             " fetches its own batches; a sink hands each step one batch. Take `batch, batch_idx` instead, or train with"
             " `SinkStrategy(dataset_sink_mode=False)`."
         )
+
+
+def in_step_reason(trainer: Any) -> str:
+    """Returns why no batch may be fetched beside a step of this trainer; "" where it may."""
+    before = torch.get_default_dtype()
+    with trainer.precision_plugin.forward_context():
+        changed = torch.get_default_dtype()
+    if changed != before:
+        return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
+    if torch.get_default_device() != torch.device("cpu"):
+        return "`torch.set_default_device` speaks for one thread only"
+    return ""
 
 
 def eager_reason(trainer: Trainer) -> Hazard | None:

@@ -1,34 +1,37 @@
 """Lightning's fit and epoch loops with sinks in place of single batches.
 
 `SinkEpochLoop.advance` runs one sink where Lightning's runs one batch; everything else of an epoch (validation,
-restarts, epoch ends, checkpoints) is inherited. `SinkFitLoop` turns the training data into one endless traversal where
-an epoch is a sink. Both take over the attributes of the loops they replace, under the same names, so checkpoints are
-Lightning's own in both directions.
+restarts, epoch ends, checkpoints) is inherited. `SinkFitLoop` puts a queue between the loaders and the training. Both
+take over the attributes of the loops they replace, under the same names, so checkpoints are Lightning's own in both
+directions.
 
 Private names of Lightning (2.6): the classes `_FitLoop` and `_TrainingEpochLoop`, which have no public seam for what
 happens between two batches; `_should_check_val_fx`, `_skip_next_val`, `_save_loggers_on_train_batch_end`,
-`_should_accumulate` and `_batches_that_stepped`, which `advance` and `on_advance_end` use; `_parse_num_batches`, so
-that `limit_train_batches` means the same number of batches.
+`_should_accumulate` and `_batches_that_stepped`, which `advance` and `on_advance_end` use; `_combined_loader`,
+`_data_source`, `_data_fetcher` and `_num_ready_batches_reached`, where the data comes from and where it ends.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, Protocol
+import warnings
+from typing import Any, Protocol, cast
 
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
+from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
-from lightning.pytorch.trainer.states import RunningStage
 
-from lightning_sink.data.endless import EndlessLoader
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.queue import BatchQueue, Source
+from lightning_sink.data.traversals import Place
 from lightning_sink.engine.step import Engine
-from lightning_sink.errors import EmptyDatasetError, UnsupportedError
+from lightning_sink.engine.watch import user_line
+from lightning_sink.errors import EmptyDatasetError, SinkWarning
 from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
+from lightning_sink.trainer.fetcher import LoaderBatches, SinkFetcher
 from lightning_sink.trainer.interrupt import DeferredInterrupt
+from lightning_sink.trainer.loaders import LoaderSource, TrainingLoaders
 from lightning_sink.trainer.sink import TrainerSink
 
 _CHECK = "Sinks need at least one batch; check the dataset's length and `batch_size` with `drop_last=True`."
@@ -39,11 +42,18 @@ class SinkOwner(Protocol):
 
     Attributes:
         sink_size: Most batches in a sink; -1 for the whole epoch.
-        resume_position: Traversal and batch to go on from, taken by the data that is set up next.
+        resume_position: Place to go on from, taken by the data that is set up next.
     """
 
     sink_size: int
-    resume_position: tuple[int, int] | None
+    resume_position: dict[str, Any] | None
+
+    @property
+    def queue_options(self) -> QueueOptions:
+        """How batches are fetched ahead."""
+
+    def make_queue(self, source: Source) -> BatchQueue:
+        """Returns the queue of this fit."""
 
     @property
     def is_endless(self) -> bool:
@@ -66,66 +76,84 @@ def take_over(trainer: Trainer, strategy: SinkOwner) -> None:
     fit_loop = object.__new__(SinkFitLoop)
     fit_loop.__dict__.update(trainer.fit_loop.__dict__, epoch_loop=epoch_loop)
     epoch_loop.sink_strategy = fit_loop.sink_strategy = strategy
-    fit_loop.preparing = False
-    fit_loop.endless = []
+    fit_loop.loaders = fit_loop.queue = None
     trainer.fit_loop = fit_loop
 
 
 class SinkFitLoop(_FitLoop):
-    """Lightning's fit loop over data that may be one endless traversal."""
+    """Lightning's fit loop over data that comes through a queue and may be one endless traversal."""
 
     sink_strategy: SinkOwner
-    preparing: bool
-    endless: list[EndlessLoader]
+    loaders: TrainingLoaders | None
+    queue: BatchQueue | None
 
     def setup_data(self) -> None:
-        """Prepares the training data; with an endless traversal, limits apply to the traversal and not the epoch."""
-        trainer = self.trainer
-        limit = trainer.limit_train_batches
-        if self.sink_strategy.is_endless and limit != 0:
-            self.preparing, present = True, self.endless
-            self.endless = []
-            try:
-                super().setup_data()
-            finally:
-                self.preparing, self.endless = False, self.endless or present
-                trainer.limit_train_batches = limit
-        else:
+        """Prepares the training data and puts the queue behind Lightning's fetcher."""
+        present, source = self._combined_loader, self._data_source
+        self._data_source = LoaderSource(source, self._adopt)
+        try:
             super().setup_data()
-        if self.max_batches == 0 and limit != 0:
+        finally:
+            self._data_source = source
+        loaders = self._combined_loader
+        if loaders is present:
+            return
+        if self.max_batches == 0:
             raise EmptyDatasetError(f"The training data has no batch: its loader has length 0. {_CHECK}")
+        self._put_queue(cast(TrainingLoaders, loaders))
 
-    def wrap(self, loader: Any) -> Any:
-        """Returns one endless traversal of a training loader, called while `setup_data` prepares it.
+    def _put_queue(self, loaders: TrainingLoaders) -> None:
+        self.loaders = loaders
+        fetcher = cast(_DataFetcher, self._data_fetcher)
+        batches = LoaderBatches(fetcher, loaders)
+        if self.queue is None:
+            self.queue = self.sink_strategy.make_queue(batches)
+        else:
+            self.queue.restart(batches)
+        self._data_fetcher = SinkFetcher(fetcher, loaders, self.queue)
+        if loaders.traversals.resumed_at and not loaders.traversals.is_exact:
+            _warn_of_the_place(loaders)
 
-        Raises:
-            UnsupportedError: When the training data comes from several loaders.
-        """
-        trainer, strategy = self.trainer, self.sink_strategy
-        known = sized_len(loader)
-        length = math.inf if known is None else float(known)
-        limited = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
-        # From here on Lightning must not apply the limit again, to the epoch; `setup_data` puts it back.
-        trainer.limit_train_batches = 1.0
-        if length == 0:
-            return loader
-        if self.endless:
-            raise UnsupportedError(
-                "`epoch='sink'` with a `sink_size` traverses one training loader; got several, in a `CombinedLoader`,"
-                " list or dict. Use `SinkStrategy(epoch='dataset')`, which takes any."
-            )
-        endless = EndlessLoader(loader, strategy.sink_size, None if limited == math.inf else int(limited))
+    def _adopt(self, loader: Any) -> TrainingLoaders:
+        strategy = self.sink_strategy
+        loaders = TrainingLoaders.adopt(
+            loader,
+            strategy.sink_size if strategy.is_endless else None,
+            strategy.queue_options,
+            lambda: 1 if self.queue is None else self.queue.horizon(),
+            self.trainer.strategy.root_device,
+        )
         if strategy.resume_position is not None:
-            endless.resume_at(*strategy.resume_position)
+            loaders.traversals.resume(strategy.resume_position)
             strategy.resume_position = None
-        self.endless.append(endless)
-        return endless
+        return loaders
+
+    def on_advance_start(self) -> None:
+        """Begins an epoch; samplers are told of traversals where these are endless, and of epochs elsewhere."""
+        self.setup_data()
+        assert self.loaders is not None  # noqa: S101 - setup_data has run
+        with self.loaders.hidden(self.loaders.traversals.endless):
+            super().on_advance_start()
+
+    def teardown(self) -> None:
+        """Ends the queue and lets go of the data."""
+        super().teardown()
+        if self.queue is not None:
+            self.queue.close()
+            self.queue = None
+        self.loaders = None
 
 
 class SinkEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop, a sink at a time."""
 
     sink_strategy: SinkOwner
+
+    def reset(self) -> None:
+        """Resets for an epoch; Lightning's warning that data cannot be resumed is for data that was not."""
+        loaders = self.trainer.fit_loop.loaders
+        with loaders.hidden(loaders.traversals.resumed_at > 0):
+            super().reset()
 
     def advance(self, data_fetcher: Any) -> None:
         """Runs one sink.
@@ -151,11 +179,13 @@ class SinkEpochLoop(_TrainingEpochLoop):
             total_batches=self.batch_progress.total.ready,
             optimizer_steps=self.global_step,
         )
+        length = 1 if trainer.should_stop else next_sink(limits, position)
         with DeferredInterrupt() as interrupt:
+            data_fetcher.queue.expect(length)
             sink = TrainerSink(
                 self,
                 data_fetcher,
-                1 if trainer.should_stop else next_sink(limits, position),
+                length,
                 demands.deadline(trainer),
                 demands.eager_reason(trainer),
                 interrupt,
@@ -165,10 +195,18 @@ class SinkEpochLoop(_TrainingEpochLoop):
             finally:
                 sink.close()
                 strategy.finish_sink(sink)
+                # After Ctrl-C nobody wants what is being fetched.
+                data_fetcher.queue.rest(wait=not interrupt.requested)
         if sink.exhausted and self.batch_progress.total.ready == 0:
             raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")
         if sink.exhausted or sink.skip_epoch:
             raise StopIteration
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """Lets Lightning act after a sink; nothing is fetched while it validates."""
+        if self._should_check_val_fx(data_fetcher):
+            data_fetcher.queue.pause()
+        super().on_advance_end(data_fetcher)
 
     def end_inner_step(self) -> None:
         """What Lightning's `on_advance_end` does after a batch that no validation follows."""
@@ -178,14 +216,24 @@ class SinkEpochLoop(_TrainingEpochLoop):
         self._save_loggers_on_train_batch_end()
 
 
-def wrap_training_data(trainer: Trainer, loader: Any) -> Any:
-    """Returns an endless traversal of a loader that Lightning prepares for training; any other loader as it is."""
-    loop = trainer.fit_loop
-    return loop.wrap(loader) if isinstance(loop, SinkFitLoop) and loop.preparing else loader
+def _warn_of_the_place(loaders: TrainingLoaders) -> None:
+    traversals = loaders.traversals
+    names = ", ".join(f"`{type(getattr(loader, 'sampler', None) or loader).__name__}`" for loader in loaders.flattened)
+    text = (
+        f"The data goes on at batch {traversals.resumed_at} of traversal {traversals.traversal}: as many batches of"
+        f" what {names} gives were passed over. Whether they are those that were trained before is up to {names}; the"
+        " order of torch's own samplers is had again exactly, and a `StatefulDataLoader` of torchdata keeps its place."
+    )
+    filename, _, line = user_line().rpartition(":")
+    warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)
 
 
-def data_position(trainer: Trainer) -> tuple[int, int] | None:
-    """Returns traversal and batch of an endless traversal, None where there is none."""
+def data_place(trainer: Trainer) -> Place | None:
+    """Returns the place behind the batch that was trained last; None where a training would not go on from there."""
     loop = trainer.fit_loop
-    endless = loop.endless if isinstance(loop, SinkFitLoop) else []
-    return (endless[0].traversal, endless[0].position) if endless else None
+    loaders = loop.loaders if isinstance(loop, SinkFitLoop) else None
+    if loaders is None or loaders.taken is None:
+        return None
+    if not loaders.traversals.endless and loop.epoch_loop._num_ready_batches_reached():
+        return None  # the next epoch begins a traversal of its own
+    return loaders.taken

@@ -66,7 +66,7 @@ class TrainerSink(Sink):
         self._length = length
         self._deadline = deadline
         self._interrupt = interrupt
-        self._transfer = Transfer(self._trainer)
+        self._transfer = Transfer(self._trainer, done=fetcher.queue.prepares)
         self._logs = LogBuffer(self._trainer, self._module)
         self._schedulers = bool(self._trainer.lr_scheduler_configs)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
@@ -83,20 +83,32 @@ class TrainerSink(Sink):
 
     def steps(self) -> Iterator[Step]:
         """Yields each step with its counters and events up to the user's code done."""
-        loop, trainer = self._loop, self._trainer
+        loop, trainer, interrupt = self._loop, self._trainer, self._interrupt
+        self._fetcher.before_wait = interrupt.raise_for_children
         progress, started = loop.batch_progress, False
         for index in range(self._length):
+            interrupt.held = False
             try:
                 raw, _, _ = next(self._fetcher)
             except StopIteration:
+                self.exhausted = True
                 self._end_without_batch()
                 return
+            except KeyboardInterrupt as error:
+                interrupt.raised = error
+                self._end_without_batch()
+                return
+            except Exception:
+                self._end_without_batch()
+                raise
+            finally:
+                interrupt.held = True
             progress.is_last_batch = self._fetcher.done
             self._first = not started
             self._last = (
                 index == self._length - 1
                 or progress.is_last_batch
-                or self._interrupt.requested
+                or interrupt.requested
                 or trainer.received_sigterm
                 or trainer.should_stop
                 or time.monotonic() >= self._deadline
@@ -119,7 +131,7 @@ class TrainerSink(Sink):
                     self._hooks.monitor(batch, loop.batch_idx)
                 leaves, signature = flatten(batch)
                 yield Step(batch, leaves, signature, self._kind())
-            if self._last or self.skip_epoch or self._interrupt.requested:
+            if self._last or self.skip_epoch or interrupt.requested:
                 self._logs.deliver()
                 return
 
@@ -275,8 +287,7 @@ class TrainerSink(Sink):
         self._completed()
 
     def _end_without_batch(self) -> None:
-        """The data ended where more was announced: the batch before was the last one, and its callbacks are due."""
-        self.exhausted = True
+        """No batch came where more were announced: the one before was the sink's last, and its callbacks are due."""
         self._logs.deliver()
         if self._last:
             return

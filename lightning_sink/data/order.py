@@ -1,0 +1,108 @@
+"""The order of a DataLoader's batches: which rows the next ones hold, read at the moments at which it would draw them.
+
+`Order` owns one traversal of the loader's own batch sampler. It does no arithmetic of a sampler again; it only knows
+when a sampler draws, and so how far it may be read ahead without a draw from any generator coming early.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+_PLAIN_INTS = (SequentialSampler, RandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+class Order:
+    """One traversal of a loader's batch sampler; draws now what `iter(loader)` would draw now.
+
+    Args:
+        loader: A `DataLoader` that batches automatically.
+        resumes: Whether `iter(loader)` would go on with workers that persist: it then draws no seed for them.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, resumes: bool = False) -> None:
+        self._batches: Iterator[Any] = iter(loader.batch_sampler)  # type: ignore[arg-type]
+        if not resumes:
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the seed of the workers
+            if loader.num_workers:  # starts its sampler twice, the first one unused
+                self._batches = iter(loader.batch_sampler)  # type: ignore[arg-type]
+        self.gives_ints = _gives_ints(loader)
+        self._read: deque[Any] = deque()
+        self._samples = 0
+        self._failed: Exception | None = None
+        self.batch_size, self._period = _draws(loader)
+        # With workers a loader begins by reading this many, and is ahead by as many from then on.
+        self._pull((loader.prefetch_factor or 0) * loader.num_workers)
+        if self._failed is not None:
+            raise self._failed
+
+    def take(self, most: int) -> list[Any]:
+        """Returns the rows of the next batches, at least one batch and at most `most`; none when there is no more."""
+        count = min(most, self._before_a_draw())
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        pulled = self._pull(count)
+        if self._failed is not None:
+            if not pulled:
+                failed, self._failed = self._failed, None
+                raise failed
+            count = pulled
+        return [self._read.popleft() for _ in range(min(count, len(self._read)))]
+
+    def _before_a_draw(self) -> int:
+        """Returns how many batches can be read now so that none but the first of them may draw."""
+        if self._period is None:
+            return sys.maxsize
+        if self._period == 0:
+            return 1
+        return max(1, (self._period - self._samples % self._period) // self.batch_size)
+
+    def _pull(self, count: int) -> int:
+        before = len(self._read)
+        try:
+            self._read.extend(islice(self._batches, count))
+        except Exception as error:  # raised again when the batch that it belongs to is due
+            self._failed = error
+        pulled = len(self._read) - before
+        self._samples += pulled * self.batch_size
+        return pulled
+
+
+def _gives_ints(loader: DataLoader[Any]) -> bool:
+    """Whether the rows are lists of Python ints by the making of the sampler, so that nobody need look."""
+    batches: Any = loader.batch_sampler
+    return type(batches) is BatchSampler and type(batches.sampler) in _PLAIN_INTS
+
+
+def _draws(loader: DataLoader[Any]) -> tuple[int, int | None]:
+    """Returns the batch size, and the number of samples between two draws of the sampler.
+
+    The number is None if it draws only when it begins, and 0 if it may draw, or look at anything, at every sample.
+    """
+    batches: Any = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        return 1, 0
+    sampler: Any = batches.sampler
+    if type(sampler) is RandomSampler and sampler.generator is not None:
+        # Draws from the user's generator in blocks, the block after the last one too. (Without one it draws a seed
+        # when it begins and all else from a generator of its own.)
+        return batches.batch_size, 32 if sampler.replacement else len(sampler.data_source)
+    if type(sampler) is SubsetRandomSampler and type(sampler.indices) not in (list, tuple, range):
+        return batches.batch_size, 0
+    known = type(sampler) in _PLAIN_INTS or type(sampler) is SubsetRandomSampler
+    return batches.batch_size, None if known else 0

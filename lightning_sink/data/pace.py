@@ -1,0 +1,83 @@
+"""Whether batches are fetched ahead or when they are due: measured, both ways, and the faster one kept.
+
+Fetching ahead costs two thread switches and a watched fetch a batch. It pays where a fetch waits for something (a disk,
+a worker, a sleep) or computes without the interpreter's lock; for a list of batches it is a loss many times over, and
+for a dataset in plain Python the two threads only take turns. No rule by kind of loader gets all of these right, a
+clock does. What is trained is the same either way.
+"""
+
+from __future__ import annotations
+
+_CHEAP = 100e-6
+"""Seconds of a fetch below which two thread switches cannot pay."""
+
+_WARM_UP = 4
+"""Batches after a change of ways that are not measured: the queue fills or empties."""
+
+_TRIAL = 12
+"""Batches measured on each way."""
+
+_FIRST_STAY = 48
+"""Batches between the first trial and the second; doubled from trial to trial."""
+
+
+class Pace:
+    """Chooses between fetching in step and fetching ahead.
+
+    First a trial in step, then, if a fetch takes long enough to be worth it, one ahead; the faster way is kept until
+    the next trial.
+
+    Attributes:
+        ahead: Whether to fetch ahead now.
+    """
+
+    def __init__(self) -> None:
+        self.ahead = False
+        self._fixed = self._settled = False
+        self._count = 0
+        self._stay = _FIRST_STAY
+        self._fetches: list[float] = []
+        self._wholes: list[float] = []
+        self._in_step = 0.0
+
+    def stay_in_step(self) -> None:
+        """Fetches in step from now on, whatever the clock says."""
+        self.ahead, self._fixed = False, True
+
+    def note(self, fetch: float, whole: float) -> None:
+        """Takes note of a batch.
+
+        Args:
+            fetch: Seconds that the training stood still for it.
+            whole: Seconds from the take before it, in the same sink, to this one.
+        """
+        if self._fixed:
+            return
+        self._count += 1
+        if self._settled:
+            if self._count >= self._stay:
+                self._stay *= 2
+                self._measure(ahead=False)
+        elif self._count > _WARM_UP:
+            self._fetches.append(fetch)
+            self._wholes.append(whole)
+            if len(self._wholes) == _TRIAL:
+                self._decide(_typical(self._fetches), _typical(self._wholes))
+
+    def _measure(self, ahead: bool) -> None:
+        self.ahead, self._settled, self._count = ahead, False, 0
+        self._fetches, self._wholes = [], []
+
+    def _decide(self, fetch: float, whole: float) -> None:
+        if self.ahead:
+            self.ahead = whole < self._in_step
+        elif fetch >= _CHEAP:
+            self._in_step = whole
+            self._measure(ahead=True)
+            return
+        self._settled, self._count = True, 0
+
+
+def _typical(seconds: list[float]) -> float:
+    """The mean but for the largest two: a step that is compiled says nothing about the way."""
+    return sum(sorted(seconds)[:-2]) / (len(seconds) - 2)

@@ -1,0 +1,234 @@
+"""The thread that fetches ahead: when it may, how far, and how it ends.
+
+The producer owns its thread, the line of fetched items and the right to fetch. It fetches only what it is told to, one
+item at a time and in order, and it knows nothing of what an item is. `torchdata.nodes.Prefetcher` has such a thread
+too, one for each traversal. Written by hand here is what that lacks: one thread for a whole training that stands still
+on demand, a bound in bytes, fetches that wait for their turn before they touch what the whole process shares
+(`turn.py`), and an end on every way out.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lightning_sink.data.report import Telemetry
+from lightning_sink.data.turn import NumpyTurns, watched
+
+
+class Abandoned(BaseException):
+    """Ends a fetch that waits for its turn when the queue is closed or emptied."""
+
+
+@dataclass
+class Item:
+    """What one fetch gave.
+
+    Attributes:
+        value: The result; None where there is an error.
+        error: What the fetch raised.
+        size: Bytes that count against the queue's bound.
+        drew: What shared thing the fetch waited for its turn to touch, "" for none.
+        is_last: Whether nothing may be fetched after it: an error, the end, or something that only the owner can do.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    size: int = 0
+    drew: str = ""
+    is_last: bool = False
+
+
+Work = Callable[[bool], Item]
+"""Fetches one item; told whether it is its turn already. Must not raise."""
+
+
+class Producer:
+    """Fetches items ahead on a thread of its own.
+
+    All methods are for the owner's thread.
+
+    Args:
+        most: Most items fetched and not yet taken.
+        most_bytes: Most bytes of them.
+        telemetry: Takes the time for which there was work and no room.
+
+    Attributes:
+        wanted: Items still to be fetched before the owner says more.
+        running: Whether the thread may fetch ahead.
+    """
+
+    def __init__(self, most: int, most_bytes: int, telemetry: Telemetry) -> None:
+        self.wanted = 0
+        self.running = False
+        self._most, self._most_bytes, self._telemetry = most, most_bytes, telemetry
+        self._changed = threading.Condition()
+        self._items: deque[Item] = deque()
+        self._bytes = 0
+        self._work: Work | None = None
+        self._context: contextvars.Context | None = None
+        self._grad = True
+        self._busy = self._suspended = self._stopped = self._closing = self._abandon = False
+        self._awaited = self._demanded = self._granted = False
+        self._drew = ""
+        self._numpy = NumpyTurns()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ready(self) -> int:
+        """Items that can be taken at once."""
+        return len(self._items)
+
+    @property
+    def pending(self) -> int:
+        """Items that can be taken, and the one that is being fetched."""
+        if self._thread is None:
+            return 0
+        with self._changed:
+            return len(self._items) + self._busy
+
+    def run(self, work: Work, wanted: int) -> None:
+        """Lets the thread fetch ahead, `wanted` items in all."""
+        with self._changed:
+            self._prepare(work)
+            self._numpy.install()
+            self.wanted, self.running = wanted, True
+            self._changed.notify_all()
+
+    def demand(self, work: Work) -> None:
+        """Lets the thread make one fetch, in turn: the owner is about to wait for it."""
+        with self._changed:
+            self._prepare(work)
+            self._demanded = True
+            self._changed.notify_all()
+
+    def _prepare(self, work: Work) -> None:
+        self._work, self._grad = work, torch.is_grad_enabled()
+        self._context = contextvars.copy_context()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="lightning_sink queue", daemon=True)
+            self._thread.start()
+
+    def get(self, seconds: float | None) -> Item | None:
+        """Takes the next item; returns None when it has not come after so many seconds."""
+        with self._changed:
+            if not self._items:
+                self._awaited = True
+                self._changed.notify_all()
+                try:
+                    if not self._changed.wait_for(lambda: bool(self._items), seconds):
+                        return None
+                finally:
+                    self._awaited = False
+            item = self._items.popleft()
+            self._bytes -= item.size
+            if item.is_last:
+                self.running = self._stopped = False
+            self._changed.notify_all()
+        return item
+
+    def pause(self, wait: bool = True) -> None:
+        """Lets no fetch begin and, with `wait`, returns when none is running: at most one waits for its turn."""
+        with self._changed:
+            self.running = self._demanded = False
+            if wait:
+                self._changed.wait_for(lambda: not self._busy or self._suspended)
+            if not self._busy:
+                self._work = self._context = None
+
+    def empty(self) -> None:
+        """Drops what was fetched, and ends a fetch that waits for its turn."""
+        with self._changed:
+            self.running, self._abandon = False, True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._busy)
+            self._abandon = self._stopped = False
+            self._items.clear()
+            self._bytes = self.wanted = 0
+
+    def close(self, seconds: float | None = None) -> bool:
+        """Ends the thread; tells whether it has ended after so many seconds."""
+        with self._changed:
+            self._closing = True
+            self.running = False
+            self._items.clear()
+            self._work = self._context = None
+            self._changed.notify_all()
+        if self._thread is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(seconds)
+        self._numpy.remove()
+        return not self._thread.is_alive()
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+
+    def _may_fetch(self) -> bool:
+        if self._stopped or self._work is None:
+            return False
+        return self._demanded or (self.running and self.wanted > 0 and self._has_room())
+
+    def _has_room(self) -> bool:
+        return not self._items or (len(self._items) < self._most and self._bytes < self._most_bytes)
+
+    def _loop(self) -> None:
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Waits until a fetch may begin and makes it; False at the end."""
+        with self._changed:
+            began, full = time.perf_counter(), self.running and self.wanted > 0 and not self._has_room()
+            self._changed.wait_for(lambda: self._closing or self._may_fetch())
+            if self._closing:
+                return False
+            if full:
+                self._telemetry.producer_wait_seconds += time.perf_counter() - began
+            work, context, grad = cast(Work, self._work), cast(contextvars.Context, self._context), self._grad
+            self._granted, self._demanded = self._demanded, False
+            self._drew, self._busy = "", True
+            self.wanted -= 1
+        try:
+            item: Item | None = context.run(self._fetch, work, grad)
+        except Abandoned:
+            item = None
+        del work, context
+        with self._changed:
+            self._busy = False
+            if item is not None and not self._closing:
+                item.drew = self._drew
+                self._items.append(item)
+                self._bytes += item.size
+                self._stopped = item.is_last
+            self._changed.notify_all()
+        return True
+
+    def _fetch(self, work: Work, grad: bool) -> Item:
+        with torch.set_grad_enabled(grad):
+            if self._granted:
+                return work(True)
+            with watched(self._wait_for_turn):
+                return work(False)
+
+    def _wait_for_turn(self, what: str) -> None:
+        if self._granted:
+            return
+        with self._changed:
+            self._drew, self._suspended = what, True
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(self._is_turn_or_end)
+            finally:
+                self._suspended = False
+            if self._abandon or self._closing:
+                raise Abandoned
+            self._granted = True
+
+    def _is_turn_or_end(self) -> bool:
+        return self._abandon or self._closing or (self._awaited and not self._items)

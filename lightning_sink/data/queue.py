@@ -1,0 +1,317 @@
+"""Batches in order, fetched ahead of the training where that is faster, one at a time where it is not.
+
+`BatchQueue` is the trainer's side: it decides for each batch who fetches it, moves it through a slot of the device,
+keeps time, and hands errors to the training in their place. A batch is fetched
+
+* in step, on the trainer's thread, at the moment plain training would fetch it: the first of each traversal, and all of
+  them where that is faster or nothing may run ahead;
+* ahead, on the producer's thread, within the batches that the present sink will take: what callbacks change between two
+  sinks is seen by the next sink's first batch.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_sink.data.batch import nbytes
+from lightning_sink.data.device import Device, HostDevice, Slot
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.pace import Pace
+from lightning_sink.data.producer import Abandoned, Item, Producer
+from lightning_sink.data.report import QueueReport, Telemetry
+from lightning_sink.errors import DataTimeoutError
+
+_DRAWN_IN_A_ROW = 3
+"""Fetches in a row that waited for their turn after which no more are made ahead."""
+
+_ENDLESS = 1 << 62
+
+
+class NotYet(Exception):
+    """The next fetch begins a traversal, which is made in step."""
+
+
+class Source(ABC):
+    """What a queue fetches from; used by one thread at a time."""
+
+    begin_due = False
+    """Whether a traversal has to begin before the next fetch."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begins the traversal that is due; called on the trainer's thread."""
+
+    @abstractmethod
+    def fetch(self, in_turn: bool) -> tuple[Any, Any]:
+        """Returns the next batch and a note that goes with it.
+
+        Args:
+            in_turn: Whether the training has used every batch before and waits for this one.
+
+        Raises:
+            NotYet: When a traversal would begin and it is not in turn. Nothing has been fetched then.
+            StopIteration: When there is no batch left.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Names the next batch for people: "batch 3 of traversal 0"."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends, from another thread, what a fetch waits for, if that can be done."""
+
+
+@dataclass
+class Fetched:
+    """A batch that was taken.
+
+    Attributes:
+        batch: The batch, on the device.
+        note: What the source said of it.
+    """
+
+    batch: Any
+    note: Any
+
+
+class BatchQueue:
+    """Gives the batches of a source in order.
+
+    Args:
+        source: Where the batches come from.
+        options: How far ahead, and how long to wait.
+        device: Where the batches go.
+        prepare: Applied to each batch where it is fetched; None for nothing.
+        in_step_because: Why nothing may be fetched ahead; "" where it may.
+        say: Told once what costs speed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        options: QueueOptions,
+        *,
+        device: Device | None = None,
+        prepare: Callable[[Any], Any] | None = None,
+        in_step_because: str = "",
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._source, self._options, self._prepare, self._say = source, options, prepare, say
+        self._telemetry = Telemetry()
+        self._pace = Pace()
+        if options.buffer_size == 0:
+            in_step_because = in_step_because or "`buffer_size` is 0"
+        if in_step_because:
+            self._stay_in_step(in_step_because)
+        device = device or HostDevice()
+        self._free: deque[Slot] = deque(device.slot() for _ in range(options.buffer_size + 2))
+        self._held: Slot | None = None
+        self._producer = Producer(options.buffer_size, options.buffer_bytes, self._telemetry)
+        self._close = weakref.finalize(self, self._producer.close, 0.0)
+        self._stage = ""
+        self._since = 0.0
+        self._last_take = 0.0
+        self._drawn = 0
+
+    def __repr__(self) -> str:
+        way = "ahead" if self._pace.ahead else "in step"
+        return f"BatchQueue({self._options.changed()}): {self._telemetry.batches_consumed} batches taken, {way}"
+
+    @property
+    def ready(self) -> int:
+        """Batches that can be taken without waiting."""
+        return self._producer.ready
+
+    @property
+    def prepares(self) -> bool:
+        """Whether batches are prepared where they are fetched."""
+        return self._prepare is not None
+
+    def horizon(self) -> int:
+        """Returns how many batches, the one being fetched included, the present sink still needs."""
+        return max(1, self._producer.wanted + 1)
+
+    def report(self) -> QueueReport:
+        """Returns what the queue did so far."""
+        return self._telemetry.report()
+
+    # -- between sinks ----------------------------------------------------------------------------------------------
+
+    def expect(self, batches: int) -> None:
+        """A sink begins that will take at most so many batches."""
+        producer = self._producer
+        producer.wanted = _ENDLESS if self._options.early_preload else max(0, batches - producer.pending)
+        self._last_take = 0.0
+        if self._pace.ahead:
+            producer.run(self._work, producer.wanted)
+
+    def rest(self, wait: bool = True) -> None:
+        """The sink has ended: nothing is fetched until the next one, unless `early_preload` allows it."""
+        self._release()
+        if not self._options.early_preload:
+            self.pause(wait)
+
+    def pause(self, wait: bool = True) -> None:
+        """Lets nothing be fetched, whatever the options say; with `wait`, returns when no fetch is running."""
+        self._producer.pause(wait)
+
+    def restart(self, source: Source | None = None) -> None:
+        """Forgets what was fetched: the source begins something new, or another takes its place."""
+        self._release()
+        self._producer.empty()
+        self._source = source or self._source
+
+    def close(self) -> bool:
+        """Ends the thread; tells whether it could be ended."""
+        self._release()
+        self._close.detach()
+        if self._producer.close(_PATIENCE):
+            return True
+        self._source.abort()
+        return self._producer.close(_PATIENCE * 4)
+
+    # -- one batch --------------------------------------------------------------------------------------------------
+
+    def take(self) -> Fetched:
+        """Returns the next batch; the one before may be overwritten from now on.
+
+        Raises:
+            StopIteration: When there is no batch left.
+            DataTimeoutError: When none came within `timeout` seconds.
+            Exception: What the loader or a hook raised, with the batch's place added.
+        """
+        began, producer = time.perf_counter(), self._producer
+        self._release()
+        depth = producer.ready
+        if self._pace.ahead and not producer.running:
+            producer.run(self._work, producer.wanted)
+        elif producer.running and not self._pace.ahead and not self._options.early_preload:
+            producer.running = False
+        item = self._next(depth)
+        if item.error is not None:
+            self._raise(item.error)
+        fetched: Fetched
+        fetched, slot = item.value
+        fetched.batch, self._held = slot.take(), slot
+        now = time.perf_counter()
+        self._telemetry.taken(now - began, item.size, depth)
+        if self._last_take:
+            self._pace.note(now - began, now - self._last_take)
+        self._last_take = now
+        return fetched
+
+    def _next(self, depth: int) -> Item:
+        producer = self._producer
+        # A sink that takes more than it said goes on in step.
+        ahead = (self._pace.ahead and producer.wanted > 0) or producer.pending > 0
+        if not ahead and self._options.timeout is None:
+            return self._in_step()
+        while True:
+            if not ahead:
+                if self._source.begin_due:
+                    self._source.begin()
+                producer.demand(self._work)
+            item = producer.get(self._options.timeout)
+            if item is None:
+                raise DataTimeoutError(self._lateness(depth))
+            if not isinstance(item.error, NotYet):
+                self._note_draws(item, ahead)
+                return item
+            producer.wanted += 1
+            if self._options.timeout is None:
+                item = self._in_step()
+                if self._pace.ahead and not item.is_last:
+                    producer.run(self._work, producer.wanted)
+                return item
+            ahead = False
+
+    def _in_step(self) -> Item:
+        self._producer.wanted -= 1
+        return self._work(True)
+
+    def _work(self, in_turn: bool) -> Item:
+        """Fetches one batch, on whichever thread."""
+        source, telemetry = self._source, self._telemetry
+        began = self._since = time.perf_counter()
+        slot = self._free.popleft()
+        try:
+            self._stage = "the loader"
+            batch, note = source.fetch(in_turn)
+            size = nbytes(batch)
+            if self._prepare is not None:
+                self._stage = "the batch-transfer hooks"
+                batch = self._prepare(batch)
+            self._stage = "the copy to the device"
+            slot.fill(batch)
+        except BaseException as error:
+            self._free.append(slot)
+            if isinstance(error, Abandoned):
+                raise
+            return Item(error=error, is_last=True)
+        finally:
+            self._stage = ""
+        telemetry.fetched(time.perf_counter() - began, size)
+        return Item((Fetched(None, note), slot), size=size)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._free.append(self._held)
+            self._held = None
+
+    def _note_draws(self, item: Item, ahead: bool) -> None:
+        if not ahead:
+            return
+        self._telemetry.batches_ahead += item.error is None
+        self._drawn = self._drawn + 1 if item.drew else 0
+        if self._drawn == _DRAWN_IN_A_ROW:
+            self._stay_in_step(f"each fetch touches {item.drew}, which belongs to the whole process")
+            self._producer.running = False
+            self._say(
+                f"batches are fetched when they are due and not ahead: each fetch touches {item.drew}, and its draws"
+                " keep plain Lightning's order. Workers (`num_workers=1` or more) draw from generators of their own."
+            )
+
+    def _stay_in_step(self, because: str) -> None:
+        self._pace.stay_in_step()
+        self._telemetry.in_step_because = because
+
+    # -- what goes wrong --------------------------------------------------------------------------------------------
+
+    def _raise(self, error: BaseException) -> None:
+        if not isinstance(error, (StopIteration, KeyboardInterrupt)):
+            add_note(error, f"[lightning_sink] while fetching {self._source.describe()}")
+        raise error
+
+    def _lateness(self, depth: int) -> str:
+        telemetry, timeout = self._telemetry, self._options.timeout
+        count = telemetry.batches_produced
+        mean = telemetry.fetch_seconds / max(1, count)
+        slowest = f", the slowest {telemetry.slowest_fetch_seconds:.3f} s (fetch {telemetry.slowest_fetch_batch})"
+        return (
+            f"No batch came for {timeout:g} s. Late is {self._stage or 'the loader'}, at {self._source.describe()},"
+            f" since {time.perf_counter() - self._since:.1f} s. Before it {count} batches were fetched,"
+            f" {mean:.3f} s each on average{slowest if count else ''}; the last takes found"
+            f" {[*telemetry.last_depths, depth]} batches ready, of at most {self._options.buffer_size}. If one sample"
+            " takes that long, raise `SinkDataModule(timeout=...)` or make it cheaper; if all do, use more workers"
+            " (`DataLoader(num_workers=...)`); if a worker hangs, look for locks and open files that it shares with"
+            " the process that forked it, or try `SinkStrategy(dataset_sink_mode=False)`."
+        )
+
+
+_PATIENCE = 1.0
+"""Seconds to wait for the thread's end before what it waits for is ended."""
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Adds a line to an error, once; Python 3.10 keeps it where later versions and test runners look for it."""
+    notes = getattr(error, "__notes__", [])
+    if text not in notes:
+        error.__notes__ = [*notes, text]

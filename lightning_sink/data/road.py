@@ -1,0 +1,224 @@
+"""One training loader as it is traversed: by the fast road where there is one, and from the middle after a resume.
+
+A `Road` stands in front of a loader while an iterator is made of it and changes nothing that the user can see of it.
+`Draws` keeps the generators that an order of batches may come from, so that the same order can be had again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+_REPEATABLE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Samplers whose order depends on torch's generators and on `set_epoch`, and on nothing else."""
+
+Saved = dict[str, Any]
+"""States of generators as strings and numbers, fit for a checkpoint."""
+
+
+class Road:
+    """A loader, iterated on the trainer's thread.
+
+    Args:
+        loader: The loader.
+        fast: Gives the same batches faster; None where there is no such thing.
+    """
+
+    def __init__(self, loader: Any, fast: Any | None = None) -> None:
+        self.loader = loader
+        self.fast = fast
+        self._skip = 0
+        self._first: Saved = {}
+
+    def __repr__(self) -> str:
+        return f"Road({type(self.loader).__name__}, {'gathered' if self.fast is not None else 'as it is'})"
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether its order can be had again from the state of torch's generators."""
+        sampler = getattr(self.loader, "sampler", None)
+        batches = getattr(self.loader, "batch_sampler", None)
+        if batches is not None and type(batches) is not BatchSampler:
+            return False
+        return type(getattr(batches, "sampler", sampler)) in _REPEATABLE
+
+    @property
+    def skips(self) -> bool:
+        """Whether batches can be passed over without being fetched."""
+        loader = self.loader
+        return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+    def resume(self, skip: int, first: Saved) -> None:
+        """Lets the next traversal begin behind `skip` batches.
+
+        Args:
+            skip: Batches to pass over, at least one.
+            first: The generators as they were before the first batch of the traversal was fetched.
+        """
+        self._skip, self._first = skip, first
+
+    def __iter__(self) -> Iterator[Any]:
+        skip, self._skip = self._skip, 0
+        chosen: Any = self.loader if self.fast is None else self.fast
+        if not skip:
+            return iter(chosen)
+        # Workers are given the first batches when the iterator is made, by the generators of that moment.
+        first = self._first if not getattr(self.loader, "num_workers", 0) else {}
+        if self.fast is not None:
+            gathered: Any = iter(self.fast)
+            with drawing_from(first, [self]):
+                gathered.skip(skip)
+            return gathered
+        if self.skips:
+            with _skipping(self, skip, first):
+                return iter(self.loader)
+        iterator = iter(self.loader)
+        for _ in range(skip):
+            next(iterator)
+        return iterator
+
+
+@contextmanager
+def _skipping(road: Road, skip: int, first: Saved) -> Iterator[None]:
+    """Gives a DataLoader, for the making of one iterator, a sampler that begins further on."""
+    # DataLoader forbids to set these by assignment, and reads them once for each iterator.
+    attributes = vars(road.loader)
+    name = "sampler" if road.loader.batch_sampler is None else "batch_sampler"
+    original = attributes[name]
+    attributes[name] = _Skipping(original, skip, first, road)
+    try:
+        yield
+    finally:
+        attributes[name] = original
+
+
+class _Skipping:
+    """A sampler whose first traversal leaves out its beginning."""
+
+    def __init__(self, sampler: Any, skip: int, first: Saved, road: Road) -> None:
+        self._sampler, self._skip, self._first, self._road = sampler, skip, first, road
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = iter(self._sampler)
+        skip, self._skip = self._skip, 0
+        return self._rest(iterator, skip) if skip else iterator
+
+    def _rest(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
+        with drawing_from(self._first, [self._road]):
+            for _ in range(skip):
+                next(iterator)
+        yield from iterator
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tells the samplers of a loader which traversal begins."""
+    sampler = getattr(loader, "sampler", None)
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    for item in [sampler] if inner is sampler else [sampler, inner]:
+        tell = getattr(item, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+
+class Draws:
+    """The generators that an order may come from, as they are now.
+
+    Args:
+        roads: The loaders: their own generators are kept too, and those of numpy and Python where a sampler is not one
+            of torch's.
+    """
+
+    def __init__(self, roads: list[Road]) -> None:
+        self._torch = torch.get_rng_state()
+        self._own = [generator.get_state() for generator in _own_generators(roads)]
+        others = not all(road.is_repeatable for road in roads)
+        self._python = random.getstate() if others else None
+        self._numpy = _numpy_state() if others else None
+
+    def saved(self) -> Saved:
+        """Returns the states as strings and numbers."""
+        saved: Saved = {"torch": _text(self._torch.tolist()), "own": [_text(state.tolist()) for state in self._own]}
+        if self._python is not None:
+            version, numbers, gauss = self._python
+            saved["python"] = [version, _text(numbers), gauss]
+        if self._numpy is not None:
+            name, keys, *rest = self._numpy
+            saved["numpy"] = [name, _text(keys.tolist()), *rest]
+        return saved
+
+
+@contextmanager
+def drawing_from(saved: Saved, roads: list[Road]) -> Iterator[None]:
+    """Puts the process's generators where they stood, for a while; loaders' own generators stay there."""
+    if not saved:
+        yield
+        return
+    present = torch.get_rng_state(), random.getstate(), _numpy_state()
+    torch.set_rng_state(_tensor(saved["torch"]))
+    for generator, state in zip(_own_generators(roads), saved["own"], strict=False):
+        generator.set_state(_tensor(state))
+    if "python" in saved:
+        version, numbers, gauss = saved["python"]
+        random.setstate((version, tuple(_numbers(numbers)), gauss))
+    if "numpy" in saved and "numpy" in sys.modules:
+        name, keys, *rest = saved["numpy"]
+        sys.modules["numpy"].random.set_state((name, _numbers(keys), *rest))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(present[0])
+        random.setstate(present[1])
+        if present[2] is not None:
+            sys.modules["numpy"].random.set_state(present[2])
+
+
+def _own_generators(roads: list[Road]) -> list[torch.Generator]:
+    found: list[torch.Generator] = []
+    for road in roads:
+        batches = getattr(road.loader, "batch_sampler", None)
+        for owner in (road.loader, getattr(road.loader, "sampler", None), batches, getattr(batches, "sampler", None)):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator) and not any(generator is other for other in found):
+                found.append(generator)
+    return found
+
+
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy")
+    return numpy.random.get_state() if numpy is not None else None
+
+
+def _text(numbers: Sequence[int]) -> str:
+    return array("I", numbers).tobytes().hex()
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = array("I")
+    numbers.frombytes(bytes.fromhex(text))
+    return numbers.tolist()
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.tensor(_numbers(text), dtype=torch.uint8)

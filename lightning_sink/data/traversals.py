@@ -1,0 +1,199 @@
+"""The traversals of the training data, one after another, and the place in them.
+
+`Traversals` owns the number of the traversal and the batches of it that were given; fetching, workers and shuffling
+stay with the loaders. It can be one traversal at a time, begun by its owner, or endless: then a traversal that ends is
+followed by the next, always in turn (`queue.NotYet`), since beginning one draws from the process's generators and may
+start workers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_sink.data.queue import NotYet
+from lightning_sink.data.road import Draws, Road, drawing_from, set_epoch
+from lightning_sink.errors import EmptyDatasetError
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the traversals, behind a batch.
+
+    Attributes:
+        traversal: Number of the traversal, from 0.
+        batch: Batches of it up to here.
+        begin: The generators when the traversal's iterator was made.
+        first: The generators when its first batch was fetched.
+        states: States of the loaders that have one, behind this batch; None where none has.
+    """
+
+    traversal: int
+    batch: int
+    begin: Draws
+    first: Draws
+    states: list[Any] | None = None
+
+    def saved(self) -> dict[str, Any]:
+        """Returns the place as strings and numbers."""
+        return {
+            "traversal": self.traversal,
+            "position": self.batch,
+            "draws": [self.begin.saved(), self.first.saved()],
+        }
+
+
+class Traversals:
+    """Gives the batches of loaders, traversal by traversal.
+
+    Args:
+        roads: The loaders.
+        iterate: Makes the iterator of one traversal over all of them.
+        endless: Whether a traversal is followed by the next.
+        states: Returns the states of the loaders that have one, None where none has.
+
+    Attributes:
+        traversal: Number of the present traversal, from 0.
+        batch: Batches of it that were given.
+        limit: Batches after which an endless traversal ends even if there are more; infinity for all.
+        in_turn: Whether the next batch is fetched in turn; see `queue.Source.fetch`.
+        resumed_at: Batches of the present traversal that were trained before it was resumed.
+        places: The place behind each batch given and not yet asked for, oldest first.
+    """
+
+    def __init__(
+        self,
+        roads: list[Road],
+        iterate: Callable[[], Iterator[Any]],
+        *,
+        endless: bool,
+        states: Callable[[], list[Any] | None] = lambda: None,
+    ) -> None:
+        self.roads, self.endless = roads, endless
+        self.traversal, self.batch = -1, 0
+        self.resumed_at = 0
+        self.limit = float("inf")
+        self.in_turn = True
+        self.places: deque[Place] = deque()
+        self._iterate, self._states = iterate, states
+        self._iterator: Iterator[Any] | None = None
+        self._fresh = self._ended = False
+        self._begin: Draws | None = None
+        self._first: Draws | None = None
+        self._resumed: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        kind = "endless, " if self.endless else ""
+        return f"Traversals({kind}traversal {max(0, self.traversal)}, batch {self.batch})"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is an iterator."""
+        return self._iterator is not None
+
+    @property
+    def begin_due(self) -> bool:
+        """Whether the next batch is another traversal's."""
+        return self.endless and (self._iterator is None or self._ended or self.batch >= self.limit)
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Lets the first traversal be the one of a saved place, begun again and entered behind that place's batch."""
+        self._resumed = saved
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a saved place can be found again for certain."""
+        return any(map(_finds_its_place, self.roads)) or all(road.is_repeatable for road in self.roads)
+
+    def describe(self) -> str:
+        """Names the next batch."""
+        if self.begin_due:
+            return f"batch 0 of traversal {self.traversal + 1}"
+        return f"batch {self.batch} of traversal {self.traversal}"
+
+    def begin(self) -> None:
+        """Begins the next traversal."""
+        saved, self._resumed = self._resumed, None
+        self.resumed_at = saved["position"] if saved is not None else 0
+        self.traversal = saved["traversal"] if saved is not None else self.traversal + 1
+        self.batch, self._fresh, self._ended = 0, True, False
+        if self.endless:
+            for road in self.roads:
+                set_epoch(road.loader, self.traversal)
+        if self.resumed_at and saved is not None and not any(map(_finds_its_place, self.roads)):
+            self._begin_again(saved)
+        else:
+            self.batch = self.resumed_at
+            self._begin = self._first = Draws(self.roads)
+            self._iterator = self._iterate()
+
+    def _begin_again(self, saved: dict[str, Any]) -> None:
+        self.batch = saved["position"]
+        begin, first = saved.get("draws", [{}, {}])
+        alone = len(self.roads) == 1
+        if alone:
+            self.roads[0].resume(self.batch, first)
+        with drawing_from(begin, self.roads):
+            self._begin = self._first = _Again(begin)
+            self._iterator = self._iterate()
+            if not alone:
+                for _ in range(self.batch):
+                    next(self._iterator)
+        self._first = _Again(first)
+
+    def next(self) -> Any:
+        """Returns the next batch.
+
+        Raises:
+            NotYet: When it begins a traversal and it is not in turn.
+            StopIteration: At the end of a traversal, if they are not endless.
+            EmptyDatasetError: When an endless traversal gives no batch.
+        """
+        if (self._fresh or self.begin_due) and not self.in_turn:
+            raise NotYet
+        if self.begin_due:
+            self.begin()
+        if self._fresh and self.batch == 0:
+            self._first = Draws(self.roads)
+        self._fresh = False
+        try:
+            batch = next(self._iterator)  # type: ignore[arg-type]
+        except StopIteration:
+            if not self.endless:
+                raise
+            if self.batch == 0:
+                raise EmptyDatasetError(_EMPTY) from None
+            self._ended = True
+            return self.next()
+        self.batch += 1
+        self.places.append(
+            Place(self.traversal, self.batch, self._begin, self._first, self._states())  # type: ignore[arg-type]
+        )
+        return batch
+
+    def close(self) -> None:
+        """Lets go of the iterator."""
+        self._iterator = None
+        self.places.clear()
+
+
+class _Again(Draws):
+    """Generators as a checkpoint had them."""
+
+    def __init__(self, saved: dict[str, Any]) -> None:
+        self._saved = saved
+
+    def saved(self) -> dict[str, Any]:
+        return self._saved
+
+
+def _finds_its_place(road: Road) -> bool:
+    return hasattr(road.loader, "load_state_dict")
+
+
+_EMPTY = (
+    "The training data gave no batch: a traversal of the loader ended before its first one. Sinks need at least one"
+    " batch; check the dataset's length, `batch_size` with `drop_last=True`, and that the loader can be iterated again."
+)

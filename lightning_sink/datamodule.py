@@ -1,0 +1,309 @@
+"""SinkDataModule: a LightningDataModule as it is, with the options of the queue that fetches its batches ahead.
+
+Nothing is fetched here: a wrapper carries a `QueueOptions`, `SinkStrategy` reads it, and every other strategy sees the
+datamodule and nothing else. To that end a wrapper is an object whose class is derived from the datamodule's class and
+whose `__dict__` is the datamodule's: hooks, attributes, hyperparameters, the `trainer` and the name under which state
+is saved are found where they always are, and nothing is defined here that Lightning could take for a hook. What the
+wrapper owns lies in slots outside of that `__dict__`, so two wrappers of one datamodule share its state but not their
+options.
+
+Only `self is datamodule` tells the two apart, and `type(self)`; `self.__class__` is the datamodule's class.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABCMeta
+from collections.abc import Callable, Iterable
+from contextvars import copy_context
+from functools import partial
+from types import MemberDescriptorType
+from typing import Any, Literal, NoReturn, cast
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import CombinedLoader
+
+from lightning_sink.data.options import QueueOptions
+
+
+class _KnowsWrappers(type):
+    """Makes a wrapper an instance of `SinkDataModule`, from which it inherits nothing."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return issubclass(type(instance), _Wrapped)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return super().__subclasscheck__(subclass) or issubclass(subclass, _Wrapped)
+
+
+class SinkDataModule(LightningDataModule, metaclass=_KnowsWrappers):
+    """A datamodule with options for fetching its batches ahead in `SinkStrategy`; it changes nothing else.
+
+    It serves wherever the datamodule does, also without `SinkStrategy`: it is an instance of the datamodule's class,
+    both share all their attributes, and checkpoints are the same with and without it.
+
+    Args:
+        datamodule: The datamodule. For loaders there is `SinkDataModule.from_loaders`.
+        buffer_size: Most batches that are fetched and not yet taken. 0 fetches nothing ahead.
+        buffer_bytes: Most bytes of tensors that are fetched and not yet taken; a single larger batch still passes.
+        early_preload: Whether fetching goes on between two sinks, while callbacks run. What a callback changes in the
+            dataset then shows up to `buffer_size` batches late.
+        timeout: Seconds to wait for a batch before the training ends with `DataTimeoutError`; None waits for ever.
+        transfer_ahead: Whether the batch-transfer hooks may run ahead, on another thread. They must not look at the
+            trainer's state then.
+        cache: "device" keeps a dataset of tensors on the device and gathers batches there; None does not.
+        cache_bytes: Most bytes of a dataset that `cache="device"` puts on the device.
+
+    Attributes:
+        queue_options: The options.
+
+    Raises:
+        TypeError: For anything but a datamodule, for one that is wrapped already, or for an option of another type.
+        ValueError: For an option that is not among the accepted values.
+    """
+
+    queue_options: QueueOptions
+
+    def __new__(
+        cls,
+        datamodule: LightningDataModule,
+        *,
+        buffer_size: int = QueueOptions.buffer_size,
+        buffer_bytes: int = QueueOptions.buffer_bytes,
+        early_preload: bool = QueueOptions.early_preload,
+        timeout: float | None = QueueOptions.timeout,
+        transfer_ahead: bool = QueueOptions.transfer_ahead,
+        cache: Literal["device"] | None = QueueOptions.cache,
+        cache_bytes: int = QueueOptions.cache_bytes,
+    ) -> SinkDataModule:
+        """Returns an object that has not inherited from this class, so that no `__init__` runs a second time."""
+        options = QueueOptions(
+            buffer_size=buffer_size,
+            buffer_bytes=buffer_bytes,
+            early_preload=early_preload,
+            timeout=timeout,
+            transfer_ahead=transfer_ahead,
+            cache=cache,
+            cache_bytes=cache_bytes,
+        )
+        datamodule = _made(datamodule)
+        _require_datamodule(datamodule)
+        return _wrap(datamodule, options)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        raise TypeError(
+            f"`SinkDataModule` cannot be subclassed; `{cls.__name__}` does. Make `{cls.__name__}` a subclass of"
+            f" LightningDataModule and wrap it: `SinkDataModule({cls.__name__}(...))`."
+        )
+
+    @classmethod
+    def from_loaders(
+        cls, train: Any = None, val: Any = None, test: Any = None, predict: Any = None, **options: Any
+    ) -> SinkDataModule:
+        """Wraps loaders.
+
+        Args:
+            train: What `Trainer.fit` takes: a DataLoader, any other iterable of batches, or a collection of them.
+            val: The same for validation.
+            test: The same for testing.
+            predict: The same for predicting.
+            **options: The options of `SinkDataModule`.
+
+        Returns:
+            A datamodule that defines only the loaders that are given.
+
+        Raises:
+            TypeError: For what cannot be iterated over, or without any loader.
+        """
+        given = {"train": train, "val": val, "test": test, "predict": predict}
+        given = {name: loader for name, loader in given.items() if loader is not None}
+        if not given:
+            raise TypeError("`SinkDataModule.from_loaders` takes at least one of `train`, `val`, `test` and `predict`.")
+        datamodule = LightningDataModule()
+        for name, loader in given.items():
+            _require_loaders(name, loader)
+            # On the object and not in a class: what is not given stays undefined to Lightning.
+            setattr(datamodule, f"{name}_dataloader", partial(_itself, loader))
+        return cls(datamodule, **options)
+
+    @classmethod
+    def from_datasets(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses, since there is no datamodule to make.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("Wrap what another class makes: `SinkDataModule(LightningDataModule.from_datasets(...))`.")
+
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses, since a checkpoint holds the datamodule without its wrapper.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "A checkpoint does not know the wrapper. Wrap what the datamodule's own class loads:"
+            " `SinkDataModule(MyDataModule.load_from_checkpoint(...))`."
+        )
+
+
+# What the command line of Lightning reads: it then leaves making the datamodule to us, see `_made`.
+SinkDataModule.__new__.__annotations__["datamodule"] = Callable[[], LightningDataModule] | LightningDataModule
+
+
+class _Wrapped:
+    """What the class of each wrapper has in front of the datamodule's class; `_class_for` adds the rest.
+
+    Each name here hides the datamodule's own, so there are no more than are needed.
+    """
+
+    __slots__ = ()
+
+    _sink_inner: LightningDataModule
+    _sink_options: QueueOptions
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keeps from the datamodule's class that it is derived from: it may keep a list of such classes."""
+
+    @property
+    def queue_options(self) -> QueueOptions:
+        """The options."""
+        return self._sink_options
+
+    def __repr__(self) -> str:
+        changed = self._sink_options.changed()
+        return f"SinkDataModule({type(self._sink_inner).__name__}{', ' if changed else ''}{changed})"
+
+    # The class is not to be found by its name, so that a copy in another process makes its own.
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _wrap, (self._sink_inner, self._sink_options)
+
+    def __copy__(self) -> SinkDataModule:
+        return _wrap(copy.copy(self._sink_inner), self._sink_options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SinkDataModule:
+        inner = copy.deepcopy(self._sink_inner, memo)
+        # The datamodule may hold its wrapper, as the method of a loader that a hook has made; that was copied just now.
+        copied = memo.get(id(self))
+        return _wrap(inner, self._sink_options) if copied is None else cast(SinkDataModule, copied)
+
+
+def _wrap(datamodule: LightningDataModule, options: QueueOptions) -> SinkDataModule:
+    wrapper: object = object.__new__(_class_for(type(datamodule)))
+    # Past a `__setattr__` of the datamodule's class, which is not to see what is not its own.
+    object.__setattr__(wrapper, "__dict__", datamodule.__dict__)
+    object.__setattr__(wrapper, "_sink_inner", datamodule)
+    object.__setattr__(wrapper, "_sink_options", options)
+    return cast(SinkDataModule, wrapper)
+
+
+def _class_for(kind: type[Any]) -> type[Any]:
+    """Returns the class of the wrappers of datamodules of class `kind`.
+
+    A class that is still in use is found among the subclasses; keeping it anywhere else would keep `kind` from being
+    freed, too.
+    """
+    found: type[Any]
+    for found in type.__subclasses__(kind):
+        if found.__bases__[0] is _Wrapped:
+            return found
+    names: dict[str, Any] = {
+        "__slots__": ("_sink_inner", "_sink_options"),
+        "__module__": kind.__module__,
+        # Lightning saves state under the name in `__class__`. This one is what hides a class from the command line, for
+        # which a name that two classes have is ambiguous.
+        "__qualname__": f"_class_for.<locals>.{kind.__qualname__}",
+        "__doc__": kind.__doc__,
+        "__class__": property(lambda self: kind),
+        "__new__": lambda cls, *args, **kwargs: kind(*args, **kwargs),  # `type(self)(...)` makes what it ever made
+    }
+    for base in reversed(kind.__mro__):
+        slots = {name: item for name, item in vars(base).items() if isinstance(item, MemberDescriptorType)}
+        names |= {name: _forwarded(item) for name, item in slots.items()}
+    # What a metaclass does when a class is defined (to list it, say) has been done for `kind`. Only abstract classes
+    # keep something for each class.
+    meta: Any = ABCMeta if issubclass(type(kind), ABCMeta) else type
+    return cast(type[Any], meta.__new__(type(kind), kind.__name__, (_Wrapped, kind), names))
+
+
+def _forwarded(slot: MemberDescriptorType) -> property:
+    """Returns the attribute that stands for a slot of the datamodule's class, which is not in the `__dict__`."""
+    return property(
+        lambda self: slot.__get__(self._sink_inner),
+        lambda self, value: slot.__set__(self._sink_inner, value),
+        lambda self: slot.__delete__(self._sink_inner),
+    )
+
+
+def _itself(loader: Any) -> Any:
+    return loader
+
+
+def _made(given: Any) -> Any:
+    """Makes the datamodule where the command line gives what it is to be made of.
+
+    The command line of Lightning would make it under the impression that its hyperparameters are those of
+    `SinkDataModule`: `save_hyperparameters("batch_size")` would fail. They are in a context variable while we are
+    called; the datamodule gets its own part of them, as without the wrapper.
+    """
+    if not isinstance(given, partial) or not given.args or not _is_of(given.func, "jsonargparse"):
+        return given
+    context = copy_context()
+    for variable, value in context.items():
+        if isinstance(value, dict) and "_instantiator" in value and isinstance(value.get("datamodule"), dict):
+            asked = value["datamodule"]
+            own = {"_class_path": asked.get("class_path"), **asked.get("init_args", {}), **asked.get("dict_kwargs", {})}
+            context.run(variable.set, {**own, "_instantiator": value["_instantiator"]})
+    # Its last positional argument is the class; calling it as a whole would overwrite the variable.
+    return context.run(partial(given.args[-1], **given.keywords))
+
+
+def _is_of(item: object, package: str) -> bool:
+    return getattr(item, "__module__", "").partition(".")[0] == package
+
+
+def _require_datamodule(given: object) -> None:
+    if isinstance(given, SinkDataModule):
+        raise TypeError(f"{given!r} is wrapped already. Give all options where the datamodule is wrapped first.")
+    if not isinstance(given, LightningDataModule):
+        name = given.__name__ if isinstance(given, type) else type(given).__name__
+        what = "the class" if isinstance(given, type) else "an object of the class"
+        raise TypeError(f"`SinkDataModule` takes a LightningDataModule; got {what} `{name}`. {_advice(given, name)}")
+    if hasattr(type(given), "queue_options") or "queue_options" in vars(given):
+        raise TypeError(
+            f"`{type(given).__name__}` has an attribute `queue_options`, and so has `SinkDataModule`. Rename the"
+            " datamodule's."
+        )
+
+
+def _advice(given: object, name: str) -> str:
+    if isinstance(given, type):
+        return f"Pass an instance: `SinkDataModule({name}(...))`."
+    if any(_is_of(base, "pytorch_lightning") for base in type(given).__mro__):
+        return "It is of the package `pytorch_lightning`; use `lightning` (`import lightning as L`) throughout."
+    if isinstance(given, LightningModule):
+        return "The model goes to `Trainer.fit(model, datamodule=...)`; pass the data it trains on."
+    if _is_iterable(given):
+        return "For loaders use `SinkDataModule.from_loaders(train, val, ...)`."
+    return "Pass a datamodule, or loaders to `SinkDataModule.from_loaders(train, val, ...)`."
+
+
+def _require_loaders(name: str, given: Any) -> None:
+    if isinstance(given, LightningDataModule):
+        raise TypeError(f"`{name}` takes loaders; got a LightningDataModule. Wrap it: `SinkDataModule(datamodule)`.")
+    # Not iter(): that may start the workers of a loader.
+    for loader in CombinedLoader(given).flattened if not isinstance(given, CombinedLoader) else given.flattened:
+        if isinstance(loader, (str, bytes)) or not _is_iterable(loader):
+            raise TypeError(
+                f"`{name}` takes a DataLoader, any other iterable of batches, or a list or dict of them; got"
+                f" {_shown(given)}{'' if loader is given else f' with {_shown(loader)} in it'}."
+            )
+
+
+def _shown(given: object) -> str:
+    return repr(given) if isinstance(given, (int, float, str, bytes, type(None))) else f"a `{type(given).__name__}`"
+
+
+def _is_iterable(given: object) -> bool:
+    return isinstance(given, Iterable) or hasattr(type(given), "__getitem__")

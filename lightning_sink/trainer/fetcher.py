@@ -1,0 +1,141 @@
+"""Lightning's data fetcher with the queue behind it.
+
+`SinkFetcher` takes the place of the fetcher that `setup_data` made and keeps using it, on whichever thread the queue
+fetches: what Lightning knows about lengths and last batches stays Lightning's. To the loops it looks like any fetcher
+whose `fetched` and `done` speak of the batches that were taken.
+
+Private names of Lightning (2.6): `_DataFetcher`, which has no public counterpart; `fit_loop.epoch_loop` asks for its
+attributes `fetched`, `done`, `length` and the two profiler functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lightning.pytorch.loops.fetchers import _DataFetcher
+
+from lightning_sink.data.private import worker_processes
+from lightning_sink.data.queue import BatchQueue, Source
+from lightning_sink.data.traversals import Place
+from lightning_sink.trainer.loaders import TrainingLoaders
+
+
+class _Note(NamedTuple):
+    """What goes with a batch: Lightning's indices, whether it is known to be the last, and the place behind it."""
+
+    batch_idx: int
+    dataloader_idx: int
+    done: bool
+    place: Place
+
+
+class LoaderBatches(Source):
+    """The batches of the training loaders, through Lightning's own fetcher."""
+
+    def __init__(self, fetcher: _DataFetcher, loaders: TrainingLoaders) -> None:
+        self.fetcher, self.loaders = fetcher, loaders
+
+    @property
+    def begin_due(self) -> bool:  # type: ignore[override]
+        """Whether another traversal has to begin."""
+        return self.loaders.traversals.begin_due
+
+    def begin(self) -> None:
+        """Begins it."""
+        self.loaders.traversals.begin()
+
+    def fetch(self, in_turn: bool) -> tuple[Any, _Note]:
+        """Returns the next batch and its note."""
+        traversals = self.loaders.traversals
+        traversals.in_turn = in_turn
+        # The fetcher stops at the end of an epoch, which is no end where traversals are endless.
+        batch, batch_idx, dataloader_idx = next(self.loaders if traversals.endless else self.fetcher)
+        # Data of unknown length is fetched one batch further than it is given: its place is the oldest, not the last.
+        return batch, _Note(batch_idx, dataloader_idx, self.fetcher.done, traversals.places.popleft())
+
+    def describe(self) -> str:
+        """Names the next batch."""
+        return self.loaders.traversals.describe()
+
+    def abort(self) -> None:
+        """Ends the workers, which a fetch may wait for."""
+        for iterator in getattr(self.loaders._iterator, "iterators", []):
+            for process in worker_processes(iterator):
+                process.terminate()
+
+
+class SinkFetcher(_DataFetcher):
+    """Gives the loops batches out of a queue.
+
+    Args:
+        inner: The fetcher that Lightning chose, with its iterator made.
+        loaders: The training loaders.
+        queue: The queue; its source is the inner fetcher.
+
+    Attributes:
+        before_wait: Called when no batch lies ready; may raise.
+    """
+
+    def __init__(self, inner: _DataFetcher, loaders: TrainingLoaders, queue: BatchQueue) -> None:
+        self._inner = inner
+        super().__init__()
+        self._loaders, self.queue = loaders, queue
+        self.before_wait: Callable[[], None] = lambda: None
+        self._combined_loader = loaders
+        self.length, self.done = inner.length, inner.done
+
+    @property
+    def fetched(self) -> int:
+        """Batches of the epoch that were taken."""
+        return self._taken
+
+    @fetched.setter
+    def fetched(self, count: int) -> None:
+        # The epoch loop adds the batches that were trained before a restart.
+        self._inner.fetched += count - getattr(self, "_taken", count)
+        self._taken = count
+
+    def __iter__(self) -> SinkFetcher:
+        """Begins an epoch."""
+        traversals = self._loaders.traversals
+        if not traversals.endless:
+            self.queue.restart()
+            traversals.places.clear()
+            traversals.in_turn = True
+            iter(self._inner)
+        self._begin_epoch()
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        """Returns the next batch and its indices."""
+        self._start_profiler()
+        try:
+            if not self.queue.ready:
+                self.before_wait()
+            fetched = self.queue.take()
+        except StopIteration:
+            self.done = True
+            raise
+        finally:
+            self._stop_profiler()
+        note: _Note = fetched.note
+        self._taken += 1
+        self.done = note.done if self.length is None else self._taken >= self.length
+        self._loaders.taken = note.place
+        return fetched.batch, note.batch_idx, note.dataloader_idx
+
+    def reset(self) -> None:
+        """Forgets what was fetched of the epoch."""
+        self._inner.reset()
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._taken = 0
+        self.length, self.done = self._inner.length, self._inner.length == 0
+
+    def teardown(self) -> None:
+        """Ends the queue's thread, then the workers."""
+        self.queue.close()
+        self._inner.teardown()
+        self._begin_epoch()

@@ -1,0 +1,177 @@
+"""A Trainer's training loaders: Lightning's `CombinedLoader`, traversed as sinks need it.
+
+`TrainingLoaders` takes the place of the `CombinedLoader` that Lightning makes, or of the user's own, and keeps its
+loaders, its mode and its limits. The user's loaders stay what `trainer.train_dataloader` shows. With `epoch_batches`
+its length is that of a sink and its traversals are endless.
+
+Private names of Lightning (2.6): `_DataLoaderSource`, where Lightning asks for the loaders; `_state_dicts` of
+`CombinedLoader`, what a checkpoint gets; `_Stateful`, what Lightning takes for a loader with a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.types import _Stateful
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
+from lightning.pytorch.utilities import CombinedLoader
+
+from lightning_sink.data.gather import gathered
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.road import Road
+from lightning_sink.data.traversals import Place, Traversals
+
+
+class TrainingLoaders(CombinedLoader):
+    """The training loaders of a fit; made by `adopt`.
+
+    Attributes:
+        traversals: The place in the data.
+        taken: The place behind the last batch that the training took; None before the first.
+    """
+
+    traversals: Traversals
+    taken: Place | None
+    _epoch_batches: int | None
+    _options: QueueOptions
+    _horizon: Callable[[], int]
+    _device: torch.device
+    _roads: list[Road]
+    _iterating: bool
+    _hidden: bool
+    _stateful: bool
+
+    @classmethod
+    def adopt(
+        cls,
+        loader: Any,
+        epoch_batches: int | None,
+        options: QueueOptions,
+        horizon: Callable[[], int],
+        device: torch.device,
+    ) -> TrainingLoaders:
+        """Makes the training loaders out of what the user gave Lightning.
+
+        Args:
+            loader: A `CombinedLoader`, or what Lightning makes one of.
+            epoch_batches: Batches of an epoch in an endless traversal; None where an epoch is a traversal.
+            options: What says whether data in memory goes to the device.
+            horizon: Returns how many batches may be read at once.
+            device: The device.
+        """
+        if not isinstance(loader, CombinedLoader):
+            loader = CombinedLoader(loader, "max_size_cycle")
+        adopted = object.__new__(cls)
+        adopted.__dict__.update(vars(loader))
+        adopted._epoch_batches, adopted._options, adopted._horizon = epoch_batches, options, horizon
+        adopted._device, adopted._roads = device, []
+        adopted._iterating = adopted._hidden = adopted._stateful = False
+        adopted.traversals = Traversals(
+            adopted._roads, adopted._iterate, endless=epoch_batches is not None, states=adopted._present_states
+        )
+        adopted.taken = None
+        return adopted
+
+    def __repr__(self) -> str:
+        return f"TrainingLoaders({self._roads or self.iterables}, {self.traversals!r})"
+
+    @property
+    def flattened(self) -> list[Any]:
+        """The flat list of loaders; while an iterator is made, of the roads in front of them."""
+        if self._hidden:
+            return []
+        return self._roads if self._iterating else super().flattened
+
+    @flattened.setter
+    def flattened(self, flattened: list[Any]) -> None:
+        CombinedLoader.flattened.fset(self, flattened)  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        if self._epoch_batches is None:
+            return super().__len__()
+        return self._epoch_batches if self.traversals.limit > 0 else 0
+
+    def __iter__(self) -> TrainingLoaders:
+        """Begins a traversal; endless ones go on."""
+        if not self._roads:
+            self._roads.extend(self._road(loader) for loader in self.flattened)
+        if not (self.traversals.endless and self.traversals.has_begun):
+            self.traversals.begin()
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        batch: tuple[Any, int, int] = self.traversals.next()
+        return batch
+
+    def _road(self, loader: Any) -> Road:
+        device = self._device if self._options.cache == "device" else None
+        return Road(loader, gathered(loader, self._horizon, device=device, cache_bytes=self._options.cache_bytes))
+
+    def _iterate(self) -> Iterator[Any]:
+        self._iterating = True
+        try:
+            super().__iter__()
+        finally:
+            self._iterating = False
+        self._stateful = any(isinstance(loader, _Stateful) for loader in self.flattened)
+        if self.traversals.endless:
+            length = sized_len(_Inner(self))
+            self.traversals.limit = float("inf") if length is None else length
+        return iter(_Inner(self))
+
+    def reset(self) -> None:
+        """Ends workers and lets go of iterators."""
+        self.traversals.close()
+        super().reset()
+
+    @contextmanager
+    def hidden(self, hide: bool) -> Iterator[None]:
+        """Hides the loaders from Lightning, for a while."""
+        self._hidden = hide
+        try:
+            yield
+        finally:
+            self._hidden = False
+
+    # -- states -----------------------------------------------------------------------------------------------------
+
+    def _present_states(self) -> list[Any] | None:
+        return super()._state_dicts() if self._stateful else None
+
+    def _state_dicts(self) -> list[dict[str, Any]]:
+        """Returns the loaders' states behind the batch that was taken last, not the one fetched last."""
+        if self.taken is not None and self.taken.states is not None:
+            return self.taken.states
+        return super()._state_dicts()
+
+
+class _Inner:
+    """What `CombinedLoader` itself makes of the loaders."""
+
+    def __init__(self, loaders: TrainingLoaders) -> None:
+        self._loaders = loaders
+
+    def __len__(self) -> int:
+        return CombinedLoader.__len__(self._loaders)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return CombinedLoader.__next__(self._loaders)
+
+
+class LoaderSource(_DataLoaderSource):
+    """Gives Lightning what `adopt` makes of the loaders that another source gives."""
+
+    def __init__(self, source: _DataLoaderSource, adopt: Callable[[Any], TrainingLoaders]) -> None:
+        super().__init__(source.instance, source.name)
+        self._adopt = adopt
+
+    def dataloader(self) -> TrainingLoaders:
+        """Returns the training loaders."""
+        return self._adopt(super().dataloader())

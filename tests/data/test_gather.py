@@ -1,0 +1,463 @@
+"""Gathered batches are the plain loader's: the same values in the same order, drawn for at the same moments."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from lightning_sink.data.gather import gathered
+from lightning_sink.errors import UnsupportedError
+
+
+def tensors(length, columns=2):
+    x = torch.arange(length * 3, dtype=torch.float32).reshape(length, 3)
+    return TensorDataset(*(x, torch.arange(length), x[:, 0] > 4)[:columns])
+
+
+DATASETS = {
+    "tensors": tensors,
+    "one": lambda n: tensors(n, 1),
+    "subset": lambda n: Subset(tensors(n + 3), list(range(n + 2, 2, -1))),
+    "range": lambda n: Subset(tensors(2 * n), range(0, 2 * n, 2)),
+    "indices": lambda n: Subset(tensors(n), torch.arange(n - 1, -1, -1)),
+    "array": lambda n: Subset(tensors(n), np.arange(n)[::-1]),
+    "negative": lambda n: Subset(tensors(n), [-1 - i for i in range(n)]),
+    "nested": lambda n: Subset(Subset(tensors(n + 2), range(1, n + 2)), list(range(n))),
+    "stack": lambda n: StackDataset(tensors(n), Subset(tensors(n, 1), list(range(n))[::-1])),
+    "dict": lambda n: StackDataset(a=tensors(n), b=StackDataset(tensors(n, 3))),
+    "part of stack": lambda n: Subset(StackDataset(a=tensors(n)), list(range(n))),
+}
+
+
+class Odd:
+    """Draws from the global generator at every sample."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        for _ in range(self.length):
+            yield int(torch.randint(self.length, ()))
+
+    def __len__(self):
+        return self.length
+
+
+def seeded():
+    return torch.Generator().manual_seed(7)
+
+
+SAMPLERS = {
+    "sequential": SequentialSampler,
+    "random": RandomSampler,
+    "own generator": lambda d: RandomSampler(d, generator=seeded()),
+    "default generator": lambda d: RandomSampler(d, generator=torch.default_generator),
+    "many": lambda d: RandomSampler(d, num_samples=2 * len(d) + 1, generator=torch.default_generator),
+    "few": lambda d: RandomSampler(d, num_samples=(len(d) + 1) // 2, generator=torch.default_generator),
+    "replacement": lambda d: RandomSampler(d, replacement=True),
+    "replacement, own": lambda d: RandomSampler(d, True, 3 * len(d), generator=torch.default_generator),
+    "subset": lambda d: SubsetRandomSampler(range(len(d))),
+    "subset of tensor": lambda d: SubsetRandomSampler(torch.arange(len(d))),
+    "numpy ints": lambda d: list(np.arange(len(d))),
+    "weighted": lambda d: WeightedRandomSampler([1.0] * len(d), 2 * len(d), generator=torch.default_generator),
+    "distributed": lambda d: DistributedSampler(d, 2, 1),
+    "list": lambda d: list(range(len(d))),
+    "odd": lambda d: Odd(len(d)),
+}
+
+
+def states(loader):
+    return [g.get_state() for g in (torch.default_generator, loader.generator, *own(loader)) if g is not None]
+
+
+def own(loader):
+    return [getattr(getattr(loader.batch_sampler, "sampler", None), "generator", None)]
+
+
+def trace(loader, plain, traversals=1):
+    """Returns everything that can be seen of traversals: batches, errors, and generators after each call."""
+    torch.manual_seed(1)
+    seen = []
+    for _ in range(traversals):
+        batches = iter(loader)
+        seen.append(("begun", states(plain)))
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                seen.append(("end", states(plain)))
+                break
+            except (LookupError, RuntimeError, TypeError) as error:
+                seen.append((type(error), states(plain)))
+                continue
+            seen.append((batch, states(plain)))
+    return seen
+
+
+def same(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape, one.stride(), one.device) == (
+            other.dtype,
+            other.shape,
+            other.stride(),
+            other.device,
+        )
+        assert one.is_contiguous()
+        assert one._base is None
+        assert one._version == 0
+        assert one.data_ptr() % 64 == 0
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))  # NaN equals NaN
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            same(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            same(a, b)
+    else:
+        assert one == other
+
+
+def same_states(one, other):
+    assert len(one) == len(other)
+    for (a, states_a), (b, states_b) in zip(one, other, strict=True):
+        same(a, b)
+        assert all(map(torch.equal, states_a, states_b))
+
+
+def sinks(length):
+    return functools.partial(next, itertools.cycle([length, max(1, length - 1)]))
+
+
+def check(make, ahead=lambda: 1000, traversals=2):
+    """The two loaders are made apart, from the same seed, so that none can draw from the other's generator."""
+    torch.manual_seed(0)
+    plain = make()
+    torch.manual_seed(0)
+    inner = make()
+    fast = gathered(inner, ahead)
+    assert fast is not None
+    same_states(trace(fast, inner, traversals), trace(plain, plain, traversals))
+
+
+@given(
+    length=st.integers(1, 40),
+    size=st.integers(1, 17),
+    dataset=st.sampled_from(sorted(DATASETS)),
+    sampler=st.sampled_from(sorted(SAMPLERS)),
+    drop_last=st.booleans(),
+    sink=st.integers(1, 9),
+)
+def test_the_same_batches_and_draws(length, size, dataset, sampler, drop_last, sink):
+    def make():
+        data = DATASETS[dataset](length)
+        return DataLoader(data, size, sampler=SAMPLERS[sampler](data), drop_last=drop_last)
+
+    check(make, sinks(sink))
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_each_sampler(sampler, drop_last):
+    def make():
+        data = tensors(24)
+        return DataLoader(data, 4, sampler=SAMPLERS[sampler](data), drop_last=drop_last)
+
+    check(make)
+
+
+@pytest.mark.parametrize("generator", [False, True])
+def test_shuffle_draws_from_the_loaders_generator(generator):
+    check(lambda: DataLoader(tensors(20), 3, shuffle=True, generator=seeded() if generator else None), traversals=3)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("sampler", ["random", "default generator", "odd"])
+def test_workers_draw_earlier(persistent, sampler):
+    def make():
+        data = tensors(23)
+        options = {"num_workers": 1, "prefetch_factor": 2, "persistent_workers": persistent}
+        return DataLoader(data, 4, sampler=SAMPLERS[sampler](data), **options)
+
+    check(make)
+
+
+def test_control_a_wrong_order_or_draw_is_noticed():
+    plain = DataLoader(tensors(20), 3, shuffle=True)
+    with pytest.raises(AssertionError):
+        same_states(trace(gathered(DataLoader(tensors(20), 3), lambda: 9), plain), trace(plain, plain))
+    expected, found = trace(plain, plain), trace(plain, plain)
+    found[3], found[4] = found[4], found[3]
+    with pytest.raises(AssertionError):
+        same_states(found, expected)
+
+
+def test_own_batch_samplers():
+    batches = [[3, 1], (2,), torch.tensor([0, 4]), [np.int64(1), 2], [True, 1], [], [7, 7, -1], [99], [0]]
+    check(lambda: DataLoader(tensors(9), batch_sampler=batches))
+    check(lambda: DataLoader(tensors(9), batch_sampler=BatchSampler(RandomSampler(range(9)), 2, True)))
+
+
+def test_an_error_arises_at_its_batch():
+    check(lambda: DataLoader(tensors(9), 2, sampler=[0, 1, 2, 77, 3, 4]))
+    check(lambda: DataLoader(tensors(9), 1, sampler=SubsetRandomSampler([*range(9), 9])))
+    check(lambda: DataLoader(Subset(tensors(9), [0, 1, 55, 2]), 1))
+    check(lambda: DataLoader(Subset(tensors(9), [0, 1, True, 1.5, 2]), 1))
+
+
+def test_an_error_of_the_sampler_arises_at_its_batch():
+    def make():
+        sampler = SubsetRandomSampler(list(range(8)))
+        loader = DataLoader(tensors(8), 2, sampler=sampler)
+        del sampler.indices[5:]
+        sampler.__dict__["indices"] = Short(sampler.indices)
+        return loader
+
+    class Short(list):
+        def __len__(self):
+            return 8
+
+    check(make)
+
+
+@pytest.mark.parametrize("before", [0, 1, 4])
+@pytest.mark.parametrize("passed", [0, 1, 3, 5, 50])
+@pytest.mark.parametrize("sampler", ["random", "default generator", "odd"])
+def test_skip(before, passed, sampler):
+    data = tensors(22)
+    rests = []
+    for fast in (False, True):
+        loader = DataLoader(data, 2, sampler=SAMPLERS[sampler](data))
+        torch.manual_seed(3)
+        batches = iter(gathered(loader, lambda: 5) if fast else loader)
+        found = list(itertools.islice(batches, before))
+        if fast:
+            batches.skip(passed)
+        else:
+            list(itertools.islice(batches, passed))
+        drawn = torch.get_rng_state()
+        rests.append((found + list(batches), drawn))
+    same(rests[0][0], rests[1][0])
+    assert torch.equal(rests[0][1], rests[1][1])
+
+
+def write(data):
+    data.tensors[0].mul_(-1)
+
+
+def replace(data):
+    data.tensors = tuple(-tensor for tensor in data.tensors[:1])
+
+
+def replace_by_what_cannot_be_gathered(data):
+    data.tensors = (data.tensors[0].clone().requires_grad_(), data.tensors[1])
+
+
+@pytest.mark.parametrize("change", [write, replace, replace_by_what_cannot_be_gathered])
+def test_a_change_of_the_data_is_seen_at_the_next_batch(change):
+    found = []
+    for fast in (False, True):
+        data = tensors(12)
+        loader = DataLoader(data, 2)
+        batches = iter(gathered(loader, lambda: 100) if fast else loader)
+        first = list(itertools.islice(batches, 2))
+        change(data)
+        found.append(first + [[x.detach() for x in batch] for batch in batches])
+    for a, b in zip(*found, strict=True):
+        assert all(map(torch.equal, a, b))
+    assert found[0][2][0].sum() != tensors(12)[4:6][0].sum() or change is replace_by_what_cannot_be_gathered
+
+
+@pytest.mark.parametrize("change", ["indices", "dataset", "write", "dict"])
+def test_a_change_around_the_data_is_seen_at_the_next_batch(change):
+    found = []
+    for fast in (False, True):
+        part = Subset(tensors(12), torch.arange(12))
+        data = StackDataset(a=part)
+        loader = DataLoader(data, 2)
+        batches = iter(gathered(loader, lambda: 100) if fast else loader)
+        first = list(itertools.islice(batches, 2))
+        if change == "indices":
+            part.indices = list(range(12))[::-1]
+        elif change == "dataset":
+            part.dataset = tensors(12, 1)
+        elif change == "write":
+            part.indices.zero_()
+        else:
+            data.datasets["b"] = tensors(12)
+        found.append(first + list(batches))
+    same(*found)
+
+
+def test_what_workers_may_have_had_a_copy_of_must_not_change():
+    data = tensors(12)
+    fast = gathered(DataLoader(data, 2, num_workers=1), lambda: 100)
+    batches = iter(fast)
+    next(batches)
+    write(data)
+    with pytest.raises(UnsupportedError, match="num_workers=0"):
+        next(batches)
+    assert len(list(fast)) == 6
+
+
+def test_a_run_holds_no_more_batches_than_are_certain():
+    data = tensors(40)
+    batches = iter(gathered(DataLoader(data, 2), sinks(3)))
+    array = data.tensors[0].numpy()
+    first = list(itertools.islice(batches, 3))
+    array[:] = -1  # a write that torch does not count
+    assert all((x >= 0).all() for x, _ in first)
+    assert all((x == -1).all() for x, _ in batches)
+
+
+def test_batches_are_tensors_of_their_own():
+    data = TensorDataset(torch.arange(64.0).reshape(16, 4))
+    before = data.tensors[0].clone()
+    (a,), (b,), (c,), (d,) = gathered(DataLoader(data, 4), lambda: 9)
+    b.requires_grad_()
+    loss = (b * b).sum()
+    a += 1
+    c.detach_()
+    c += torch.ones(4, requires_grad=True)
+    assert c.requires_grad
+    c.sum().backward()
+    loss.backward()
+    assert torch.equal(b.grad, 2 * b.detach())
+    assert torch.equal(a, before[:4] + 1)
+    assert torch.equal(d, before[12:])
+    assert torch.equal(data.tensors[0], before)
+    torch.save(d, "batch.pt")
+    assert torch.equal(torch.load("batch.pt"), d)
+
+
+def test_batches_follow_inference_mode():
+    batches = iter(gathered(DataLoader(tensors(12), 2), lambda: 9))
+    assert not next(batches)[0].is_inference()
+    with torch.inference_mode():
+        assert next(batches)[0].is_inference()
+    assert not next(batches)[0].is_inference()
+
+
+COLUMNS = {
+    **{
+        str(kind): torch.ones(9, 2).to(kind)
+        for kind in (torch.bool, torch.uint8, torch.int16, torch.float64, torch.bfloat16, torch.complex64)
+    },
+    "zero wide": torch.ones(9, 0),
+    "nan": torch.full((9,), torch.nan),
+    "transposed": torch.arange(36.0).reshape(4, 9).t(),
+    "strided": torch.arange(72.0).reshape(9, 8)[:, ::2],
+    "expanded": torch.arange(9.0)[:, None].expand(9, 5),
+    "channels last": torch.randn(9, 3, 4, 5).to(memory_format=torch.channels_last),
+    "five": torch.randn(9, 2, 3, 4, 5),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_columns_of_every_kind(name, size):
+    data = TensorDataset(COLUMNS[name])
+    fast = gathered(DataLoader(data, size), lambda: 9)
+    for found, expected in zip(fast, DataLoader(data, size), strict=True):
+        same(found, expected) if COLUMNS[name].numel() else None
+        assert found[0].stride() == expected[0].stride()
+
+
+class OwnLoader(DataLoader):
+    pass
+
+
+class OwnData(TensorDataset):
+    pass
+
+
+def own_method():
+    data = tensors(4)
+    data.__getitems__ = lambda rows: [(torch.zeros(1),) for _ in rows]
+    return data
+
+
+INELIGIBLE = {
+    "no loader": lambda: [1, 2],
+    "subclass": lambda: OwnLoader(tensors(4)),
+    "collate": lambda: DataLoader(tensors(4), collate_fn=lambda rows: default_collate(rows)),
+    "no batches": lambda: DataLoader(tensors(4), batch_size=None),
+    "dataset": lambda: DataLoader(OwnData(torch.zeros(4))),
+    "list": lambda: DataLoader([1.0, 2.0]),
+    "method": lambda: DataLoader(own_method()),
+    "inner dataset": lambda: DataLoader(Subset(OwnData(torch.zeros(4)), [0, 1])),
+    "bools": lambda: DataLoader(Subset(tensors(4), [True, False])),
+    "gradient": lambda: DataLoader(TensorDataset(torch.zeros(4, requires_grad=True))),
+    "parameter": lambda: DataLoader(TensorDataset(torch.nn.Parameter(torch.zeros(4), False))),
+    "sparse": lambda: DataLoader(TensorDataset(torch.eye(4).to_sparse())),
+    "conjugate": lambda: DataLoader(TensorDataset(torch.zeros(4, dtype=torch.complex64).conj())),
+    "channels last rows": lambda: DataLoader(TensorDataset(torch.randn(4, 2, 4, 5, 3).permute(0, 1, 4, 2, 3))),
+    "empty": lambda: DataLoader(tensors(0)),
+    "no columns": lambda: DataLoader(Subset(TensorDataset(), [0])),
+    "worker init": lambda: DataLoader(tensors(4), num_workers=1, worker_init_fn=print),
+    "no order": lambda: DataLoader(tensors(4), num_workers=1, in_order=False),
+}
+
+
+@pytest.mark.parametrize("name", INELIGIBLE)
+def test_what_only_the_loader_itself_can_do(name):
+    assert gathered(INELIGIBLE[name](), lambda: 9) is None
+
+
+def test_pinned_memory_is_the_loaders(monkeypatch):
+    loader = DataLoader(tensors(4), pin_memory=True)
+    assert gathered(loader, lambda: 1) is not None or torch.accelerator.is_available()
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert gathered(loader, lambda: 1) is None
+
+
+def test_replaced_collate_functions_are_the_loaders(monkeypatch):
+    table = torch.utils.data._utils.collate.default_collate_fn_map
+    monkeypatch.setitem(table, torch.Tensor, lambda rows, collate_fn_map: torch.stack(rows) + 1)
+    assert gathered(DataLoader(tensors(4)), lambda: 1) is None
+
+
+def test_a_copy_on_another_device():
+    data = tensors(6)
+    size = sum(tensor.nbytes for tensor in data.tensors)
+    loader = DataLoader(data, 2, sampler=[0, 1, 2, 3, 99, 4])
+    meta = torch.device("meta")
+    with pytest.raises(ValueError, match=rf"{size} bytes.*{size - 1} are allowed"):
+        gathered(loader, lambda: 9, device=meta, cache_bytes=size - 1)
+    fast = gathered(loader, lambda: 9, device=meta, cache_bytes=size)
+    batches = iter(fast)
+    assert [x.device for x in next(batches)] == [meta, meta]
+    assert [x.device for x in next(batches)] == [meta, meta]
+    with pytest.raises(IndexError):
+        next(batches)
+    copies = dict(fast.cache._copies)
+    write(data)
+    next(iter(fast))
+    changed = [key for key, copy in fast.cache._copies.items() if copy is not copies[key]]
+    assert changed == [id(data.tensors[0])]
+
+
+def test_on_the_same_device_nothing_is_copied():
+    fast = gathered(DataLoader(tensors(6), 2), lambda: 9, device=torch.device("cpu"), cache_bytes=0)
+    same(list(fast), list(DataLoader(tensors(6), 2)))
+    assert not fast.cache._copies
+    assert len(fast) == 3
