@@ -256,12 +256,10 @@ class SinkStrategy(SingleDeviceStrategy):
         return checkpoint
 
     def teardown(self) -> None:
-        """Lets go of programs and recordings, and ends the queue."""
+        """Lets go of programs and recordings, and of the queue, which ends with the loops."""
         self._close_engine()
         if self._queue is not None:
-            self._queue_report = self._queue.report()
-            self._queue.close()
-            self._queue = None
+            self._queue_report, self._queue = self._queue.report(), None
         super().teardown()
 
     def _close_engine(self) -> None:

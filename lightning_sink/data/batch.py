@@ -41,7 +41,10 @@ def nbytes(batch: Any) -> int:
     if kind is Tensor:
         return int(batch.nbytes) if batch.layout is torch.strided else 0
     if kind is tuple or kind is list:
-        return sum(map(nbytes, batch))
+        total = 0
+        for item in batch:  # a third of the time of `sum(map(...))`
+            total += item.nbytes if type(item) is Tensor and item.layout is torch.strided else nbytes(item)
+        return total
     if isinstance(batch, Mapping):
         return sum(map(nbytes, batch.values()))
     leaves: list[Tensor] = []

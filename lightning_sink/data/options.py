@@ -53,7 +53,7 @@ class QueueOptions:
         if self.cache not in (None, "device"):
             raise ValueError(_wrong("cache", self.cache, "'device' or None"))
 
-    def _check(self, name: str, kind: type, accepted: str, least: int | None = None) -> None:
+    def _check(self, name: str, kind: Any, accepted: str, least: int | None = None) -> None:
         value: Any = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, kind):
             raise TypeError(_wrong(name, value, accepted))

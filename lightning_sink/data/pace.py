@@ -11,14 +11,14 @@ from __future__ import annotations
 _CHEAP = 100e-6
 """Seconds of a fetch below which two thread switches cannot pay."""
 
-_WARM_UP = 4
+_WARM_UP = 3
 """Batches after a change of ways that are not measured: the queue fills or empties."""
 
-_TRIAL = 12
+_TRIAL = 10
 """Batches measured on each way."""
 
 _FIRST_STAY = 48
-"""Batches between the first trial and the second; doubled from trial to trial."""
+"""Batches between the first trial and the second; four times as many from trial to trial."""
 
 
 class Pace:
@@ -56,7 +56,7 @@ class Pace:
         self._count += 1
         if self._settled:
             if self._count >= self._stay:
-                self._stay *= 2
+                self._stay *= 4
                 self._measure(ahead=False)
         elif self._count > _WARM_UP:
             self._fetches.append(fetch)

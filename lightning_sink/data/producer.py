@@ -134,24 +134,31 @@ class Producer:
             self._changed.notify_all()
         return item
 
-    def pause(self, wait: bool = True) -> None:
-        """Lets no fetch begin and, with `wait`, returns when none is running: at most one waits for its turn."""
+    def pause(self, wait: bool = True, seconds: float | None = None) -> None:
+        """Lets no fetch begin and, with `wait`, returns when none is running: at most one waits for its turn.
+
+        Args:
+            wait: Whether to wait for a fetch under way.
+            seconds: How long at most; None for as long as it takes.
+        """
         with self._changed:
             self.running = self._demanded = False
             if wait:
-                self._changed.wait_for(lambda: not self._busy or self._suspended)
+                self._changed.wait_for(lambda: not self._busy or self._suspended, seconds)
             if not self._busy:
                 self._work = self._context = None
 
-    def empty(self) -> None:
-        """Drops what was fetched, and ends a fetch that waits for its turn."""
+    def empty(self) -> list[Item]:
+        """Ends a fetch that waits for its turn; returns what was fetched and not taken."""
         with self._changed:
             self.running, self._abandon = False, True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._busy)
             self._abandon = self._stopped = False
+            dropped = list(self._items)
             self._items.clear()
             self._bytes = self.wanted = 0
+        return dropped
 
     def close(self, seconds: float | None = None) -> bool:
         """Ends the thread; tells whether it has ended after so many seconds."""

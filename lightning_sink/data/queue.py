@@ -16,7 +16,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from lightning_sink.data.batch import nbytes
@@ -68,19 +67,6 @@ class Source(ABC):
         """Ends, from another thread, what a fetch waits for, if that can be done."""
 
 
-@dataclass
-class Fetched:
-    """A batch that was taken.
-
-    Attributes:
-        batch: The batch, on the device.
-        note: What the source said of it.
-    """
-
-    batch: Any
-    note: Any
-
-
 class BatchQueue:
     """Gives the batches of a source in order.
 
@@ -115,7 +101,7 @@ class BatchQueue:
         self._held: Slot | None = None
         self._producer = Producer(options.buffer_size, options.buffer_bytes, self._telemetry)
         self._close = weakref.finalize(self, self._producer.close, 0.0)
-        self._stage = ""
+        self._stage = "the loader"
         self._since = 0.0
         self._last_take = 0.0
         self._drawn = 0
@@ -160,105 +146,127 @@ class BatchQueue:
 
     def pause(self, wait: bool = True) -> None:
         """Lets nothing be fetched, whatever the options say; with `wait`, returns when no fetch is running."""
-        self._producer.pause(wait)
+        self._producer.pause(wait, self._options.timeout)
 
     def restart(self, source: Source | None = None) -> None:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
         self._release()
-        self._producer.empty()
+        for item in self._producer.empty():
+            if item.error is None:
+                self._held = item.value[0]
+                self._held.take()
+                self._release()
         self._source = source or self._source
 
-    def close(self) -> bool:
-        """Ends the thread; tells whether it could be ended."""
+    def close(self) -> None:
+        """Ends the thread; one that hangs in somebody else's code is left to end with it, and that is said."""
         self._release()
-        self._close.detach()
-        if self._producer.close(_PATIENCE):
-            return True
+        if self._close.detach() is None or self._producer.close(_PATIENCE):
+            return
         self._source.abort()
-        return self._producer.close(_PATIENCE * 4)
+        if not self._producer.close(_PATIENCE_FOR_WORKERS):
+            self._say(
+                f"{self._stage} does not return; the thread that it runs on ends when it does, or with the process"
+            )
 
     # -- one batch --------------------------------------------------------------------------------------------------
 
-    def take(self) -> Fetched:
-        """Returns the next batch; the one before may be overwritten from now on.
+    def take(self) -> tuple[Any, Any]:
+        """Returns the next batch, on the device, and its note; the batch before may be overwritten from now on.
 
         Raises:
             StopIteration: When there is no batch left.
             DataTimeoutError: When none came within `timeout` seconds.
             Exception: What the loader or a hook raised, with the batch's place added.
         """
-        began, producer = time.perf_counter(), self._producer
+        began, producer, telemetry = time.perf_counter(), self._producer, self._telemetry
         self._release()
-        depth = producer.ready
-        if self._pace.ahead and not producer.running:
-            producer.run(self._work, producer.wanted)
-        elif producer.running and not self._pace.ahead and not self._options.early_preload:
-            producer.running = False
-        item = self._next(depth)
-        if item.error is not None:
-            self._raise(item.error)
-        fetched: Fetched
-        fetched, slot = item.value
-        fetched.batch, self._held = slot.take(), slot
-        now = time.perf_counter()
-        self._telemetry.taken(now - began, item.size, depth)
+        depth = 0
+        try:
+            if self._is_in_step():
+                slot, note, size = self._fetch_in_step()
+                now = time.perf_counter()
+                telemetry.fetched(now - began, size)
+            else:
+                depth = producer.ready
+                slot, note, size = self._from_producer(depth)
+                now = time.perf_counter()
+        except (StopIteration, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            add_note(error, f"[lightning_sink] while fetching {self._source.describe()}")
+            raise
+        batch, self._held = slot.take(), slot
+        telemetry.taken(now - began, size, depth)
         if self._last_take:
             self._pace.note(now - began, now - self._last_take)
         self._last_take = now
-        return fetched
+        return batch, note
 
-    def _next(self, depth: int) -> Item:
-        producer = self._producer
-        # A sink that takes more than it said goes on in step.
-        ahead = (self._pace.ahead and producer.wanted > 0) or producer.pending > 0
-        if not ahead and self._options.timeout is None:
-            return self._in_step()
+    def _is_in_step(self) -> bool:
+        """Decides who fetches; a sink that takes more than it said goes on in step."""
+        producer, ahead = self._producer, self._pace.ahead
+        if ahead:
+            if not producer.running:
+                producer.run(self._work, producer.wanted)
+            return producer.wanted <= 0 and not producer.pending
+        if producer.running and not self._options.early_preload:
+            producer.running = False
+        return self._options.timeout is None and not producer.pending
+
+    def _fetch_in_step(self) -> tuple[Slot, Any, int]:
+        self._producer.wanted -= 1
+        return self._fetch(True)
+
+    def _from_producer(self, depth: int) -> tuple[Slot, Any, int]:
+        producer, timeout = self._producer, self._options.timeout
+        demanded = not self._pace.ahead and not producer.pending
         while True:
-            if not ahead:
+            if demanded:
                 if self._source.begin_due:
                     self._source.begin()
                 producer.demand(self._work)
-            item = producer.get(self._options.timeout)
+            item = producer.get(timeout)
             if item is None:
                 raise DataTimeoutError(self._lateness(depth))
+            if not demanded:
+                self._note_draws(item)
+            if item.error is None:
+                return item.value  # type: ignore[no-any-return]
             if not isinstance(item.error, NotYet):
-                self._note_draws(item, ahead)
-                return item
+                raise item.error
             producer.wanted += 1
-            if self._options.timeout is None:
-                item = self._in_step()
-                if self._pace.ahead and not item.is_last:
-                    producer.run(self._work, producer.wanted)
-                return item
-            ahead = False
+            if timeout is None:
+                return self._fetch_in_step()
+            demanded = True
 
-    def _in_step(self) -> Item:
-        self._producer.wanted -= 1
-        return self._work(True)
-
-    def _work(self, in_turn: bool) -> Item:
-        """Fetches one batch, on whichever thread."""
-        source, telemetry = self._source, self._telemetry
-        began = self._since = time.perf_counter()
+    def _fetch(self, in_turn: bool) -> tuple[Slot, Any, int]:
+        """Fetches one batch, on whichever thread, into a slot; returns that, the batch's note and its bytes."""
         slot = self._free.popleft()
         try:
-            self._stage = "the loader"
-            batch, note = source.fetch(in_turn)
+            batch, note = self._source.fetch(in_turn)
             size = nbytes(batch)
             if self._prepare is not None:
-                self._stage = "the batch-transfer hooks"
+                self._stage = "one of the batch-transfer hooks"
                 batch = self._prepare(batch)
-            self._stage = "the copy to the device"
             slot.fill(batch)
-        except BaseException as error:
+        except BaseException:
             self._free.append(slot)
-            if isinstance(error, Abandoned):
-                raise
+            raise
+        return slot, note, size
+
+    def _work(self, in_turn: bool) -> Item:
+        """What the producer does for one batch."""
+        self._stage, began = "the loader", time.perf_counter()
+        self._since = began
+        try:
+            found = self._fetch(in_turn)
+        except Abandoned:
+            raise
+        except BaseException as error:
             return Item(error=error, is_last=True)
-        finally:
-            self._stage = ""
-        telemetry.fetched(time.perf_counter() - began, size)
-        return Item((Fetched(None, note), slot), size=size)
+        self._telemetry.fetched(time.perf_counter() - began, found[2])
+        return Item(found, size=found[2])
 
     def _release(self) -> None:
         if self._held is not None:
@@ -266,9 +274,7 @@ class BatchQueue:
             self._free.append(self._held)
             self._held = None
 
-    def _note_draws(self, item: Item, ahead: bool) -> None:
-        if not ahead:
-            return
+    def _note_draws(self, item: Item) -> None:
         self._telemetry.batches_ahead += item.error is None
         self._drawn = self._drawn + 1 if item.drew else 0
         if self._drawn == _DRAWN_IN_A_ROW:
@@ -285,18 +291,13 @@ class BatchQueue:
 
     # -- what goes wrong --------------------------------------------------------------------------------------------
 
-    def _raise(self, error: BaseException) -> None:
-        if not isinstance(error, (StopIteration, KeyboardInterrupt)):
-            add_note(error, f"[lightning_sink] while fetching {self._source.describe()}")
-        raise error
-
     def _lateness(self, depth: int) -> str:
         telemetry, timeout = self._telemetry, self._options.timeout
         count = telemetry.batches_produced
         mean = telemetry.fetch_seconds / max(1, count)
         slowest = f", the slowest {telemetry.slowest_fetch_seconds:.3f} s (fetch {telemetry.slowest_fetch_batch})"
         return (
-            f"No batch came for {timeout:g} s. Late is {self._stage or 'the loader'}, at {self._source.describe()},"
+            f"No batch came for {timeout:g} s. Late is {self._stage}, at {self._source.describe()},"
             f" since {time.perf_counter() - self._since:.1f} s. Before it {count} batches were fetched,"
             f" {mean:.3f} s each on average{slowest if count else ''}; the last takes found"
             f" {[*telemetry.last_depths, depth]} batches ready, of at most {self._options.buffer_size}. If one sample"
@@ -308,6 +309,9 @@ class BatchQueue:
 
 _PATIENCE = 1.0
 """Seconds to wait for the thread's end before what it waits for is ended."""
+
+_PATIENCE_FOR_WORKERS = 8.0
+"""Seconds to wait for it then; torch's DataLoader looks after its workers every five."""
 
 
 def add_note(error: BaseException, text: str) -> None:

@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import (
@@ -78,23 +78,22 @@ class Road:
 
     def __iter__(self) -> Iterator[Any]:
         skip, self._skip = self._skip, 0
-        chosen: Any = self.loader if self.fast is None else self.fast
         if not skip:
-            return iter(chosen)
+            return cast(Iterator[Any], iter(self.loader if self.fast is None else self.fast))
         # Workers are given the first batches when the iterator is made, by the generators of that moment.
         first = self._first if not getattr(self.loader, "num_workers", 0) else {}
         if self.fast is not None:
-            gathered: Any = iter(self.fast)
+            iterator = iter(self.fast)
             with drawing_from(first, [self]):
-                gathered.skip(skip)
-            return gathered
+                iterator.skip(skip)
+            return cast(Iterator[Any], iterator)
         if self.skips:
             with _skipping(self, skip, first):
-                return iter(self.loader)
+                return cast(Iterator[Any], iter(self.loader))
         iterator = iter(self.loader)
         for _ in range(skip):
             next(iterator)
-        return iterator
+        return cast(Iterator[Any], iterator)
 
 
 @contextmanager

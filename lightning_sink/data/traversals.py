@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_sink.data.queue import NotYet
 from lightning_sink.data.road import Draws, Road, drawing_from, set_epoch
 from lightning_sink.errors import EmptyDatasetError
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A place in the traversals, behind a batch.
 
     Attributes:
@@ -52,13 +50,14 @@ class Traversals:
         roads: The loaders.
         iterate: Makes the iterator of one traversal over all of them.
         endless: Whether a traversal is followed by the next.
-        states: Returns the states of the loaders that have one, None where none has.
+        states: Returns the states of the loaders that have one.
 
     Attributes:
         traversal: Number of the present traversal, from 0.
         batch: Batches of it that were given.
         limit: Batches after which an endless traversal ends even if there are more; infinity for all.
         in_turn: Whether the next batch is fetched in turn; see `queue.Source.fetch`.
+        keeps_states: Whether some loader has a state.
         resumed_at: Batches of the present traversal that were trained before it was resumed.
         places: The place behind each batch given and not yet asked for, oldest first.
     """
@@ -69,10 +68,11 @@ class Traversals:
         iterate: Callable[[], Iterator[Any]],
         *,
         endless: bool,
-        states: Callable[[], list[Any] | None] = lambda: None,
+        states: Callable[[], list[Any]] = list,
     ) -> None:
         self.roads, self.endless = roads, endless
         self.traversal, self.batch = -1, 0
+        self.keeps_states = False
         self.resumed_at = 0
         self.limit = float("inf")
         self.in_turn = True
@@ -151,13 +151,15 @@ class Traversals:
             StopIteration: At the end of a traversal, if they are not endless.
             EmptyDatasetError: When an endless traversal gives no batch.
         """
-        if (self._fresh or self.begin_due) and not self.in_turn:
-            raise NotYet
-        if self.begin_due:
-            self.begin()
-        if self._fresh and self.batch == 0:
-            self._first = Draws(self.roads)
-        self._fresh = False
+        due = self.begin_due
+        if due or self._fresh:
+            if not self.in_turn:
+                raise NotYet
+            if due:
+                self.begin()
+            if self.batch == 0:
+                self._first = Draws(self.roads)
+            self._fresh = False
         try:
             batch = next(self._iterator)  # type: ignore[arg-type]
         except StopIteration:
@@ -168,9 +170,8 @@ class Traversals:
             self._ended = True
             return self.next()
         self.batch += 1
-        self.places.append(
-            Place(self.traversal, self.batch, self._begin, self._first, self._states())  # type: ignore[arg-type]
-        )
+        states = self._states() if self.keeps_states else None
+        self.places.append(Place(self.traversal, self.batch, self._begin, self._first, states))  # type: ignore[arg-type]
         return batch
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue, Source
@@ -155,6 +156,12 @@ class SinkEpochLoop(_TrainingEpochLoop):
         with loaders.hidden(loaders.traversals.resumed_at > 0):
             super().reset()
 
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """Begins an epoch; a profiler that keeps nothing is not called for every batch."""
+        super().on_run_start(data_fetcher)
+        if type(self.trainer.profiler) is PassThroughProfiler:
+            data_fetcher.profile_nothing()
+
     def advance(self, data_fetcher: Any) -> None:
         """Runs one sink.
 
@@ -195,7 +202,8 @@ class SinkEpochLoop(_TrainingEpochLoop):
             finally:
                 sink.close()
                 strategy.finish_sink(sink)
-                # After Ctrl-C nobody wants what is being fetched.
+                # A fetch may take long; after Ctrl-C nobody wants it.
+                interrupt.held = False
                 data_fetcher.queue.rest(wait=not interrupt.requested)
         if sink.exhausted and self.batch_progress.total.ready == 0:
             raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")
