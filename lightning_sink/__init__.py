@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from lightning_sink.__about__ import __version__
 
 if TYPE_CHECKING:
+    from lightning_sink.data.report import QueueReport
+    from lightning_sink.datamodule import SinkDataModule
     from lightning_sink.errors import (
         CompileError,
+        DataTimeoutError,
         EmptyDatasetError,
         SinkError,
         SinkWarning,
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CompileError": "errors",
+    "DataTimeoutError": "errors",
     "EmptyDatasetError": "errors",
+    "QueueReport": "data.report",
+    "SinkDataModule": "datamodule",
     "SinkError": "errors",
     "SinkStrategy": "strategy",
     "SinkWarning": "errors",
@@ -34,7 +40,10 @@ _HOMES = {
 
 __all__ = [
     "CompileError",
+    "DataTimeoutError",
     "EmptyDatasetError",
+    "QueueReport",
+    "SinkDataModule",
     "SinkError",
     "SinkStrategy",
     "SinkWarning",

@@ -16,8 +16,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_sink.data.options import QueueOptions
-from lightning_sink.data.queue import BatchQueue, Source
+from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
+from lightning_sink.data.source import Source
 from lightning_sink.datamodule import SinkDataModule
 from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.eager import EagerEngine
@@ -152,9 +153,13 @@ class SinkStrategy(SingleDeviceStrategy):
             options,
             prepare=Transfer(module.trainer) if options.transfer_ahead else None,
             in_step_because=in_step_reason(module.trainer),
-            say=_say,
+            say=self.say,
         )
         return self._queue
+
+    def say(self, text: str) -> None:
+        """Tells the user a line."""
+        rank_zero_info(f"lightning_sink: {text}")
 
     def finish_sink(self, sink: TrainerSink) -> None:
         """Takes note of a sink that has ended."""
@@ -174,7 +179,7 @@ class SinkStrategy(SingleDeviceStrategy):
             "traced" if traced else "inductor",
             module,
             list(self.optimizers),
-            compile_traced if traced else timed(compile_inductor, _say),
+            compile_traced if traced else timed(compile_inductor, self.say),
             costly=not traced,
             verify=self.verify,
             fallback=self._fall_back,
@@ -242,7 +247,7 @@ class SinkStrategy(SingleDeviceStrategy):
         """Adds the place in the data; everything else in the file is Lightning's."""
         module = self.lightning_module
         place = data_place(module.trainer) if module is not None else None
-        if place is not None:
+        if place is not None and "loops" in checkpoint:
             checkpoint[_CHECKPOINT_KEY] = place.saved()
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
@@ -271,10 +276,6 @@ class SinkStrategy(SingleDeviceStrategy):
 
 _SINK_SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
 _GET_A_COMPILER = "install one (`apt install g++`, `xcode-select --install`) or name it in the variable `CXX`"
-
-
-def _say(text: str) -> None:
-    rank_zero_info(f"lightning_sink: {text}")
 
 
 def _wrong(name: str, value: object, accepted: str) -> str:

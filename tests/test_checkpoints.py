@@ -86,8 +86,8 @@ def assert_same_end(whole, resumed, exact, without=()):
     assert {name: a[name] for name in a if name not in without} == {name: b[name] for name in b if name not in without}
 
 
-@pytest.mark.parametrize(("first", "second"), WAYS)
-def test_resuming_in_the_middle_of_an_epoch_with_a_plain_loader(first, second):
+@pytest.mark.parametrize(("first", "second"), [("auto", "sink"), ("sink", "auto")])
+def test_between_the_two_an_epoch_is_begun_again_as_in_plain_lightning(first, second):
     saved("auto", "whole", NoDropout, loader())
     saved(strategy_of(first, "eager"), "first", NoDropout, loader())
     reference = train(NoDropout(), loader(), checkpoint="whole/step=25.ckpt", max_epochs=3)
@@ -96,6 +96,26 @@ def test_resuming_in_the_middle_of_an_epoch_with_a_plain_loader(first, second):
     assert_same_end(reference, resumed, exact=True)
     assert [text for text in reference.warned if "not resumable" in text]
     assert [text for text in resumed.warned if "not resumable" in text]
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "generator": 3}], ids=["in order", "shuffled"])
+def test_resuming_in_the_middle_of_an_epoch_goes_on_with_the_very_next_batch(options):
+    def data():
+        seed = {key: torch.Generator().manual_seed(value) for key, value in options.items() if key == "generator"}
+        return loader(**{**options, **seed})
+
+    whole, _ = saved("auto", "whole", NoDropout, data())
+    saved(strategy_of("sink", "eager"), "first", NoDropout, data())
+    resumed = train(NoDropout(), data(), strategy_of("sink", "eager", 4), checkpoint="first/step=25.ckpt", max_epochs=3)
+    assert_same_end(whole, resumed, exact=True)
+    assert not [text for text in resumed.warned if "resum" in text or "goes on" in text]
+
+
+def test_control_plain_lightning_begins_the_epoch_again():
+    whole, _ = saved("auto", "whole", NoDropout, loader())
+    resumed = train(NoDropout(), loader(), checkpoint="whole/step=25.ckpt", max_epochs=3)
+    with pytest.raises(AssertionError):
+        assert_same_end(whole, resumed, exact=True)
 
 
 @pytest.mark.parametrize("step", [10, 20])
@@ -108,9 +128,17 @@ def test_plain_lightning_takes_weights_optimizer_and_counters_of_an_endless_trav
         assert torch.equal(tensor, resumed.module.state_dict()[name])
 
 
-def test_a_checkpoint_without_an_endless_traversal_has_nothing_of_ours():
+def test_a_checkpoint_at_an_epochs_end_has_nothing_of_ours():
+    callback = ModelCheckpoint(dirpath="sink", filename="{step}", save_top_k=-1, every_n_epochs=1)
+    saved(SinkStrategy(4, epoch="dataset", engine="eager"), "sink", callback=callback)
+    assert OURS not in load("sink/step=17.ckpt")
+
+
+def test_what_is_ours_in_a_checkpoint_is_strings_and_numbers():
     saved(SinkStrategy(4, epoch="dataset", engine="eager"), "sink")
-    assert OURS not in load("sink/step=10.ckpt")
+    torch.save(load("sink/step=10.ckpt")[OURS], "ours.pt")
+    ours = torch.load("ours.pt", weights_only=True)
+    assert (ours["traversal"], ours["position"]) == (0, 10)
 
 
 def test_saving_by_hand_and_only_weights():

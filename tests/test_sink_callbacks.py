@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import (
 )
 from torch import nn
 
-from lightning_sink import SinkStrategy
+from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.errors import SinkWarning
 from parity import QUIET, ContinuedLoader, Events, Net, Rows, assert_parity, both, loader, train
 
@@ -165,7 +165,7 @@ def test_hooks_on_the_host_stop_compiled_steps_at_once(kind, engine):
 
 
 class Clock:
-    """A clock that goes on by a second with every training batch."""
+    """A clock that goes on by a second with every training batch, when that is due."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
@@ -188,11 +188,12 @@ class Clock:
         return Ticking()
 
 
-def at_clock(monkeypatch, strategy, callbacks=(), **options):
+def at_clock(monkeypatch, strategy, callbacks=(), validation=None, **options):
     clock = Clock(monkeypatch)
     torch.manual_seed(7)
     options = {"max_epochs": 3, **options}
-    return train(Net("adam"), clock.ticking(), strategy, callbacks=list(callbacks), **options)
+    data = SinkDataModule.from_loaders(clock.ticking(), validation, buffer_size=0)
+    return train(Net("adam"), data, strategy, callbacks=list(callbacks), **options)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

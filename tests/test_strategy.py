@@ -170,7 +170,7 @@ class Nothing(IterableDataset):
         return iter(())
 
 
-@pytest.mark.filterwarnings("ignore:Total length of `.*Loader` across ranks is zero")
+@pytest.mark.filterwarnings("ignore:Total length of `.*Loaders?` across ranks is zero")
 @pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
 @pytest.mark.parametrize("size", [-1, 3])
 @pytest.mark.parametrize("data", [[], Nothing()], ids=["sized", "unsized"])

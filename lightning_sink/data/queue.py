@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -24,47 +23,13 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Abandoned, Item, Producer
 from lightning_sink.data.report import QueueReport, Telemetry
+from lightning_sink.data.source import NotYet, Source
 from lightning_sink.errors import DataTimeoutError
 
 _DRAWN_IN_A_ROW = 3
 """Fetches in a row that waited for their turn after which no more are made ahead."""
 
 _ENDLESS = 1 << 62
-
-
-class NotYet(Exception):
-    """The next fetch begins a traversal, which is made in step."""
-
-
-class Source(ABC):
-    """What a queue fetches from; used by one thread at a time."""
-
-    begin_due = False
-    """Whether a traversal has to begin before the next fetch."""
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Begins the traversal that is due; called on the trainer's thread."""
-
-    @abstractmethod
-    def fetch(self, in_turn: bool) -> tuple[Any, Any]:
-        """Returns the next batch and a note that goes with it.
-
-        Args:
-            in_turn: Whether the training has used every batch before and waits for this one.
-
-        Raises:
-            NotYet: When a traversal would begin and it is not in turn. Nothing has been fetched then.
-            StopIteration: When there is no batch left.
-        """
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Names the next batch for people: "batch 3 of traversal 0"."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Ends, from another thread, what a fetch waits for, if that can be done."""
 
 
 class BatchQueue:

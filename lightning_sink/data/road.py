@@ -62,6 +62,12 @@ class Road:
         return type(getattr(batches, "sampler", sampler)) in _REPEATABLE
 
     @property
+    def restarts_workers(self) -> bool:
+        """Whether each traversal starts processes."""
+        loader = self.loader
+        return self.fast is None and bool(getattr(loader, "num_workers", 0)) and not loader.persistent_workers
+
+    @property
     def skips(self) -> bool:
         """Whether batches can be passed over without being fetched."""
         loader = self.loader

@@ -2,18 +2,19 @@
 
 `Traversals` owns the number of the traversal and the batches of it that were given; fetching, workers and shuffling
 stay with the loaders. It can be one traversal at a time, begun by its owner, or endless: then a traversal that ends is
-followed by the next, always in turn (`queue.NotYet`), since beginning one draws from the process's generators and may
+followed by the next, always in turn (`source.NotYet`), since beginning one draws from the process's generators and may
 start workers.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from lightning_sink.data.queue import NotYet
 from lightning_sink.data.road import Draws, Road, drawing_from, set_epoch
+from lightning_sink.data.source import NotYet
 from lightning_sink.errors import EmptyDatasetError
 
 
@@ -56,8 +57,9 @@ class Traversals:
         traversal: Number of the present traversal, from 0.
         batch: Batches of it that were given.
         limit: Batches after which an endless traversal ends even if there are more; infinity for all.
-        in_turn: Whether the next batch is fetched in turn; see `queue.Source.fetch`.
+        in_turn: Whether the next batch is fetched in turn; see `source.Source.fetch`.
         keeps_states: Whether some loader has a state.
+        on_restart: Called when a traversal that follows another had workers to start, with the seconds that it took.
         resumed_at: Batches of the present traversal that were trained before it was resumed.
         places: The place behind each batch given and not yet asked for, oldest first.
     """
@@ -73,6 +75,7 @@ class Traversals:
         self.roads, self.endless = roads, endless
         self.traversal, self.batch = -1, 0
         self.keeps_states = False
+        self.on_restart: Callable[[float], None] = lambda seconds: None
         self.resumed_at = 0
         self.limit = float("inf")
         self.in_turn = True
@@ -117,6 +120,7 @@ class Traversals:
         """Begins the next traversal."""
         saved, self._resumed = self._resumed, None
         self.resumed_at = saved["position"] if saved is not None else 0
+        follows, began = self.traversal >= 0, time.perf_counter()
         self.traversal = saved["traversal"] if saved is not None else self.traversal + 1
         self.batch, self._fresh, self._ended = 0, True, False
         if self.endless:
@@ -128,6 +132,8 @@ class Traversals:
             self.batch = self.resumed_at
             self._begin = self._first = Draws(self.roads)
             self._iterator = self._iterate()
+        if follows and self.endless and any(road.restarts_workers for road in self.roads):
+            self.on_restart(time.perf_counter() - began)
 
     def _begin_again(self, saved: dict[str, Any]) -> None:
         self.batch = saved["position"]

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from lightning.pytorch.loops.fetchers import _DataFetcher, _profile_nothing
 
 from lightning_sink.data.private import worker_processes
-from lightning_sink.data.queue import BatchQueue, Source
+from lightning_sink.data.queue import BatchQueue
+from lightning_sink.data.source import Source
 from lightning_sink.data.traversals import Place
 from lightning_sink.trainer.loaders import TrainingLoaders
 

@@ -23,7 +23,8 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_sink.data.options import QueueOptions
-from lightning_sink.data.queue import BatchQueue, Source
+from lightning_sink.data.queue import BatchQueue
+from lightning_sink.data.source import Source
 from lightning_sink.data.traversals import Place
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import user_line
@@ -56,6 +57,9 @@ class SinkOwner(Protocol):
     def make_queue(self, source: Source) -> BatchQueue:
         """Returns the queue of this fit."""
 
+    def say(self, text: str) -> None:
+        """Tells the user a line."""
+
     @property
     def is_endless(self) -> bool:
         """Whether an epoch is a sink of an endless traversal."""
@@ -78,6 +82,7 @@ def take_over(trainer: Trainer, strategy: SinkOwner) -> None:
     fit_loop.__dict__.update(trainer.fit_loop.__dict__, epoch_loop=epoch_loop)
     epoch_loop.sink_strategy = fit_loop.sink_strategy = strategy
     fit_loop.loaders = fit_loop.queue = None
+    fit_loop.said_restart = False
     trainer.fit_loop = fit_loop
 
 
@@ -87,6 +92,7 @@ class SinkFitLoop(_FitLoop):
     sink_strategy: SinkOwner
     loaders: TrainingLoaders | None
     queue: BatchQueue | None
+    said_restart: bool
 
     def setup_data(self) -> None:
         """Prepares the training data and puts the queue behind Lightning's fetcher."""
@@ -112,8 +118,17 @@ class SinkFitLoop(_FitLoop):
         else:
             self.queue.restart(batches)
         self._data_fetcher = SinkFetcher(fetcher, loaders, self.queue)
+        loaders.traversals.on_restart = self._say_restart
         if loaders.traversals.resumed_at and not loaders.traversals.is_exact:
             _warn_of_the_place(loaders)
+
+    def _say_restart(self, seconds: float) -> None:
+        if not self.said_restart:
+            self.said_restart = True
+            self.sink_strategy.say(
+                f"each traversal of the training data starts the loader's workers anew, {seconds:.2f} s this time, in"
+                " which the training stands still; `DataLoader(persistent_workers=True)` keeps them."
+            )
 
     def _adopt(self, loader: Any) -> TrainingLoaders:
         strategy = self.sink_strategy

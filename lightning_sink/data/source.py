@@ -1,0 +1,41 @@
+"""What a queue fetches from, as the queue sees it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class NotYet(Exception):
+    """The next fetch begins a traversal, which is made in step."""
+
+
+class Source(ABC):
+    """What a queue fetches from; used by one thread at a time."""
+
+    begin_due = False
+    """Whether a traversal has to begin before the next fetch."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begins the traversal that is due; called on the trainer's thread."""
+
+    @abstractmethod
+    def fetch(self, in_turn: bool) -> tuple[Any, Any]:
+        """Returns the next batch and a note that goes with it.
+
+        Args:
+            in_turn: Whether the training has used every batch before and waits for this one.
+
+        Raises:
+            NotYet: When a traversal would begin and it is not in turn. Nothing has been fetched then.
+            StopIteration: When there is no batch left.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Names the next batch for people: "batch 3 of traversal 0"."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends, from another thread, what a fetch waits for, if that can be done."""
