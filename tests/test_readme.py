@@ -1,11 +1,16 @@
 """Every Python block of the README runs as it stands."""
 
+import dataclasses
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from lightning_sink import SinkStrategy
+from lightning_sink.data.options import QueueOptions
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -31,11 +36,9 @@ def test_both_commands_are_there():
         assert re.search(rf"<!-- command: {name} -->\n```bash\n.+\n```", TEXT)
 
 
-def test_every_option_is_in_the_table():
-    import inspect
-
-    from lightning_sink import SinkStrategy
-
-    for name, parameter in inspect.signature(SinkStrategy).parameters.items():
-        default = f'"{parameter.default}"' if isinstance(parameter.default, str) else str(parameter.default)
+def test_every_option_is_in_a_table():
+    defaults = {name: item.default for name, item in inspect.signature(SinkStrategy).parameters.items()}
+    defaults |= {field.name: field.default for field in dataclasses.fields(QueueOptions)}
+    for name, value in defaults.items():
+        default = f'"{value}"' if isinstance(value, str) else str(value)
         assert f"| `{name}` | `{default}` |" in TEXT

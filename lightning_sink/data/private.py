@@ -5,14 +5,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # A mode is the one way to see the operations of one thread; documented, though the module's name is private.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TorchDispatchMode", "has_workers", "versions", "worker_processes"]
+__all__ = ["TorchDispatchMode", "dispatching_here", "has_workers", "versions", "worker_processes"]
+
+
+@contextmanager
+def dispatching_here(mode: TorchDispatchMode) -> Iterator[None]:
+    """Activates a mode for this thread and nothing else.
+
+    `with mode` also sets flags of the whole process (torch.utils._python_dispatch._is_in_torch_dispatch_mode and its
+    like), which Dynamo reads on other threads, and puts them back as it found them: two threads that do this at a time
+    would leave them set.
+    """
+    torch._C._push_on_torch_dispatch_stack(mode)
+    try:
+        yield
+    finally:
+        torch._C._pop_torch_dispatch_stack(None)
 
 
 def worker_processes(iterator: Any) -> list[Any]:

@@ -99,7 +99,8 @@ class BatchQueue:
         """A sink begins that will take at most so many batches."""
         producer = self._producer
         producer.wanted = _ENDLESS if self._options.early_preload else max(0, batches - producer.pending)
-        self._last_take = 0.0
+        if not self._options.early_preload:
+            self._last_take = 0.0  # what callbacks took between two sinks says nothing of the way
         if self._pace.ahead:
             producer.run(self._work, producer.wanted)
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from lightning_sink.data.private import TorchDispatchMode
+from lightning_sink.data.private import TorchDispatchMode, dispatching_here
 
 _PYTHON = random.random.__self__  # type: ignore[attr-defined]
 _FORKS = frozenset(
@@ -49,7 +49,7 @@ def watched(wait: Wait) -> Iterator[None]:
     previous = sys.getprofile()
     _here.wait = wait
     try:
-        with _Draws(wait):
+        with dispatching_here(_Draws(wait)):
             sys.setprofile(_profile)
             try:
                 yield
