@@ -107,6 +107,7 @@ class GatherLoader:
         self.loader = loader
         self.ahead = ahead
         self.cache = cache
+        self.resumed = False  # whether the next traversal stands for one of workers that had been there before
         self._workers_saw: Seen | None = None
 
     def __len__(self) -> int:
@@ -114,7 +115,8 @@ class GatherLoader:
 
     def __iter__(self) -> GatherIterator:
         loader = self.loader
-        resumes = loader.persistent_workers and (self._workers_saw is not None or has_workers(loader))
+        begun = self.resumed or self._workers_saw is not None or has_workers(loader)
+        resumes, self.resumed = loader.persistent_workers and begun, False
         order = Order(loader, resumes=resumes)
         if loader.num_workers and not (resumes and self._workers_saw is not None):
             self._workers_saw = look(loader.dataset)

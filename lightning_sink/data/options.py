@@ -14,7 +14,8 @@ class QueueOptions:
     Attributes:
         buffer_size: Most batches that are fetched and not yet taken. 0 fetches nothing ahead: each batch is fetched on
             the trainer's thread when it is due.
-        buffer_bytes: Most bytes of tensors that are fetched and not yet taken; a single larger batch still passes.
+        buffer_bytes: Most bytes of tensors that are fetched and not yet taken, each batch reckoned as large as the one
+            before it; a single larger batch still passes.
         early_preload: Whether the queue goes on filling between two sinks, while callbacks run. What a callback changes
             in the dataset then shows up to `buffer_size` batches late.
         timeout: Seconds to wait for a batch before the training ends with `DataTimeoutError`; None waits for ever. With

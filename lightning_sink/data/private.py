@@ -15,7 +15,14 @@ from torch import Tensor
 # A mode is the one way to see the operations of one thread; documented, though the module's name is private.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TorchDispatchMode", "dispatching_here", "has_workers", "versions", "worker_processes"]
+__all__ = [
+    "TorchDispatchMode",
+    "dispatching_here",
+    "has_workers",
+    "is_default_generator",
+    "versions",
+    "worker_processes",
+]
 
 
 @contextmanager
@@ -31,6 +38,14 @@ def dispatching_here(mode: TorchDispatchMode) -> Iterator[None]:
         yield
     finally:
         torch._C._pop_torch_dispatch_stack(None)
+
+
+def is_default_generator(generator: torch.Generator) -> bool:
+    """Tells whether a generator is the process's own for the CPU.
+
+    Operations hand on another Python object for the same generator; `Generator._cdata` alone says which it is.
+    """
+    return bool(generator._cdata == torch.default_generator._cdata)  # type: ignore[attr-defined]
 
 
 def worker_processes(iterator: Any) -> list[Any]:

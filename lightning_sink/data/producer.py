@@ -71,7 +71,7 @@ class Producer:
         self._most, self._most_bytes, self._telemetry = most, most_bytes, telemetry
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
-        self._bytes = 0
+        self._bytes = self._last_size = 0
         self._work: Work | None = None
         self._context: contextvars.Context | None = None
         self._grad = True
@@ -182,7 +182,9 @@ class Producer:
         return self._demanded or (self.running and self.wanted > 0 and self._has_room())
 
     def _has_room(self) -> bool:
-        return not self._items or (len(self._items) < self._most and self._bytes < self._most_bytes)
+        # A batch is taken to be as large as the one before it.
+        fits = self._bytes + self._last_size <= self._most_bytes
+        return not self._items or (len(self._items) < self._most and fits)
 
     def _loop(self) -> None:
         while self._step():
@@ -212,6 +214,7 @@ class Producer:
                 item.drew = self._drew
                 self._items.append(item)
                 self._bytes += item.size
+                self._last_size = item.size
                 self._stopped = item.is_last
             self._changed.notify_all()
         return True

@@ -65,6 +65,7 @@ class BatchQueue:
         self._free: deque[Slot] = deque(device.slot() for _ in range(options.buffer_size + 2))
         self._held: Slot | None = None
         self._producer = Producer(options.buffer_size, options.buffer_bytes, self._telemetry)
+        self._ahead = _ahead(weakref.ref(self))
         self._close = weakref.finalize(self, self._producer.close, 0.0)
         self._stage = "the loader"
         self._since = 0.0
@@ -102,7 +103,7 @@ class BatchQueue:
         if not self._options.early_preload:
             self._last_take = 0.0  # what callbacks took between two sinks says nothing of the way
         if self._pace.ahead:
-            producer.run(self._work, producer.wanted)
+            producer.run(self._ahead, producer.wanted)
 
     def rest(self, wait: bool = True) -> None:
         """The sink has ended: nothing is fetched until the next one, unless `early_preload` allows it."""
@@ -151,18 +152,16 @@ class BatchQueue:
         try:
             if self._is_in_step():
                 slot, note, size = self._fetch_in_step()
-                now = time.perf_counter()
-                telemetry.fetched(now - began, size)
             else:
                 depth = producer.ready
                 slot, note, size = self._from_producer(depth)
-                now = time.perf_counter()
         except (StopIteration, KeyboardInterrupt):
             raise
         except BaseException as error:
             add_note(error, f"[lightning_sink] while fetching {self._source.describe()}")
             raise
         batch, self._held = slot.take(), slot
+        now = time.perf_counter()
         telemetry.taken(now - began, size, depth)
         if self._last_take:
             self._pace.note(now - began, now - self._last_take)
@@ -170,28 +169,34 @@ class BatchQueue:
         return batch, note
 
     def _is_in_step(self) -> bool:
-        """Decides who fetches; a sink that takes more than it said goes on in step."""
-        producer, ahead = self._producer, self._pace.ahead
-        if ahead:
-            if not producer.running:
-                producer.run(self._work, producer.wanted)
-            return producer.wanted <= 0 and not producer.pending
-        if producer.running and not self._options.early_preload:
+        """Decides who fetches the next batch."""
+        producer = self._producer
+        if not self._pace.ahead:
             producer.running = False
-        return self._options.timeout is None and not producer.pending
+        elif not producer.running:
+            producer.run(self._ahead, producer.wanted)
+        return self._options.timeout is None and self._is_due()
+
+    def _is_due(self) -> bool:
+        """Whether nobody else will fetch the next batch; a sink that takes more than it said goes on in step."""
+        producer = self._producer
+        return not (self._pace.ahead and producer.wanted > 0) and not producer.pending
 
     def _fetch_in_step(self) -> tuple[Slot, Any, int]:
+        began = time.perf_counter()
         self._producer.wanted -= 1
-        return self._fetch(True)
+        found = self._fetch(True)
+        self._telemetry.fetched(time.perf_counter() - began, found[2])
+        return found
 
     def _from_producer(self, depth: int) -> tuple[Slot, Any, int]:
         producer, timeout = self._producer, self._options.timeout
-        demanded = not self._pace.ahead and not producer.pending
+        demanded = self._is_due()
         while True:
             if demanded:
                 if self._source.begin_due:
                     self._source.begin()
-                producer.demand(self._work)
+                producer.demand(self._ahead)
             item = producer.get(timeout)
             if item is None:
                 raise DataTimeoutError(self._lateness(depth))
@@ -271,6 +276,18 @@ class BatchQueue:
             " (`DataLoader(num_workers=...)`); if a worker hangs, look for locks and open files that it shares with"
             " the process that forked it, or try `SinkStrategy(dataset_sink_mode=False)`."
         )
+
+
+def _ahead(reference: weakref.ref[BatchQueue]) -> Callable[[bool], Item]:
+    """What the producer does for one batch; its thread keeps no queue alive that nobody else holds."""
+
+    def work(in_turn: bool) -> Item:
+        queue = reference()
+        if queue is None:
+            raise Abandoned
+        return queue._work(in_turn)
+
+    return work
 
 
 _PATIENCE = 1.0

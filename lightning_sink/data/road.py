@@ -44,7 +44,7 @@ class Road:
         self.loader = loader
         self.fast = fast
         self._skip = 0
-        self._first: Saved = {}
+        self._sampler_begins: Saved = {}
 
     def __repr__(self) -> str:
         return f"Road({type(self.loader).__name__}, {'gathered' if self.fast is not None else 'as it is'})"
@@ -73,28 +73,36 @@ class Road:
         loader = self.loader
         return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
 
-    def resume(self, skip: int, first: Saved) -> None:
+    def resume(self, skip: int, first: Saved, *, begin: Saved | None = None, follows: bool = False) -> None:
         """Lets the next traversal begin behind `skip` batches.
 
         Args:
             skip: Batches to pass over, at least one.
             first: The generators as they were before the first batch of the traversal was fetched.
+            begin: The generators as they were when the traversal's iterator was made.
+            follows: Whether the traversal was not the first of its training.
         """
-        self._skip, self._first = skip, first
+        self._skip = skip
+        # Without workers the sampler begins with the first batch. With workers it begins with the iterator, behind the
+        # draw of a seed for them, which those that persist are given only once.
+        persist = getattr(self.loader, "persistent_workers", False) and follows
+        self._sampler_begins = first
+        if getattr(self.loader, "num_workers", 0):
+            self._sampler_begins = (begin or {}) if persist else {}
+        if self.fast is not None:
+            self.fast.resumed = persist
 
     def __iter__(self) -> Iterator[Any]:
         skip, self._skip = self._skip, 0
         if not skip:
             return cast(Iterator[Any], iter(self.loader if self.fast is None else self.fast))
-        # Workers are given the first batches when the iterator is made, by the generators of that moment.
-        first = self._first if not getattr(self.loader, "num_workers", 0) else {}
         if self.fast is not None:
             iterator = iter(self.fast)
-            with drawing_from(first, [self]):
+            with drawing_from(self._sampler_begins, [self]):
                 iterator.skip(skip)
             return cast(Iterator[Any], iterator)
         if self.skips:
-            with _skipping(self, skip, first):
+            with _skipping(self, skip, self._sampler_begins):
                 return cast(Iterator[Any], iter(self.loader))
         iterator = iter(self.loader)
         for _ in range(skip):
@@ -109,26 +117,28 @@ def _skipping(road: Road, skip: int, first: Saved) -> Iterator[None]:
     attributes = vars(road.loader)
     name = "sampler" if road.loader.batch_sampler is None else "batch_sampler"
     original = attributes[name]
-    attributes[name] = _Skipping(original, skip, first, road)
+    attributes[name] = sampler = _Skipping(original, skip, first, road)
     try:
         yield
     finally:
-        attributes[name] = original
+        attributes[name], sampler.skip = original, 0
 
 
 class _Skipping:
-    """A sampler whose first traversal leaves out its beginning."""
+    """A sampler whose traversals leave out their beginning, until `skip` is 0.
+
+    A loader with workers begins two of them for one iterator, and uses the second.
+    """
 
     def __init__(self, sampler: Any, skip: int, first: Saved, road: Road) -> None:
-        self._sampler, self._skip, self._first, self._road = sampler, skip, first, road
+        self._sampler, self.skip, self._first, self._road = sampler, skip, first, road
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
         iterator = iter(self._sampler)
-        skip, self._skip = self._skip, 0
-        return self._rest(iterator, skip) if skip else iterator
+        return self._rest(iterator, self.skip) if self.skip else iterator
 
     def _rest(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
         with drawing_from(self._first, [self._road]):
@@ -168,7 +178,7 @@ class Draws:
         if self._python is not None:
             version, numbers, gauss = self._python
             saved["python"] = [version, _text(numbers), gauss]
-        if self._numpy is not None:
+        if isinstance(self._numpy, tuple):  # another kind of generator than the usual one has a dictionary
             name, keys, *rest = self._numpy
             saved["numpy"] = [name, _text(keys.tolist()), *rest]
         return saved

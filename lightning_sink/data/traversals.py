@@ -140,14 +140,14 @@ class Traversals:
         begin, first = saved.get("draws", [{}, {}])
         alone = len(self.roads) == 1
         if alone:
-            self.roads[0].resume(self.batch, first)
+            self.roads[0].resume(self.batch, first, begin=begin, follows=self.traversal > 0)
         with drawing_from(begin, self.roads):
-            self._begin = self._first = _Again(begin)
             self._iterator = self._iterate()
-            if not alone:
+        if not alone:
+            with drawing_from(first, self.roads):
                 for _ in range(self.batch):
                     next(self._iterator)
-        self._first = _Again(first)
+        self._begin, self._first = _Again(begin), _Again(first)
 
     def next(self) -> Any:
         """Returns the next batch.
@@ -161,8 +161,9 @@ class Traversals:
         if due or self._fresh:
             if not self.in_turn:
                 raise NotYet
-            if due:
+            while due:
                 self.begin()
+                due = self.begin_due and self.batch > 0  # a place saved at a traversal's end is behind it
             if self.batch == 0:
                 self._first = Draws(self.roads)
             self._fresh = False

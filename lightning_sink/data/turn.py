@@ -13,6 +13,8 @@ Each kind of draw has one place where it can be seen for one thread only:
   `torch.default_generator`, for seeds).
 * numpy: every draw holds the bit generator's lock. While a queue is at work the global one gets a bit generator whose
   lock knows about turns; its state is carried over, forth and back.
+
+The profile hook sees no call that C code makes by itself: `map(random.random, ...)` goes unnoticed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 
 import torch
 
-from lightning_sink.data.private import TorchDispatchMode, dispatching_here
+from lightning_sink.data.private import TorchDispatchMode, dispatching_here, is_default_generator
 
 _PYTHON = random.random.__self__  # type: ignore[attr-defined]
 _FORKS = frozenset(
@@ -72,7 +74,7 @@ class _Draws(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in operation.tags:
             generator = kwargs.get("generator")
-            if generator is None or generator is torch.default_generator:
+            if generator is None or is_default_generator(generator):
                 self._wait("torch's default generator")
         return operation(*args, **kwargs)
 
@@ -92,33 +94,49 @@ def _profile(frame: FrameType, event: str, function: Any) -> None:
 class NumpyTurns:
     """Gives numpy's global generator a lock that knows about turns, from `install` to `remove`.
 
-    Does nothing while numpy has not been imported.
+    Several at a time share it; the last one to be removed takes it away. Does nothing while numpy has not been
+    imported.
     """
 
+    _users = 0
+    _original: Any = None
+    _guard = threading.Lock()
+
     def __init__(self) -> None:
-        self._original: Any = None
+        self._installed = False
 
     def install(self) -> None:
         """Puts the lock in place, once; draws go on where they stood."""
-        numpy = sys.modules.get("numpy")
-        if numpy is None or self._original is not None:
+        numpy, shared = sys.modules.get("numpy"), NumpyTurns
+        if numpy is None or self._installed:
             return
-        original = numpy.random.get_bit_generator()
-        if getattr(original, "lock_knows_turns", False):
-            return  # another queue's, and it serves every thread
-        state = numpy.random.get_state(legacy=False)
-        numpy.random.set_bit_generator(_turning(type(original))())
-        numpy.random.set_state(state)
-        self._original = original
+        with self._guard:
+            self._installed = True
+            shared._users += 1
+            present = numpy.random.get_bit_generator()
+            if not hasattr(present, "knows_turns"):
+                shared._original = present
+                _replace(numpy, _turning(type(present))())
 
     def remove(self) -> None:
         """Puts the generator back that was there before, where the draws stand now."""
-        if self._original is not None:
-            numpy = sys.modules["numpy"]
-            state = numpy.random.get_state(legacy=False)
-            numpy.random.set_bit_generator(self._original)
-            numpy.random.set_state(state)
-            self._original = None
+        numpy, shared = sys.modules.get("numpy"), NumpyTurns
+        if numpy is None or not self._installed:
+            return
+        with self._guard:
+            self._installed = False
+            shared._users -= 1
+            if shared._users == 0:
+                # One that the user has put there since stays.
+                if hasattr(numpy.random.get_bit_generator(), "knows_turns"):
+                    _replace(numpy, shared._original)
+                shared._original = None
+
+
+def _replace(numpy: Any, generator: Any) -> None:
+    state = numpy.random.get_state(legacy=False)
+    numpy.random.set_bit_generator(generator)
+    numpy.random.set_state(state)
 
 
 class _TurningLock:
@@ -160,7 +178,18 @@ def _turning(kind: type[Any]) -> type[Any]:
         _wait_for_numpy()
         kind.state.__set__(self, value)
 
-    members = {"lock": property(lock), "state": property(state, set_state), "lock_knows_turns": True}
+    def reduce(self: Any) -> Any:
+        # A copy, or what another process gets, is one of the ordinary kind.
+        plain = kind()
+        plain.state = kind.state.__get__(self)
+        return plain.__reduce__()
+
+    members = {
+        "lock": property(lock),
+        "state": property(state, set_state),
+        "knows_turns": True,
+        "__reduce__": reduce,
+    }
     if hasattr(kind, "_legacy_seeding"):
         members["_legacy_seeding"] = seed
     return type(kind.__name__, (kind,), members)

@@ -75,14 +75,14 @@ class SinkFetcher(_DataFetcher):
         queue: The queue; its source is the inner fetcher.
 
     Attributes:
-        before_wait: Called when no batch lies ready; may raise.
+        before_wait: Called when no batch lies ready; may raise. None for nothing.
     """
 
     def __init__(self, inner: _DataFetcher, loaders: TrainingLoaders, queue: BatchQueue) -> None:
         self._inner = inner
         super().__init__()
         self._loaders, self.queue = loaders, queue
-        self.before_wait: Callable[[], None] = lambda: None
+        self.before_wait: Callable[[], None] | None = None
         self._combined_loader = loaders
         self.length, self.done = inner.length, inner.done
 
@@ -112,7 +112,7 @@ class SinkFetcher(_DataFetcher):
         """Returns the next batch and its indices."""
         self._start_profiler()
         try:
-            if not self.queue.ready:
+            if self.before_wait is not None and not self.queue.ready:
                 self.before_wait()
             batch, note = self.queue.take()
         except StopIteration:
