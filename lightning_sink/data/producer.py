@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -74,7 +75,7 @@ class Producer:
         self._bytes = self._last_size = 0
         self._work: Work | None = None
         self._context: contextvars.Context | None = None
-        self._grad = True
+        self._grad, self._device = True, torch.device("cpu")
         self._busy = self._suspended = self._stopped = self._closing = self._abandon = False
         self._awaited = self._demanded = self._granted = False
         self._drew = ""
@@ -110,7 +111,7 @@ class Producer:
             self._changed.notify_all()
 
     def _prepare(self, work: Work) -> None:
-        self._work, self._grad = work, torch.is_grad_enabled()
+        self._work, self._grad, self._device = work, torch.is_grad_enabled(), torch.get_default_device()
         self._context = contextvars.copy_context()
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="lightning_sink queue", daemon=True)
@@ -148,12 +149,16 @@ class Producer:
             if not self._busy:
                 self._work = self._context = None
 
-    def empty(self) -> list[Item]:
-        """Ends a fetch that waits for its turn; returns what was fetched and not taken."""
+    def empty(self, seconds: float | None = None) -> list[Item] | None:
+        """Ends a fetch that waits for its turn; returns what was fetched and not taken.
+
+        None means that a fetch was still under way after so many seconds.
+        """
         with self._changed:
             self.running, self._abandon = False, True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._busy)
+            if not self._changed.wait_for(lambda: not self._busy, seconds):
+                return None
             self._abandon = self._stopped = False
             dropped = list(self._items)
             self._items.clear()
@@ -171,7 +176,9 @@ class Producer:
         if self._thread is None or self._thread is threading.current_thread():
             return True
         self._thread.join(seconds)
-        self._numpy.remove()
+        with self._changed:
+            if not self._busy:  # a fetch that hangs may still draw
+                self._numpy.remove()
         return not self._thread.is_alive()
 
     # -- the thread -------------------------------------------------------------------------------------------------
@@ -199,12 +206,13 @@ class Producer:
                 return False
             if full:
                 self._telemetry.producer_wait_seconds += time.perf_counter() - began
-            work, context, grad = cast(Work, self._work), cast(contextvars.Context, self._context), self._grad
+            work, context = cast(Work, self._work), cast(contextvars.Context, self._context)
+            grad, device = self._grad, self._device
             self._granted, self._demanded = self._demanded, False
             self._drew, self._busy = "", True
             self.wanted -= 1
         try:
-            item: Item | None = context.run(self._fetch, work, grad)
+            item: Item | None = context.run(self._fetch, work, grad, device)
         except Abandoned:
             item = None
         del work, context
@@ -219,8 +227,9 @@ class Producer:
             self._changed.notify_all()
         return True
 
-    def _fetch(self, work: Work, grad: bool) -> Item:
-        with torch.set_grad_enabled(grad):
+    def _fetch(self, work: Work, grad: bool, device: torch.device) -> Item:
+        """Makes a fetch with what torch keeps for each thread as it is on the owner's."""
+        with torch.set_grad_enabled(grad), nullcontext() if device.type == "cpu" else device:
             if self._granted:
                 return work(True)
             with watched(self._wait_for_turn):

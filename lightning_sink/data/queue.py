@@ -118,7 +118,10 @@ class BatchQueue:
     def restart(self, source: Source | None = None) -> None:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
         self._release()
-        for item in self._producer.empty():
+        dropped = self._producer.empty(self._options.timeout)
+        if dropped is None:
+            raise DataTimeoutError(self._lateness(0))
+        for item in dropped:
             if item.error is None:
                 self._held = item.value[0]
                 self._held.take()
@@ -128,6 +131,7 @@ class BatchQueue:
     def close(self) -> None:
         """Ends the thread; one that hangs in somebody else's code is left to end with it, and that is said."""
         self._release()
+        self._pace.stay_in_step()
         if self._close.detach() is None or self._producer.close(_PATIENCE):
             return
         self._source.abort()
@@ -148,9 +152,9 @@ class BatchQueue:
         """
         began, producer, telemetry = time.perf_counter(), self._producer, self._telemetry
         self._release()
-        depth = 0
+        depth, in_step = 0, self._is_in_step()
         try:
-            if self._is_in_step():
+            if in_step:
                 slot, note, size = self._fetch_in_step()
             else:
                 depth = producer.ready
@@ -158,7 +162,8 @@ class BatchQueue:
         except (StopIteration, KeyboardInterrupt):
             raise
         except BaseException as error:
-            add_note(error, f"[lightning_sink] while fetching {self._source.describe()}")
+            where = "" if in_step else _AHEAD
+            add_note(error, f"[lightning_sink] while fetching {self._source.describe()}{where}")
             raise
         batch, self._held = slot.take(), slot
         now = time.perf_counter()
@@ -246,6 +251,8 @@ class BatchQueue:
             self._held = None
 
     def _note_draws(self, item: Item) -> None:
+        if isinstance(item.error, NotYet):
+            return
         self._telemetry.batches_ahead += item.error is None
         self._drawn = self._drawn + 1 if item.drew else 0
         if self._drawn == _DRAWN_IN_A_ROW:
@@ -289,6 +296,8 @@ def _ahead(reference: weakref.ref[BatchQueue]) -> Callable[[bool], Item]:
 
     return work
 
+
+_AHEAD = ", on the queue's thread (`SinkDataModule(..., buffer_size=0)` fetches on the trainer's)"
 
 _PATIENCE = 1.0
 """Seconds to wait for the thread's end before what it waits for is ended."""

@@ -34,7 +34,7 @@ from lightning_sink.data.private import TorchDispatchMode, dispatching_here, is_
 
 _PYTHON = random.random.__self__  # type: ignore[attr-defined]
 _FORKS = frozenset(
-    getattr(os, name) for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp") if hasattr(os, name)
+    getattr(os, name) for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system") if hasattr(os, name)
 )
 _here = threading.local()
 

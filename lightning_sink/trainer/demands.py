@@ -121,8 +121,6 @@ def in_step_reason(trainer: Any) -> str:
         changed = torch.get_default_dtype()
     if changed != before:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
-    if torch.get_default_device() != torch.device("cpu"):
-        return "`torch.set_default_device` speaks for one thread only"
     return ""
 
 

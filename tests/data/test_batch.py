@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from lightning_sink.data.batch import flatten
+from lightning_sink.data.batch import flatten, nbytes
 
 Pair = collections.namedtuple("Pair", "x y")
 
@@ -91,3 +91,42 @@ def test_an_object_that_cannot_be_hashed_and_is_gone_is_no_other():
     signatures = [flatten((x(), Plain()))[1] for _ in range(20)]
     assert len(signatures) == 20
     assert all(one != other for index, one in enumerate(signatures) for other in signatures[index + 1 :])
+
+
+SIZES = {
+    "tensor": (lambda: x(), 24),
+    "doubles": (lambda: x(3, dtype=torch.float64), 24),
+    "no elements": (lambda: x(0, 3), 0),
+    "tuple": (lambda: (x(), x(4)), 40),
+    "list": (lambda: [x(), x(4)], 40),
+    "nested": (lambda: [x(), (x(4), [x(1)])], 44),
+    "dict": (lambda: {"a": x(), "b": [x(4)]}, 40),
+    "ordered": (lambda: collections.OrderedDict(a=x(), b=(x(4),)), 40),
+    "named tuple": (lambda: Pair(x(), x(4)), 40),
+    "dataclass": (lambda: Record(x()), 24),
+    "dataclass in list": (lambda: [Record(x()), {"a": Pair(x(4), 1)}], 40),
+    "parameter": (lambda: [torch.nn.Parameter(x())], 24),
+    "numbers and text": (lambda: (x(), 3, "a", None, 1.5), 24),
+    "text": (lambda: "abc", 0),
+    "nothing": (lambda: None, 0),
+    "empty": (lambda: (), 0),
+    "view": (lambda: (x(10)[:2],), 8),
+    "expanded": (lambda: [x(1, 1).expand(2, 3)], 24),
+    "sparse": (lambda: [torch.eye(3).to_sparse(), x(1)], 4),
+    "sparse alone": (lambda: torch.eye(3).to_sparse(), 0),
+    "the class of a dataclass": (lambda: [Record, x(1)], 4),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_bytes_of_a_batch(name):
+    make, size = SIZES[name]
+    found = nbytes(make())
+    assert found == size
+    assert type(found) is int
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_bytes_are_those_of_the_flattened_tensors(name):
+    batch = SIZES[name][0]()
+    assert nbytes(batch) == sum(leaf.nbytes for leaf in flatten(batch)[0] if leaf.layout is torch.strided)

@@ -1,0 +1,107 @@
+"""The faster way is found and kept; what is measured is given, no clock is asked."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_sink.data.pace import Pace
+
+FETCH = 0.01
+
+
+def run(pace, batches, in_step, ahead, fetch=FETCH):
+    """Notes batches that take so long on each way; returns the way of each."""
+    ways = []
+    for _ in range(batches):
+        ways.append(pace.ahead)
+        pace.note(fetch, ahead if pace.ahead else in_step)
+    return ways
+
+
+def test_it_begins_in_step():
+    assert not Pace().ahead
+
+
+@given(in_step=st.floats(1e-4, 10.0), factor=st.floats(0.01, 0.99))
+def test_the_faster_way_is_kept(in_step, factor):
+    one, other = Pace(), Pace()
+    run(one, 40, in_step, in_step * factor)
+    run(other, 40, in_step * factor, in_step)
+    assert one.ahead
+    assert not other.ahead
+
+
+def test_both_ways_are_tried_before_one_is_chosen():
+    ways = run(Pace(), 40, 1.0, 2.0)
+    assert set(ways) == {True, False}
+    first = ways.index(True)
+    assert first >= 10  # enough of them to compare
+    assert 10 <= ways.count(True) <= 20
+    assert not any(ways[-10:])
+
+
+@given(fetch=st.floats(0.0, 99e-6))
+def test_a_cheap_fetch_is_never_tried_ahead(fetch):
+    assert not any(run(Pace(), 500, 1.0, 0.1, fetch))
+
+
+def test_control_a_fetch_that_is_not_cheap_is_tried():
+    assert any(run(Pace(), 500, 1.0, 0.1, 101e-6))
+
+
+@given(place=st.integers(0, 25), size=st.floats(1.0, 1e4), in_step_wins=st.booleans())
+def test_one_outlier_does_not_decide(place, size, in_step_wins):
+    pace = Pace()
+    in_step, ahead = (0.02, 0.03) if in_step_wins else (0.03, 0.02)
+    for batch in range(26):
+        pace.note(FETCH, size if batch == place else ahead if pace.ahead else in_step)
+    assert pace.ahead is not in_step_wins
+
+
+@given(place=st.integers(0, 12))
+def test_one_slow_fetch_makes_no_cheap_one_dear(place):
+    pace = Pace()
+    for batch in range(30):
+        pace.note(1.0 if batch == place else 1e-6, 1.0)
+        assert not pace.ahead
+
+
+def trials(ways):
+    """Returns where the way that was kept was left, or tried again."""
+    return [index for index in range(1, len(ways)) if ways[index] != ways[index - 1]]
+
+
+@pytest.mark.parametrize("ahead_wins", [False, True])
+def test_trials_become_rarer(ahead_wins):
+    times = (1.0, 0.5) if ahead_wins else (0.5, 1.0)
+    ways = run(Pace(), 6000, *times)
+    kept = [index for index in trials(ways) if ways[index] is ahead_wins]
+    gaps = [later - before for before, later in zip(kept, kept[1:], strict=False)]
+    assert len(gaps) >= 3
+    assert all(later > 2 * before for before, later in zip(gaps, gaps[1:], strict=False))
+    assert ways.count(ahead_wins) > 0.95 * len(ways)
+
+
+@pytest.mark.parametrize("ahead_first", [False, True])
+def test_a_change_of_the_faster_way_is_found(ahead_first):
+    pace = Pace()
+    slow, fast = 1.0, 0.5
+    run(pace, 60, *((slow, fast) if ahead_first else (fast, slow)))
+    assert pace.ahead is ahead_first
+    run(pace, 200, *((fast, slow) if ahead_first else (slow, fast)))
+    assert pace.ahead is not ahead_first
+
+
+@given(before=st.integers(0, 100))
+def test_staying_in_step_is_final(before):
+    pace = Pace()
+    run(pace, before, 1.0, 0.1)
+    pace.stay_in_step()
+    assert not any(run(pace, 500, 1.0, 0.1))
+    assert not pace.ahead
+
+
+def test_memory_does_not_grow():
+    pace = Pace()
+    run(pace, 5000, 1.0, 0.5)
+    assert all(len(value) <= 20 for value in vars(pace).values() if isinstance(value, list))

@@ -1,0 +1,408 @@
+"""A loader is traversed from any batch on as it would have been, and nothing else can be seen of it afterwards."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from lightning_sink.data.gather import gathered
+from lightning_sink.data.road import Draws, Road, drawing_from, set_epoch
+
+
+def data(length=11):
+    return TensorDataset(torch.arange(length))
+
+
+def generator():
+    return torch.Generator().manual_seed(7)
+
+
+class Permutation:
+    """Draws a permutation when it begins."""
+
+    def __init__(self, length, draw):
+        self.length, self.draw = length, draw
+
+    def __iter__(self):
+        return iter(self.draw(self.length))
+
+    def __len__(self):
+        return self.length
+
+
+class Late(Permutation):
+    """Draws when its first sample is asked for."""
+
+    def __iter__(self):
+        yield from self.draw(self.length)
+
+
+def python_draw(length):
+    return random.sample(range(length), length)
+
+
+def numpy_draw(length):
+    np.random.normal()  # which leaves a number in the generator's cache
+    return np.random.permutation(length).tolist()
+
+
+LOADERS = {
+    "sequential": lambda: DataLoader(data(), 3),
+    "shuffle": lambda: DataLoader(data(), 3, shuffle=True),
+    "drop_last": lambda: DataLoader(data(), 3, shuffle=True, drop_last=True),
+    "own generator": lambda: DataLoader(data(), 3, shuffle=True, generator=generator()),
+    "sampler's generator": lambda: DataLoader(data(), 3, sampler=RandomSampler(data(), generator=generator())),
+    "default generator": lambda: DataLoader(
+        data(), 3, sampler=RandomSampler(data(), generator=torch.default_generator)
+    ),
+    "replacement": lambda: DataLoader(data(), 3, sampler=RandomSampler(data(), replacement=True)),
+    "replacement, own": lambda: DataLoader(
+        data(), 9, sampler=RandomSampler(data(), True, num_samples=90, generator=generator())
+    ),
+    "subset": lambda: DataLoader(data(), 3, sampler=SubsetRandomSampler(range(9), generator())),
+    "weighted": lambda: DataLoader(data(), 3, sampler=WeightedRandomSampler([1.0] * 11, 11)),
+    "distributed": lambda: DataLoader(data(), 2, sampler=DistributedSampler(data(), 2, 1)),
+    "python": lambda: DataLoader(data(), 3, sampler=Permutation(11, python_draw)),
+    "numpy": lambda: DataLoader(data(), 3, sampler=Permutation(11, numpy_draw)),
+    "python, late": lambda: DataLoader(data(), 3, sampler=Late(11, python_draw)),
+    "numpy, late": lambda: DataLoader(data(), 3, sampler=Late(11, numpy_draw)),
+    "batch sampler": lambda: DataLoader(data(), batch_sampler=BatchSampler(RandomSampler(data()), 4, True)),
+    "own batch sampler": lambda: DataLoader(
+        data(), batch_sampler=Permutation(11, lambda length: [[row] for row in python_draw(length)])
+    ),
+    "no batches": lambda: DataLoader(data(5), batch_size=None, shuffle=True),
+}
+DRAWS_LATER = {
+    "default generator, twice": lambda: DataLoader(
+        data(), 3, sampler=RandomSampler(data(), num_samples=22, generator=torch.default_generator)
+    ),
+    "default generator, replacement": lambda: DataLoader(
+        data(), 9, sampler=RandomSampler(data(), True, num_samples=90, generator=torch.default_generator)
+    ),
+}
+"""Loaders that draw from the process's generator in the midst of a traversal, too."""
+WORKERS = {
+    "workers": lambda: DataLoader(data(), 2, shuffle=True, num_workers=2),
+    "workers, own generator": lambda: DataLoader(data(), 2, shuffle=True, num_workers=2, generator=generator()),
+    "workers, persistent": lambda: DataLoader(data(), 2, shuffle=True, num_workers=2, persistent_workers=True),
+    "workers, persistent, own generator": lambda: DataLoader(
+        data(), 2, shuffle=True, num_workers=1, persistent_workers=True, generator=generator()
+    ),
+    "workers, numpy": lambda: DataLoader(data(), 3, sampler=Permutation(11, numpy_draw), num_workers=1),
+    "workers, distributed": lambda: DataLoader(data(), 2, sampler=DistributedSampler(data(), 2, 0), num_workers=1),
+}
+
+
+def road_of(name, fast=False):
+    loader = {**LOADERS, **DRAWS_LATER, **WORKERS}[name]()
+    return Road(loader, gathered(loader, lambda: 3) if fast else None)
+
+
+def plain(batches):
+    return [
+        batch.tolist() if isinstance(batch, torch.Tensor) else [part.tolist() for part in batch] for batch in batches
+    ]
+
+
+def states():
+    return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())
+
+
+def seed_all(seed):
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def both_ways(*tables):
+    """Returns the names of loaders, with and without gathering; only a loader itself can give single samples."""
+    names = list(itertools.chain(*tables))
+    return [(name, False) for name in names] + [(name, True) for name in names if name != "no batches"]
+
+
+@pytest.mark.parametrize(("name", "fast"), both_ways(LOADERS))
+def test_from_any_batch_on(name, fast):
+    road = road_of(name, fast)
+    assert (road.fast is not None) is fast
+    seed_all(1)
+    begin = Draws([road])
+    iterator = iter(road)
+    first = Draws([road])
+    expected = plain(iterator)
+    assert len(expected) > 1
+    for skip in range(1, len(expected)):
+        other = road_of(name, fast)
+        seed_all(2)
+        vars_before, before = dict(vars(other.loader)), states()
+        other.resume(skip, first.saved())
+        with drawing_from(begin.saved(), [other]):
+            iterator = iter(other)
+        found = [next(iterator)]
+        assert states() == before or name == "default generator"  # which draws with the last batch, too
+        assert {key: id(value) for key, value in vars(other.loader).items()} == {
+            key: id(value) for key, value in vars_before.items()
+        }
+        found += iterator
+        assert plain(found) == expected[skip:]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_passed_over_with_workers_and_without(workers, fast):
+    loader = DataLoader(data(), 2, num_workers=workers)
+    road = Road(loader, gathered(loader, lambda: 3) if fast else None)
+    road.resume(4, {})
+    assert plain(road) == [[[8, 9]], [[10]]]
+
+
+def test_control_another_state_gives_another_order():
+    road = road_of("shuffle")
+    seed_all(1)
+    expected = plain(road)
+    seed_all(2)
+    first = Draws([road])
+    other = road_of("shuffle")
+    other.resume(1, first.saved())
+    assert plain(other) != expected[1:]
+
+
+def test_only_the_next_traversal_is_entered_in_its_midst():
+    road = road_of("sequential")
+    every = plain(road)
+    road.resume(2, {})
+    assert plain(road) == every[2:]
+    assert plain(road) == every
+    assert plain(road.loader) == every
+
+
+def test_batches_passed_over_are_not_fetched():
+    fetched = []
+
+    class Watched(TensorDataset):
+        def __getitem__(self, index):
+            fetched.append(index)
+            return super().__getitem__(index)
+
+    loader = DataLoader(Watched(torch.arange(12)), 2)
+    road = Road(loader)
+    road.resume(4, {})
+    assert road.skips
+    assert plain(road) == [[[8, 9]], [[10, 11]]]
+    assert fetched == [8, 9, 10, 11]
+
+
+def test_what_has_no_rows_is_passed_over_by_fetching():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(6))
+
+    loader = DataLoader(Stream(), 2)
+    for source, expected in ((loader, [[2, 3], [4, 5]]), ([[0, 1], [2, 3], [4, 5]], [[2, 3], [4, 5]])):
+        road = Road(source)
+        assert not road.skips
+        road.resume(1, {})
+        assert [torch.as_tensor(batch).tolist() for batch in road] == expected
+
+
+def test_the_samplers_are_back_after_an_error():
+    class Fails(Permutation):
+        def __iter__(self):
+            raise OSError("disk")
+
+    loader = DataLoader(data(), 2, sampler=Fails(11, python_draw))
+    before = vars(loader)["batch_sampler"]
+    road = Road(loader)
+    road.resume(2, {})
+    with pytest.raises(OSError, match="disk"):
+        next(iter(road))
+    assert loader.batch_sampler is before
+
+
+def test_the_length_is_that_of_all_batches():
+    road = road_of("shuffle")
+    road.resume(2, {})
+    assert len(road) == len(road.loader) == 4
+    iterator = iter(road)
+    assert len(road.loader) == 4
+    assert len(list(iterator)) == 2
+
+
+REPEATABLE = {
+    **dict.fromkeys(LOADERS, True),
+    "python": False,
+    "numpy": False,
+    "python, late": False,
+    "numpy, late": False,
+    "own batch sampler": False,
+}
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_which_orders_can_be_had_again_from_torchs_generators(name):
+    assert road_of(name).is_repeatable is REPEATABLE[name]
+
+
+def test_a_subclass_of_a_sampler_may_do_anything():
+    class Own(SequentialSampler):
+        pass
+
+    class Batches(BatchSampler):
+        pass
+
+    assert not Road(DataLoader(data(), 2, sampler=Own(data()))).is_repeatable
+    assert not Road(DataLoader(data(), batch_sampler=Batches(SequentialSampler(data()), 2, False))).is_repeatable
+    assert not Road([1, 2]).is_repeatable
+
+
+def test_a_road_says_what_it_is():
+    assert repr(road_of("shuffle")) == "Road(DataLoader, as it is)"
+    assert repr(road_of("shuffle", True)) == "Road(DataLoader, gathered)"
+    assert repr(Road([1])) == "Road(list, as it is)"
+
+
+# -- generators --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["shuffle", "own generator", "sampler's generator", "numpy", "python"])
+def test_the_generators_stand_where_they_stood_for_a_while(name):
+    road = road_of(name)
+    seed_all(3)
+    random.gauss(0, 1)
+    np.random.normal()
+    saved = Draws([road]).saved()
+
+    def numbers():
+        own = [torch.rand(2, generator=owner).tolist() for owner in own_generators(road)]
+        others = (
+            [] if road.is_repeatable else [random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand()]
+        )
+        return own, torch.rand(2).tolist(), others
+
+    expected = numbers()
+    seed_all(4)
+    before = states()
+    with drawing_from(saved, [road]):
+        assert numbers() == expected
+    assert states() == before
+    with pytest.raises(ZeroDivisionError), drawing_from(saved, [road]):
+        raise ZeroDivisionError
+    assert states() == before
+
+
+def own_generators(road):
+    found = [road.loader.generator, getattr(road.loader.sampler, "generator", None)]
+    return [owner for index, owner in enumerate(found) if owner is not None and owner not in found[:index]]
+
+
+def test_own_generators_go_on_from_there():
+    road = road_of("own generator")
+    saved = Draws([road]).saved()
+    first = torch.rand(3, generator=road.loader.generator).tolist()
+    with drawing_from(saved, [road]):
+        assert torch.rand(1, generator=road.loader.generator).tolist() == first[:1]
+    assert torch.rand(2, generator=road.loader.generator).tolist() == first[1:]
+
+
+def test_nothing_saved_changes_nothing():
+    before = states()
+    with drawing_from({}, [road_of("shuffle")]):
+        torch.rand(1)
+    assert states() != before
+
+
+@pytest.mark.parametrize("name", ["shuffle", "own generator", "numpy"])
+def test_saved_generators_are_fit_for_a_checkpoint(name):
+    random.gauss(0, 1)
+    np.random.normal()
+    saved = Draws([road_of(name)]).saved()
+    torch.save(saved, "draws.pt")
+    assert torch.load("draws.pt", weights_only=True) == saved
+    assert ("numpy" in saved) == ("python" in saved) == (name == "numpy")
+    assert len(saved["own"]) == (name == "own generator")
+
+
+@pytest.mark.filterwarnings("ignore:get_state and legacy")
+def test_another_kind_of_numpy_generator_is_not_kept():
+    original = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        road = road_of("numpy")
+        saved = Draws([road]).saved()
+        assert set(saved) == {"torch", "own", "python"}
+        with drawing_from(saved, [road]):
+            pass
+    finally:
+        np.random.set_bit_generator(original)
+
+
+def test_saving_draws_nothing():
+    before = states()
+    Draws([road_of("numpy"), road_of("own generator")]).saved()
+    assert states() == before
+
+
+def test_each_generator_is_kept_once():
+    shared = generator()
+    road = Road(DataLoader(data(), 2, shuffle=True, generator=shared))
+    other = Road(DataLoader(data(), 2, sampler=RandomSampler(data(), generator=shared), generator=generator()))
+    assert len(Draws([road, other]).saved()["own"]) == 2
+
+
+# -- set_epoch ---------------------------------------------------------------------------------------------------------
+
+
+class Told:
+    def __init__(self):
+        self.epochs = []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        return iter(range(4))
+
+
+def test_samplers_are_told_the_traversal_once():
+    sampler = Told()
+    loader = DataLoader(data(), 2, sampler=sampler)
+    set_epoch(loader, 5)
+    assert sampler.epochs == [5]
+    inner = Told()
+    loader = DataLoader(data(), batch_sampler=BatchSampler(inner, 2, False))
+    set_epoch(loader, 6)
+    assert inner.epochs == [6]
+    for nothing in ([1], DataLoader(data()), DataLoader(data(), batch_sampler=[[1]])):
+        set_epoch(nothing, 7)
+
+
+def test_a_distributed_sampler_shuffles_by_the_traversal():
+    loader = DataLoader(data(), 2, sampler=DistributedSampler(data(), 2, 0))
+    orders = []
+    for epoch in (0, 1, 0):
+        set_epoch(loader, epoch)
+        orders.append(plain(loader))
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_batches_of_a_road_without_a_resume_are_the_loaders():
+    for fast in (False, True):
+        seed_all(5)
+        expected = plain(itertools.chain.from_iterable(road_of("shuffle").loader for _ in range(2)))
+        seed_all(5)
+        road = road_of("shuffle", fast)
+        assert len(plain(road) + plain(road)) == len(expected)
+        seed_all(5)
+        assert plain(road) == expected[:4]
