@@ -151,7 +151,7 @@ class SinkStrategy(SingleDeviceStrategy):
         self._queue = BatchQueue(
             source,
             options,
-            prepare=Transfer(module.trainer) if options.transfer_ahead else None,
+            prepare=Transfer(module.trainer).ahead if options.transfer_ahead else None,
             in_step_because=in_step_reason(module.trainer),
             say=self.say,
         )

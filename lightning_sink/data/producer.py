@@ -196,6 +196,7 @@ class Producer:
     def _loop(self) -> None:
         while self._step():
             pass
+        self._numpy.remove()  # where a fetch hung when the queue was closed
 
     def _step(self) -> bool:
         """Waits until a fetch may begin and makes it; False at the end."""

@@ -134,8 +134,7 @@ class BatchQueue:
         self._pace.stay_in_step()
         if self._close.detach() is None or self._producer.close(_PATIENCE):
             return
-        self._source.abort()
-        if not self._producer.close(_PATIENCE_FOR_WORKERS):
+        if not (self._source.abort() and self._producer.close(_PATIENCE_FOR_WORKERS)):
             self._say(
                 f"{self._stage} does not return; the thread that it runs on ends when it does, or with the process"
             )
@@ -152,9 +151,9 @@ class BatchQueue:
         """
         began, producer, telemetry = time.perf_counter(), self._producer, self._telemetry
         self._release()
-        depth, in_step = 0, self._is_in_step()
+        depth = 0
         try:
-            if in_step:
+            if self._is_in_step():
                 slot, note, size = self._fetch_in_step()
             else:
                 depth = producer.ready
@@ -162,8 +161,7 @@ class BatchQueue:
         except (StopIteration, KeyboardInterrupt):
             raise
         except BaseException as error:
-            where = "" if in_step else _AHEAD
-            add_note(error, f"[lightning_sink] while fetching {self._source.describe()}{where}")
+            self._note_place(error)
             raise
         batch, self._held = slot.take(), slot
         now = time.perf_counter()
@@ -209,12 +207,31 @@ class BatchQueue:
                 self._note_draws(item)
             if item.error is None:
                 return item.value  # type: ignore[no-any-return]
-            if not isinstance(item.error, NotYet):
+            if not isinstance(item.error, NotYet) and not self._may_retry(item.error, demanded):
+                self._note_place(item.error, _AHEAD)
                 raise item.error
             producer.wanted += 1
             if timeout is None:
-                return self._fetch_in_step()
+                return self._fetch_between(item.error)
             demanded = True
+
+    def _may_retry(self, error: BaseException, demanded: bool) -> bool:
+        """Whether to make a fetch again on the trainer's thread: what failed may be bound to that."""
+        again = isinstance(error, Exception) and not isinstance(error, StopIteration)
+        return again and not demanded and self._options.timeout is None and self._source.retry()
+
+    def _fetch_between(self, error: BaseException) -> tuple[Slot, Any, int]:
+        """Fetches in step what the thread could not, and lets it go on."""
+        found = self._fetch_in_step()
+        if isinstance(error, NotYet):
+            self._producer.run(self._ahead, self._producer.wanted)
+        else:
+            self._stay_in_step(f"on another thread a fetch failed ({type(error).__name__}: {error})")
+            self._say(
+                "batches are fetched when they are due and not ahead: on another thread one could not be fetched"
+                f" ({type(error).__name__}: {error}). `SinkDataModule(..., buffer_size=0)` does not try."
+            )
+        return found
 
     def _fetch(self, in_turn: bool) -> tuple[Slot, Any, int]:
         """Fetches one batch, on whichever thread, into a slot; returns that, the batch's note and its bytes."""
@@ -269,6 +286,11 @@ class BatchQueue:
 
     # -- what goes wrong --------------------------------------------------------------------------------------------
 
+    def _note_place(self, error: BaseException, way: str = "") -> None:
+        known = any(note.startswith(_NOTE) for note in getattr(error, "__notes__", []))
+        if not known and not isinstance(error, (StopIteration, KeyboardInterrupt)):
+            add_note(error, f"{_NOTE} while fetching {self._source.describe()}{way}")
+
     def _lateness(self, depth: int) -> str:
         telemetry, timeout = self._telemetry, self._options.timeout
         count = telemetry.batches_produced
@@ -297,6 +319,7 @@ def _ahead(reference: weakref.ref[BatchQueue]) -> Callable[[bool], Item]:
     return work
 
 
+_NOTE = "[lightning_sink]"
 _AHEAD = ", on the queue's thread (`SinkDataModule(..., buffer_size=0)` fetches on the trainer's)"
 
 _PATIENCE = 1.0
@@ -307,7 +330,5 @@ _PATIENCE_FOR_WORKERS = 8.0
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Adds a line to an error, once; Python 3.10 keeps it where later versions and test runners look for it."""
-    notes = getattr(error, "__notes__", [])
-    if text not in notes:
-        error.__notes__ = [*notes, text]
+    """Adds a line to an error; Python 3.10 keeps it where later versions and test runners look for it."""
+    error.__notes__ = [*getattr(error, "__notes__", []), text]

@@ -45,6 +45,7 @@ class Road:
         self.fast = fast
         self._skip = 0
         self._sampler_begins: Saved = {}
+        self._rows: _Rows | None = None
 
     def __repr__(self) -> str:
         return f"Road({type(self.loader).__name__}, {'gathered' if self.fast is not None else 'as it is'})"
@@ -94,7 +95,8 @@ class Road:
 
     def __iter__(self) -> Iterator[Any]:
         skip, self._skip = self._skip, 0
-        if not skip:
+        self._rows = None
+        if not skip and (self.fast is not None or not self.skips or hasattr(self.loader, "state_dict")):
             return cast(Iterator[Any], iter(self.loader if self.fast is None else self.fast))
         if self.fast is not None:
             iterator = iter(self.fast)
@@ -102,49 +104,65 @@ class Road:
                 iterator.skip(skip)
             return cast(Iterator[Any], iterator)
         if self.skips:
-            with _skipping(self, skip, self._sampler_begins):
-                return cast(Iterator[Any], iter(self.loader))
+            return self._iterate(skip)
         iterator = iter(self.loader)
         for _ in range(skip):
             next(iterator)
         return cast(Iterator[Any], iterator)
 
+    def _iterate(self, skip: int) -> Iterator[Any]:
+        """Makes an iterator of a DataLoader out of a sampler that begins further on and can give rows again."""
+        # DataLoader forbids to set these by assignment, and reads them once for each iterator.
+        attributes = vars(self.loader)
+        name = "sampler" if self.loader.batch_sampler is None else "batch_sampler"
+        sampler, rows = attributes[name], _Rows(self, attributes[name], skip, self._sampler_begins)
+        attributes[name] = rows
+        try:
+            iterator = iter(self.loader)
+        finally:
+            attributes[name], rows.skip = sampler, 0
+        self._rows = rows if not self.loader.num_workers else None
+        return cast(Iterator[Any], iterator)
 
-@contextmanager
-def _skipping(road: Road, skip: int, first: Saved) -> Iterator[None]:
-    """Gives a DataLoader, for the making of one iterator, a sampler that begins further on."""
-    # DataLoader forbids to set these by assignment, and reads them once for each iterator.
-    attributes = vars(road.loader)
-    name = "sampler" if road.loader.batch_sampler is None else "batch_sampler"
-    original = attributes[name]
-    attributes[name] = sampler = _Skipping(original, skip, first, road)
-    try:
-        yield
-    finally:
-        attributes[name], sampler.skip = original, 0
+    def retry(self) -> bool:
+        """Lets the next batch have the rows of the last one, whose fetch failed; tells whether that can be done."""
+        return self._rows is not None and self._rows.give_again()
 
 
-class _Skipping:
-    """A sampler whose traversals leave out their beginning, until `skip` is 0.
+class _Rows:
+    """A loader's sampler whose traversals leave out their beginning, until `skip` is 0, and can give rows again.
 
     A loader with workers begins two of them for one iterator, and uses the second.
     """
 
-    def __init__(self, sampler: Any, skip: int, first: Saved, road: Road) -> None:
-        self._sampler, self.skip, self._first, self._road = sampler, skip, first, road
+    def __init__(self, road: Road, sampler: Any, skip: int, begins: Saved) -> None:
+        self.skip = skip
+        self._road, self._sampler, self._begins = road, sampler, begins
+        self._last: Any = None
+        self._again = False
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = iter(self._sampler)
-        return self._rest(iterator, self.skip) if self.skip else iterator
+        # At once: some samplers draw when they are begun.
+        return self._give(iter(self._sampler), self.skip)
 
-    def _rest(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
-        with drawing_from(self._first, [self._road]):
-            for _ in range(skip):
-                next(iterator)
-        yield from iterator
+    def _give(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
+        if skip:
+            with drawing_from(self._begins, [self._road]):
+                for _ in range(skip):
+                    next(iterator)
+        for rows in iterator:
+            self._last, self._again = rows, True
+            while self._again:
+                self._again = False
+                yield rows
+
+    def give_again(self) -> bool:
+        """Gives the last rows once more."""
+        self._again = self._last is not None
+        return self._again
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

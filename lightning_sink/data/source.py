@@ -32,10 +32,14 @@ class Source(ABC):
             StopIteration: When there is no batch left.
         """
 
+    def retry(self) -> bool:
+        """Lets the next fetch make again the one that has just failed; tells whether that can be done."""
+        return False
+
     @abstractmethod
     def describe(self) -> str:
         """Names the next batch for people: "batch 3 of traversal 0"."""
 
-    @abstractmethod
-    def abort(self) -> None:
-        """Ends, from another thread, what a fetch waits for, if that can be done."""
+    def abort(self) -> bool:
+        """Ends, from another thread, what a fetch waits for; tells whether there was something to end."""
+        return False

@@ -181,6 +181,10 @@ class Traversals:
         self.places.append(Place(self.traversal, self.batch, self._begin, self._first, states))  # type: ignore[arg-type]
         return batch
 
+    def retry(self) -> bool:
+        """Lets the next batch be the one that has just failed; tells whether that can be done."""
+        return len(self.roads) == 1 and self.roads[0].retry()
+
     def close(self) -> None:
         """Lets go of the iterator."""
         self._iterator = None

@@ -59,11 +59,17 @@ class LoaderBatches(Source):
         """Names the next batch."""
         return self.loaders.traversals.describe()
 
-    def abort(self) -> None:
+    def retry(self) -> bool:
+        """Gives the rows of a failed fetch back to the loader, if there is one only and it reads rows."""
+        return self.loaders.traversals.retry()
+
+    def abort(self) -> bool:
         """Ends the workers, which a fetch may wait for."""
-        for iterator in getattr(self.loaders._iterator, "iterators", []):
-            for process in worker_processes(iterator):
-                process.terminate()
+        iterators = getattr(self.loaders._iterator, "iterators", [])
+        processes = [process for iterator in iterators for process in worker_processes(iterator)]
+        for process in processes:
+            process.terminate()
+        return bool(processes)
 
 
 class SinkFetcher(_DataFetcher):

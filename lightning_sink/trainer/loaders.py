@@ -122,7 +122,7 @@ class TrainingLoaders(CombinedLoader):
             length = sized_len(inner)
             traversals.limit = float("inf") if length is None else length
         alone = self.iterables is self.flattened[0]
-        return _numbered(cast(Any, self._iterator).iterators[0]) if alone else inner
+        return _Numbered(cast(Any, self._iterator).iterators[0]) if alone else inner
 
     def reset(self) -> None:
         """Ends workers and lets go of iterators."""
@@ -163,10 +163,19 @@ class _Inner:
         return CombinedLoader.__next__(self._loaders)
 
 
-def _numbered(iterator: Iterator[Any]) -> Iterator[tuple[Any, int, int]]:
+class _Numbered:
     """What every mode makes of a single loader, in half the time."""
-    for index, batch in enumerate(iterator):
-        yield batch, index, 0
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator, self._index = iterator, -1
+
+    def __iter__(self) -> Iterator[tuple[Any, int, int]]:
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        batch = next(self._iterator)
+        self._index += 1
+        return batch, self._index, 0
 
 
 class LoaderSource(_DataLoaderSource):

@@ -32,6 +32,8 @@ from lightning_sink.trainer.logging import LogBuffer, LogCall, StepLog, captured
 from lightning_sink.trainer.reads import watched_counters
 from lightning_sink.trainer.transfer import Transfer
 
+_NOTHING = object()
+
 _Logged = list[tuple[LogCall, Tensor]]
 
 
@@ -75,7 +77,7 @@ class TrainerSink(Sink):
         self._accumulate = self._trainer.accumulate_grad_batches
         self._first = self._last = True
         self._announced = False
-        self._raw: Any = None
+        self._raw: Any = _NOTHING
         self._batch: Any = None
         self._output: Any = None
 
@@ -144,8 +146,8 @@ class TrainerSink(Sink):
     @property
     def batch(self) -> Any:
         """The present batch as the user's hooks see it, transferred once."""
-        if self._batch is None and self._raw is not None:
-            self._batch = self._transfer(self._raw)
+        if self._raw is not _NOTHING:
+            self._raw, self._batch = _NOTHING, self._transfer(self._raw)
         return self._batch
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ class Transfer:
         self._done = done
         self._device = trainer.strategy.root_device
         selector: Any = trainer._data_connector._datahook_selector
+        self._selector = selector
         defaults = LightningModule
         self._plain = type(trainer.precision_plugin).convert_input is Precision.convert_input and all(
             getattr(type(selector.get_instance(hook)), hook) is getattr(defaults, hook)
@@ -44,6 +45,18 @@ class Transfer:
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         return call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+
+    def ahead(self, batch: Any) -> Any:
+        """Returns the batch on the device, from another thread than the trainer's.
+
+        The hooks are called directly: Lightning would note on the module which hook is running, and the step that runs
+        beside it would read that.
+        """
+        trainer: Any = self._trainer
+        hook = {name: getattr(self._selector.get_instance(name), name) for name in _HOOKS}
+        batch = hook["on_before_batch_transfer"](trainer.precision_plugin.convert_input(batch), 0)
+        batch = hook["transfer_batch_to_device"](batch, self._device, 0)
+        return hook["on_after_batch_transfer"](batch, 0)
 
     def is_identity(self, batch: Any) -> bool:
         """Tells whether the transfer would give back the same tensors in the same structure.

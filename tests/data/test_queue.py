@@ -970,6 +970,7 @@ def test_the_end_of_a_fetch_that_hangs(make, monkeypatch, patience):
             super().abort()
             if patience:
                 go.set()
+            return patience
 
     before = threading.active_count()
     source = Hangs(act=lambda number: go.wait(LONG))

@@ -1,0 +1,269 @@
+"""Data that fails, hangs or is interrupted: what the user gets, what is left, and whether training works again."""
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_sink import DataTimeoutError, SinkDataModule
+from parity import QUIET, Net, train
+from test_data_path import Ids, Seen, fetching, fit, sinks
+from test_data_randomness import Drawing
+
+pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `.*transfer")
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.fixture(params=["ahead", "own", "changing"])
+def way(request):
+    with fetching(request.param):
+        yield request.param
+
+
+class Failing(Drawing):
+    """Acts at its `at`-th fetch."""
+
+    def __init__(self, at, act):
+        super().__init__()
+        self.at, self.act = at, act
+
+    def __getitem__(self, index):
+        if self.fetched == self.at:
+            self.at = -1
+            self.act()
+        return super().__getitem__(index)
+
+
+class FailingStream(IterableDataset):
+    def __init__(self, at, act):
+        self.inner = Failing(at, act)
+
+    def __iter__(self):
+        return (self.inner[index] for index in range(len(self.inner)))
+
+
+def raiser(error):
+    def act():
+        raise error
+
+    return act
+
+
+def collating(at, act):
+    calls = iter(range(10**6))
+
+    def collate(samples):
+        if next(calls) == at // 8:
+            act()
+        return torch.utils.data.default_collate(samples)
+
+    return DataLoader(Drawing(), batch_size=8, collate_fn=collate)
+
+
+def sampling(at, act):
+    def indices():
+        for index in range(70):
+            if index == at:
+                act()
+            yield index
+
+    class Sampler(torch.utils.data.Sampler):
+        def __iter__(self):
+            return indices()
+
+        def __len__(self):
+            return 70
+
+    return DataLoader(Drawing(), batch_size=8, sampler=Sampler())
+
+
+SOURCES = {
+    "dataset": lambda at, act: DataLoader(Failing(at, act), batch_size=8),
+    "collate_fn": collating,
+    "sampler": sampling,
+    "stream": lambda at, act: DataLoader(FailingStream(at, act), batch_size=8),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("size", "epoch"), [(-1, "dataset"), (4, "dataset"), (6, "sink")])
+def test_an_error_comes_after_the_batches_before_it(way, source, size, epoch):
+    error = Broken("row 42 is broken")
+    torch.manual_seed(1)
+    module, reference = Net(), Net()
+    reference.load_state_dict(module.state_dict())
+    strategy = sinks(size, epoch)
+    trainer = L.Trainer(**QUIET, logger=False, strategy=strategy, max_epochs=9)
+    torch.manual_seed(2)
+    with pytest.raises(Broken) as raised:
+        trainer.fit(module, SOURCES[source](42, raiser(error)))
+    assert raised.value is error
+    notes = "\n".join(error.__notes__)
+    assert notes.count("[lightning_sink]") == 1
+    # Data without a length is fetched one batch further, by plain Lightning too.
+    trained = 4 if source == "stream" and epoch == "dataset" else 5
+    assert "batch 5 of traversal 0" in notes
+    assert trainer.global_step == trained
+    torch.manual_seed(2)
+    plain = L.Trainer(**QUIET, logger=False, max_steps=trained)
+    plain.fit(reference, SOURCES[source](10**6, lambda: None))
+    for (name, a), b in zip(reference.state_dict().items(), module.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    # The same objects train again.
+    trainer.fit_loop.max_epochs = trainer.current_epoch + 1
+    trainer.fit(module, SOURCES[source](10**6, lambda: None))
+    assert trainer.global_step > trained
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_error_of_a_transfer_hook(way, ahead):
+    error = Broken("the hook")
+
+    class Hooked(Seen):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            if 6.0 in batch:
+                raise error
+            return batch
+
+    trainer = L.Trainer(**QUIET, logger=False, strategy=sinks(-1), max_epochs=1)
+    data = SinkDataModule.from_loaders(DataLoader(Ids(20), batch_size=2), transfer_ahead=ahead)
+    with pytest.raises(Broken) as raised:
+        trainer.fit(Hooked(), datamodule=data)
+    assert raised.value is error
+    assert trainer.global_step == 3
+    if ahead:
+        assert "batch" in "".join(error.__notes__)
+        assert "traversal 0" in "".join(error.__notes__)
+
+
+@pytest.mark.parametrize("size", [-1, 6])
+def test_an_error_in_a_worker(way, size):
+    data = DataLoader(Failing(10, raiser(Broken("in a worker"))), batch_size=8, num_workers=1)
+    with pytest.raises(Broken, match="in a worker") as raised:
+        train(Net(), data, sinks(size), max_epochs=1)
+    assert "batch 1 of traversal 0" in "".join(raised.value.__notes__)
+    train(Net(), DataLoader(Drawing(), batch_size=8, num_workers=1), sinks(size), max_epochs=1)
+
+
+@pytest.mark.parametrize("size", [-1, 6])
+def test_a_worker_that_is_killed(way, size):
+    data = DataLoader(Failing(20, lambda: os.kill(os.getpid(), signal.SIGKILL)), batch_size=8, num_workers=1)
+    with pytest.raises((RuntimeError, ConnectionError)):  # the latter where it was just sending a batch
+        train(Net(), data, sinks(size), max_epochs=1)
+    train(Net(), DataLoader(Drawing(), batch_size=8, num_workers=1), sinks(size), max_epochs=1)
+
+
+def test_a_worker_that_hangs(way):
+    data = DataLoader(Failing(20, lambda: time.sleep(1000)), batch_size=8, num_workers=1)
+    trainer = L.Trainer(**QUIET, logger=False, strategy=sinks(-1), max_epochs=1)
+    with pytest.raises(
+        DataTimeoutError, match=r"No batch came for 2 s.*batch 2 of traversal 0.*2 batches were fetched"
+    ):
+        trainer.fit(Net(), datamodule=SinkDataModule.from_loaders(data, timeout=2))
+    assert trainer.global_step == 2
+
+
+def test_a_hang_in_the_process_that_ends_later(way):
+    event = threading.Event()
+    data = DataLoader(Failing(20, lambda: event.wait(60)), batch_size=8)
+    strategy = sinks(-1)
+    trainer = L.Trainer(**QUIET, logger=False, strategy=strategy, max_epochs=1)
+    datamodule = SinkDataModule.from_loaders(data, timeout=0.5)
+    try:
+        with pytest.raises(DataTimeoutError, match="batch 2 of traversal 0"):
+            trainer.fit(Net(), datamodule=datamodule)
+    finally:
+        event.set()
+    trainer = L.Trainer(**QUIET, logger=False, strategy=strategy, max_epochs=1)  # the same strategy and data
+    trainer.fit(Net(), datamodule=datamodule)
+    assert strategy.queue_report().batches_consumed == 9
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_ctrl_c_while_waiting_for_a_batch(way, buffered, timeout):
+    release = threading.Event()
+
+    def press():
+        os.kill(os.getpid(), signal.SIGINT)
+        release.wait(0.5)
+
+    data = DataLoader(Failing(44, press), batch_size=8)
+    trainer = L.Trainer(**QUIET, logger=False, strategy=sinks(-1), max_epochs=1)
+    options = {"timeout": timeout} | ({} if buffered else {"buffer_size": 0})
+    datamodule = SinkDataModule.from_loaders(data, **options)
+    began = time.monotonic()
+    with pytest.raises(SystemExit):
+        trainer.fit(Net(), datamodule=datamodule)
+    assert time.monotonic() - began < 20
+    assert trainer.interrupted
+    assert trainer.global_step <= 9
+    trainer = L.Trainer(**QUIET, logger=False, strategy=sinks(-1), max_epochs=1)
+    trainer.fit(Net(), datamodule=datamodule)
+    assert trainer.global_step == 9
+
+
+def test_fifty_trainings_leave_nothing():
+    def one(number):
+        options = {"num_workers": 1} if number % 10 == 3 else {}
+        with fetching(["ahead", "own", "changing"][number % 3]):
+            fit(DataLoader(Ids(12), batch_size=2, **options), sinks([-1, 4][number % 2]), max_epochs=2)
+
+    def counted():
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    for number in range(10):
+        one(number)
+    before = counted()
+    for number in range(50):
+        one(number)
+    after = counted()
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]
+
+
+def test_nothing_keeps_the_dataset(way):
+    dataset = Ids(20)
+    alive = weakref.ref(dataset)
+    trainer = L.Trainer(**QUIET, logger=False, strategy=sinks(4), max_epochs=3)
+    trainer.fit(Seen(), DataLoader(dataset, batch_size=2))
+    del trainer, dataset
+    gc.collect()
+    assert alive() is None
+
+
+def test_the_report_adds_up(way):
+    found = []
+
+    class Look(L.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            found.append(trainer.strategy.queue_report())
+
+    strategy = sinks(4, "dataset")
+    assert strategy.queue_report().batches_consumed == 0
+    fit(DataLoader(Ids(20), batch_size=2), strategy, callbacks=[Look()], max_epochs=2)
+    report = strategy.queue_report()
+    assert [item.batches_consumed for item in found] == [4, 8, 10, 14, 18, 20]
+    assert report.batches_produced == report.batches_consumed == 20
+    assert report.bytes_produced == report.bytes_consumed == 20 * 8
+    assert sum(report.depths.values()) == 20
+    assert report.batches_ahead <= 20
+    if way == "ahead":
+        assert report.batches_ahead >= 14
+    assert report.consumer_wait_seconds > 0
+    assert report.fetch_seconds >= report.slowest_fetch_seconds > 0
+    assert 0 <= report.slowest_fetch_batch < 20
+    lines = str(report).splitlines()
+    assert len(lines) == 8
+    assert lines[0].split()[:3] == ["batches", "20", "produced"]
