@@ -237,3 +237,18 @@ class Gaps(IterableDataset):
 @ENGINES
 def test_batches_of_none_are_passed_over(engine):
     compare(Net, engine, -1, data=lambda: DataLoader(Gaps(), batch_size=None))
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_a_batch_of_none_goes_through_the_hooks_too(engine):
+    class Gaps:
+        def __iter__(self):
+            for index, batch in enumerate(loader()):
+                yield None if index in (0, 3, 7) else batch
+
+    class Filling(Net):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            return (torch.arange(48.0).view(8, 6).sin(), torch.arange(8) % 3) if batch is None else batch
+
+    plain, _ = compare(Filling, engine, -1, data=Gaps)
+    assert plain.trainer.global_step == 34

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sqlite3
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink import DataTimeoutError, SinkDataModule
-from parity import QUIET, Net, train
+from parity import QUIET, Net, assert_parity, train
 from test_data_path import Ids, Seen, fetching, fit, sinks
 from test_data_randomness import Drawing
 
@@ -163,7 +164,7 @@ def test_a_worker_that_is_killed(way, size):
     train(Net(), DataLoader(Drawing(), batch_size=8, num_workers=1), sinks(size), max_epochs=1)
 
 
-def test_a_worker_that_hangs(way):
+def test_a_worker_that_hangs():
     data = DataLoader(Failing(20, lambda: time.sleep(1000)), batch_size=8, num_workers=1)
     trainer = L.Trainer(**QUIET, logger=False, strategy=sinks(-1), max_epochs=1)
     with pytest.raises(
@@ -184,7 +185,8 @@ def test_a_hang_in_the_process_that_ends_later(way):
             trainer.fit(Net(), datamodule=datamodule)
     finally:
         event.set()
-    trainer = L.Trainer(**QUIET, logger=False, strategy=strategy, max_epochs=1)  # the same strategy and data
+    strategy = sinks(-1)
+    trainer = L.Trainer(**QUIET, logger=False, strategy=strategy, max_epochs=1)  # the same data
     trainer.fit(Net(), datamodule=datamodule)
     assert strategy.queue_report().batches_consumed == 9
 
@@ -267,3 +269,46 @@ def test_the_report_adds_up(way):
     lines = str(report).splitlines()
     assert len(lines) == 8
     assert lines[0].split()[:3] == ["batches", "20", "produced"]
+
+
+class Bound(Drawing):
+    """Reads what belongs to the thread that made it."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = sqlite3.connect(":memory:")
+
+    def __getitem__(self, index):
+        self.rows.execute("select 1").fetchone()
+        return super().__getitem__(index)
+
+
+def test_a_dataset_that_is_bound_to_a_thread_trains_as_in_plain_lightning(way):
+    runs = []
+    for strategy in ("auto", sinks(-1)):
+        dataset = Bound()
+        torch.manual_seed(7)
+        try:
+            runs.append(train(Net(), DataLoader(dataset, batch_size=8, shuffle=True), strategy, max_epochs=3))
+        finally:
+            dataset.rows.close()
+    assert_parity(*runs, exact=True)
+
+
+def test_an_iterable_that_is_bound_to_a_thread_says_what_to_do():
+    class Stream(IterableDataset):
+        def __init__(self):
+            self.inner = Bound()
+
+        def __iter__(self):
+            return (self.inner[index] for index in range(len(self.inner)))
+
+    dataset = Stream()
+    try:
+        with fetching("ahead"), pytest.raises(sqlite3.ProgrammingError) as raised:
+            train(Net(), DataLoader(dataset, batch_size=8), sinks(-1), max_epochs=1)
+        assert any("buffer_size=0" in note for note in raised.value.__notes__)
+        data = SinkDataModule.from_loaders(DataLoader(dataset, batch_size=8), buffer_size=0)
+        assert train(Net(), data, sinks(-1), max_epochs=1).trainer.global_step == 9
+    finally:
+        dataset.inner.rows.close()

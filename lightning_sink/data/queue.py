@@ -216,9 +216,12 @@ class BatchQueue:
             demanded = True
 
     def _may_retry(self, error: BaseException, demanded: bool) -> bool:
-        """Whether to make a fetch again on the trainer's thread: what failed may be bound to that."""
-        again = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        return again and not demanded and self._options.timeout is None and self._source.retry()
+        """Whether to make a fetch again on the trainer's thread.
+
+        What is bound to that thread fails at the first fetch on another; an error after a good one is the data's own.
+        """
+        first = self._telemetry.batches_ahead == 0 and not demanded and self._options.timeout is None
+        return first and not isinstance(error, StopIteration) and isinstance(error, Exception) and self._source.retry()
 
     def _fetch_between(self, error: BaseException) -> tuple[Slot, Any, int]:
         """Fetches in step what the thread could not, and lets it go on."""
