@@ -5,11 +5,12 @@ import itertools
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from lightning_sink import SinkStrategy, UnsupportedError
-from parity import QUIET, Net, assert_parity, both, loader, train
+from lightning_sink import SinkStrategy
+from parity import QUIET, ContinuedLoader, Net, assert_parity, both, loader, train
 
 
 class Numbered(Dataset):
@@ -398,7 +399,22 @@ def test_several_loaders_with_epochs_that_are_passes():
     assert_parity(plain, sink, exact=True)
 
 
-def test_several_loaders_in_an_endless_traversal_are_refused_with_the_way_out():
-    trainer = L.Trainer(strategy=SinkStrategy(3, engine="eager"), logger=False, **QUIET, max_epochs=1)
-    with pytest.raises(UnsupportedError, match=r"`SinkStrategy\(epoch='dataset'\)`, which takes any"):
-        trainer.fit(Net(), {"a": loader(9), "b": loader(4)})
+def test_several_loaders_in_an_endless_traversal_go_on_together():
+    class Two(Net):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch["a"], batch_idx) + 0.5 * super().training_step(batch["b"], batch_idx)
+
+    class Pairs:
+        """What Lightning makes of the two loaders, as one."""
+
+        def __len__(self):
+            return 9
+
+        def __iter__(self):
+            return (batch for batch, _, _ in iter(CombinedLoader({"a": loader(9), "b": loader(4)}, "max_size_cycle")))
+
+    torch.manual_seed(7)
+    plain = train(Two(), ContinuedLoader(Pairs(), 5), max_epochs=4)
+    torch.manual_seed(7)
+    sink = train(Two(), {"a": loader(9), "b": loader(4)}, SinkStrategy(5, engine="eager"), max_epochs=4)
+    assert_parity(plain, sink, exact=True)

@@ -20,15 +20,39 @@ for room in (lightning_sink.data, lightning_sink.engine):
     for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
         importlib.import_module(module.name)
 
-from lightning_sink.data.endless import EndlessLoader
+from torch.utils.data import DataLoader
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.queue import BatchQueue
+from lightning_sink.data.road import Road
+from lightning_sink.data.source import Source
+from lightning_sink.data.traversals import Traversals
 from loop import both, loss_of, mlp, sgd, batches, Training
 
 def make():
     module = mlp()
     return Training(module, sgd(module), lambda batch, index: loss_of(module, batch))
 
-epochs = EndlessLoader(batches(4), 6)
-_, sink = both(make, [list(epochs), list(epochs)])
+class Batches(Source):
+    def __init__(self, loader):
+        self.traversals = Traversals([Road(loader)], lambda: iter(loader), endless=True)
+
+    def fetch(self, in_turn):
+        self.traversals.in_turn = in_turn
+        return self.traversals.next(), self.traversals.places.popleft()
+
+    def begin(self):
+        self.traversals.begin()
+
+    def describe(self):
+        return self.traversals.describe()
+
+queue = BatchQueue(Batches(DataLoader(batches(4), batch_size=None)), QueueOptions())
+def epoch():
+    queue.expect(6)
+    return [queue.take()[0] for _ in range(6)]
+
+_, sink = both(make, [epoch(), epoch()])
+queue.close()
 assert not BLOCKED & set(sys.modules), BLOCKED & set(sys.modules)
 print("compiled", sink.compiled)
 """
