@@ -411,7 +411,7 @@ def test_several_loaders_in_an_endless_traversal_go_on_together():
             return 9
 
         def __iter__(self):
-            return (batch for batch, _, _ in iter(CombinedLoader({"a": loader(9), "b": loader(4)}, "max_size_cycle")))
+            return (batch for batch, _, _ in CombinedLoader({"a": loader(9), "b": loader(4)}, "max_size_cycle"))
 
     torch.manual_seed(7)
     plain = train(Two(), ContinuedLoader(Pairs(), 5), max_epochs=4)
