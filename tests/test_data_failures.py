@@ -2,20 +2,25 @@
 
 import gc
 import os
+import queue
 import signal
 import sqlite3
 import threading
 import time
 import weakref
+from unittest import mock
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink import DataTimeoutError, SinkDataModule
-from parity import QUIET, Net, assert_parity, train
-from test_data_path import Ids, Seen, fetching, fit, sinks
+from lightning_sink.data.pace import Pace
+from lightning_sink.data.queue import BatchQueue
+from parity import QUIET, Net, assert_parity, loader, train
+from test_data_path import Ahead, Ids, Seen, fetching, fit, sinks
 from test_data_randomness import Drawing
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `.*transfer")
@@ -284,13 +289,15 @@ class Bound(Drawing):
         return super().__getitem__(index)
 
 
-def test_a_dataset_that_is_bound_to_a_thread_trains_as_in_plain_lightning(way):
+@pytest.mark.parametrize("pace", [Pace, Ahead])
+def test_a_dataset_that_is_bound_to_a_thread_trains_as_in_plain_lightning(pace):
     runs = []
     for strategy in ("auto", sinks(-1)):
         dataset = Bound()
         torch.manual_seed(7)
         try:
-            runs.append(train(Net(), DataLoader(dataset, batch_size=8, shuffle=True), strategy, max_epochs=3))
+            with mock.patch("lightning_sink.data.queue.Pace", pace):
+                runs.append(train(Net(), DataLoader(dataset, batch_size=8, shuffle=True), strategy, max_epochs=3))
         finally:
             dataset.rows.close()
     assert_parity(*runs, exact=True)
@@ -313,3 +320,81 @@ def test_an_iterable_that_is_bound_to_a_thread_says_what_to_do():
         assert train(Net(), data, sinks(-1), max_epochs=1).trainer.global_step == 9
     finally:
         dataset.inner.rows.close()
+
+
+def test_a_lock_that_data_and_step_share_is_no_trap():
+    lock = threading.Lock()
+
+    class Locked(Drawing):
+        def __getitem__(self, index):
+            with lock:
+                return super().__getitem__(index)
+
+    class Step(Net):
+        def training_step(self, batch, batch_idx):
+            with lock:
+                return super().training_step(batch, batch_idx)
+
+    with mock.patch("lightning_sink.data.queue.Pace", Ahead):
+        data = DataLoader(Locked(draw=lambda: torch.rand(6)), batch_size=8)
+        assert train(Step(), data, sinks(-1), max_epochs=2).trainer.global_step == 18
+
+
+def test_data_that_waits_for_the_step_holds_no_early_end():
+    class Replay(IterableDataset):
+        def __init__(self):
+            self.items = queue.Queue()
+
+        def __len__(self):
+            return 100
+
+        def __iter__(self):
+            while True:
+                item = self.items.get()
+                if item is None:
+                    return
+                yield item
+
+    class Step(Net):
+        def training_step(self, batch, batch_idx):
+            replay.items.put(batch)
+            self.trainer.should_stop = batch_idx == 5
+            return super().training_step(batch, batch_idx)
+
+    replay = Replay()
+    for _ in range(3):
+        replay.items.put((torch.randn(8, 6), torch.zeros(8, dtype=torch.long)))
+    with fetching("ahead"):
+        ended = threading.Event()
+        closing = threading.Thread(target=lambda: (ended.wait(60), replay.items.put(None)))
+        closing.start()
+        try:
+            with mock.patch.object(
+                BatchQueue, "close", autospec=True, side_effect=lambda q, c=BatchQueue.close: (ended.set(), c(q))
+            ):
+                run = train(Step(), DataLoader(replay, batch_size=None), sinks(-1), max_epochs=1)
+        finally:
+            ended.set()
+            closing.join()
+    assert run.trainer.global_step == 6
+
+
+@pytest.mark.parametrize(("size", "position"), [(-1, 3), (7, 3)])
+def test_the_place_after_a_failed_step_is_behind_the_last_one_that_was_trained(way, size, position):
+    class Step(Net):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 3:
+                raise Broken
+            return super().training_step(batch, batch_idx)
+
+    callbacks = [OnExceptionCheckpoint(".", "e")]
+    with pytest.raises(Broken):
+        train(Step(), DataLoader(Drawing(), batch_size=8), sinks(size), callbacks=callbacks, enable_checkpointing=True)
+    assert torch.load("e.ckpt", weights_only=False)["lightning_sink"]["position"] == position
+
+
+def test_a_checkpoint_after_the_training_has_the_place_too(way):
+    run = train(Net(), loader(10), sinks(7), max_epochs=2)
+    run.trainer.save_checkpoint("after.ckpt")
+    ours = torch.load("after.ckpt", weights_only=False)["lightning_sink"]
+    assert (ours["traversal"], ours["position"]) == (1, 4)

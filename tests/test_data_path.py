@@ -65,7 +65,7 @@ def fetching(way):
     if kind is None:
         yield
         return
-    with mock.patch("lightning_sink.data.queue.Pace", kind):
+    with mock.patch("lightning_sink.data.queue.Pace", kind), mock.patch("lightning_sink.data.queue._PROBES", 0):
         yield
 
 

@@ -76,8 +76,10 @@ class Producer:
         self._work: Work | None = None
         self._context: contextvars.Context | None = None
         self._grad, self._device = True, torch.device("cpu")
+        self._cast: torch.dtype | None = None
         self._busy = self._suspended = self._stopped = self._closing = self._abandon = False
         self._awaited = self._demanded = self._granted = False
+        self._watch = False
         self._drew = ""
         self._numpy = NumpyTurns()
         self._thread: threading.Thread | None = None
@@ -103,15 +105,23 @@ class Producer:
             self.wanted, self.running = wanted, True
             self._changed.notify_all()
 
-    def demand(self, work: Work) -> None:
-        """Lets the thread make one fetch, in turn: the owner is about to wait for it."""
+    def demand(self, work: Work, *, watch: bool = False) -> None:
+        """Lets the thread make one fetch, in turn: the owner is about to wait for it.
+
+        Args:
+            work: The fetch.
+            watch: Whether to make it as if it were not in turn, to see what it touches.
+        """
+        if watch:
+            self._numpy.install()
         with self._changed:
             self._prepare(work)
-            self._demanded = True
+            self._demanded, self._watch = True, watch
             self._changed.notify_all()
 
     def _prepare(self, work: Work) -> None:
         self._work, self._grad, self._device = work, torch.is_grad_enabled(), torch.get_default_device()
+        self._cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         self._context = contextvars.copy_context()
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="lightning_sink queue", daemon=True)
@@ -135,8 +145,11 @@ class Producer:
             self._changed.notify_all()
         return item
 
-    def pause(self, wait: bool = True, seconds: float | None = None) -> None:
+    def pause(self, wait: bool = True, seconds: float | None = None) -> bool:
         """Lets no fetch begin and, with `wait`, returns when none is running: at most one waits for its turn.
+
+        Returns:
+            False where one is still running after so many seconds.
 
         Args:
             wait: Whether to wait for a fetch under way.
@@ -144,10 +157,10 @@ class Producer:
         """
         with self._changed:
             self.running = self._demanded = False
-            if wait:
-                self._changed.wait_for(lambda: not self._busy or self._suspended, seconds)
+            idle = not wait or self._changed.wait_for(lambda: not self._busy or self._suspended, seconds)
             if not self._busy:
                 self._work = self._context = None
+        return idle
 
     def empty(self, seconds: float | None = None) -> list[Item] | None:
         """Ends a fetch that waits for its turn; returns what was fetched and not taken.
@@ -208,12 +221,11 @@ class Producer:
             if full:
                 self._telemetry.producer_wait_seconds += time.perf_counter() - began
             work, context = cast(Work, self._work), cast(contextvars.Context, self._context)
-            grad, device = self._grad, self._device
-            self._granted, self._demanded = self._demanded, False
+            self._granted, self._demanded = self._demanded and not self._watch, False
             self._drew, self._busy = "", True
             self.wanted -= 1
         try:
-            item: Item | None = context.run(self._fetch, work, grad, device)
+            item: Item | None = context.run(self._fetch, work)
         except Abandoned:
             item = None
         del work, context
@@ -228,9 +240,11 @@ class Producer:
             self._changed.notify_all()
         return True
 
-    def _fetch(self, work: Work, grad: bool, device: torch.device) -> Item:
+    def _fetch(self, work: Work) -> Item:
         """Makes a fetch with what torch keeps for each thread as it is on the owner's."""
-        with torch.set_grad_enabled(grad), nullcontext() if device.type == "cpu" else device:
+        device = nullcontext() if self._device.type == "cpu" else self._device
+        cast_to = nullcontext() if self._cast is None else torch.autocast("cpu", dtype=self._cast)
+        with torch.set_grad_enabled(self._grad), device, cast_to:
             if self._granted:
                 return work(True)
             with watched(self._wait_for_turn):

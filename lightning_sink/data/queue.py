@@ -24,10 +24,14 @@ from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Abandoned, Item, Producer
 from lightning_sink.data.report import QueueReport, Telemetry
 from lightning_sink.data.source import NotYet, Source
+from lightning_sink.data.turn import keep_states
 from lightning_sink.errors import DataTimeoutError
 
+_PROBES = 2
+"""Fetches on the queue's thread that the training waits for before any is made beside it: do they work, and draw?"""
+
 _DRAWN_IN_A_ROW = 3
-"""Fetches in a row that waited for their turn after which no more are made ahead."""
+"""Fetches in a row that waited for their turn, though the probes did not, after which no more are made ahead."""
 
 _ENDLESS = 1 << 62
 
@@ -71,6 +75,7 @@ class BatchQueue:
         self._since = 0.0
         self._last_take = 0.0
         self._drawn = 0
+        self._probes = _PROBES
 
     def __repr__(self) -> str:
         way = "ahead" if self._pace.ahead else "in step"
@@ -88,7 +93,10 @@ class BatchQueue:
 
     def horizon(self) -> int:
         """Returns how many batches, the one being fetched included, the present sink still needs."""
-        return max(1, self._producer.wanted + 1)
+        if self._options.buffer_size == 0:
+            return 1
+        most = self._options.buffer_size if self._options.early_preload else self._producer.wanted + 1
+        return max(1, most)
 
     def report(self) -> QueueReport:
         """Returns what the queue did so far."""
@@ -102,7 +110,7 @@ class BatchQueue:
         producer.wanted = _ENDLESS if self._options.early_preload else max(0, batches - producer.pending)
         if not self._options.early_preload:
             self._last_take = 0.0  # what callbacks took between two sinks says nothing of the way
-        if self._pace.ahead:
+        if self._runs_ahead:
             producer.run(self._ahead, producer.wanted)
 
     def rest(self, wait: bool = True) -> None:
@@ -113,7 +121,8 @@ class BatchQueue:
 
     def pause(self, wait: bool = True) -> None:
         """Lets nothing be fetched, whatever the options say; with `wait`, returns when no fetch is running."""
-        self._producer.pause(wait, self._options.timeout)
+        if not self._producer.pause(wait, self._options.timeout):
+            raise DataTimeoutError(self._lateness(0))
 
     def restart(self, source: Source | None = None) -> None:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
@@ -174,16 +183,20 @@ class BatchQueue:
     def _is_in_step(self) -> bool:
         """Decides who fetches the next batch."""
         producer = self._producer
-        if not self._pace.ahead:
+        if not self._runs_ahead:
             producer.running = False
         elif not producer.running:
             producer.run(self._ahead, producer.wanted)
-        return self._options.timeout is None and self._is_due()
+        return self._options.timeout is None and self._is_due() and not self._pace.ahead
+
+    @property
+    def _runs_ahead(self) -> bool:
+        return self._pace.ahead and not self._probes
 
     def _is_due(self) -> bool:
         """Whether nobody else will fetch the next batch; a sink that takes more than it said goes on in step."""
         producer = self._producer
-        return not (self._pace.ahead and producer.wanted > 0) and not producer.pending
+        return not (self._runs_ahead and producer.wanted > 0) and not producer.pending
 
     def _fetch_in_step(self) -> tuple[Slot, Any, int]:
         began = time.perf_counter()
@@ -193,48 +206,66 @@ class BatchQueue:
         return found
 
     def _from_producer(self, depth: int) -> tuple[Slot, Any, int]:
-        producer, timeout = self._producer, self._options.timeout
-        demanded = self._is_due()
-        while True:
-            if demanded:
-                if self._source.begin_due:
-                    self._source.begin()
-                producer.demand(self._ahead)
-            item = producer.get(timeout)
-            if item is None:
-                raise DataTimeoutError(self._lateness(depth))
-            if not demanded:
-                self._note_draws(item)
-            if item.error is None:
-                return item.value  # type: ignore[no-any-return]
-            if not isinstance(item.error, NotYet) and not self._may_retry(item.error, demanded):
-                self._note_place(item.error, _AHEAD)
-                raise item.error
-            producer.wanted += 1
-            if timeout is None:
-                return self._fetch_between(item.error)
-            demanded = True
+        if not self._is_due():
+            return self._from_ahead(depth)
+        if self._pace.ahead and self._probes:
+            return self._probe(depth)
+        if self._pace.ahead and self._options.timeout is None:
+            return self._fetch_in_step()  # the sink takes more than it said
+        return self._demand(depth)
 
-    def _may_retry(self, error: BaseException, demanded: bool) -> bool:
-        """Whether to make a fetch again on the trainer's thread.
-
-        What is bound to that thread fails at the first fetch on another; an error after a good one is the data's own.
-        """
-        first = self._telemetry.batches_ahead == 0 and not demanded and self._options.timeout is None
-        return first and not isinstance(error, StopIteration) and isinstance(error, Exception) and self._source.retry()
-
-    def _fetch_between(self, error: BaseException) -> tuple[Slot, Any, int]:
-        """Fetches in step what the thread could not, and lets it go on."""
+    def _from_ahead(self, depth: int) -> tuple[Slot, Any, int]:
+        """Takes what the thread has fetched by itself."""
+        item = self._get(depth)
+        self._note_draws(item)
+        if not isinstance(item.error, NotYet):
+            return self._value(item, _AHEAD)
+        self._producer.wanted += 1
+        if self._options.timeout is not None:
+            return self._demand(depth)
         found = self._fetch_in_step()
-        if isinstance(error, NotYet):
-            self._producer.run(self._ahead, self._producer.wanted)
-        else:
-            self._stay_in_step(f"on another thread a fetch failed ({type(error).__name__}: {error})")
-            self._say(
-                "batches are fetched when they are due and not ahead: on another thread one could not be fetched"
-                f" ({type(error).__name__}: {error}). `SinkDataModule(..., buffer_size=0)` does not try."
-            )
+        self._producer.run(self._ahead, self._producer.wanted)
         return found
+
+    def _demand(self, depth: int) -> tuple[Slot, Any, int]:
+        """Lets the thread fetch one batch while the training waits for it."""
+        if self._source.begin_due:
+            self._source.begin()
+        self._producer.demand(self._ahead)
+        return self._value(self._get(depth), _AHEAD)
+
+    def _probe(self, depth: int) -> tuple[Slot, Any, int]:
+        """The same, watched: what draws in each fetch, or is bound to the trainer's thread, is found out here."""
+        restore = keep_states()
+        self._producer.demand(self._ahead, watch=True)
+        item = self._get(depth)
+        if isinstance(item.error, NotYet):
+            self._producer.wanted += 1
+            return self._fetch_in_step() if self._options.timeout is None else self._demand(depth)
+        self._probes -= 1
+        if item.drew:
+            self._stay_in_step(f"each fetch touches {item.drew}, which belongs to the whole process")
+            self._say(_DRAWS.format(item.drew))
+        if isinstance(item.error, Exception) and not isinstance(item.error, StopIteration) and self._source.retry():
+            restore()
+            self._producer.wanted += 1
+            found = self._fetch_in_step()
+            self._stay_in_step(f"on another thread a fetch failed ({type(item.error).__name__}: {item.error})")
+            self._say(_BOUND.format(type(item.error).__name__, item.error))
+            return found
+        return self._value(item, _AHEAD)
+
+    def _get(self, depth: int) -> Item:
+        item = self._producer.get(self._options.timeout)
+        if item is None:
+            raise DataTimeoutError(self._lateness(depth))
+        return item
+
+    def _value(self, item: Item, way: str) -> tuple[Slot, Any, int]:
+        if item.error is not None:
+            self._note_place(item.error, way)
+            raise item.error
+        return item.value  # type: ignore[no-any-return]
 
     def _fetch(self, in_turn: bool) -> tuple[Slot, Any, int]:
         """Fetches one batch, on whichever thread, into a slot; returns that, the batch's note and its bytes."""
@@ -278,10 +309,7 @@ class BatchQueue:
         if self._drawn == _DRAWN_IN_A_ROW:
             self._stay_in_step(f"each fetch touches {item.drew}, which belongs to the whole process")
             self._producer.running = False
-            self._say(
-                f"batches are fetched when they are due and not ahead: each fetch touches {item.drew}, and its draws"
-                " keep plain Lightning's order. Workers (`num_workers=1` or more) draw from generators of their own."
-            )
+            self._say(_DRAWS.format(item.drew))
 
     def _stay_in_step(self, because: str) -> None:
         self._pace.stay_in_step()
@@ -322,6 +350,14 @@ def _ahead(reference: weakref.ref[BatchQueue]) -> Callable[[bool], Item]:
     return work
 
 
+_DRAWS = (
+    "batches are fetched when they are due and not ahead: each fetch touches {}, and its draws keep plain Lightning's"
+    " order. Workers (`num_workers=1` or more) draw from generators of their own."
+)
+_BOUND = (
+    "batches are fetched when they are due and not ahead: on another thread one could not be fetched ({}: {})."
+    " `SinkDataModule(..., buffer_size=0)` does not try."
+)
 _NOTE = "[lightning_sink]"
 _AHEAD = ", on the queue's thread (`SinkDataModule(..., buffer_size=0)` fetches on the trainer's)"
 

@@ -11,6 +11,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -52,6 +53,18 @@ class Road:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    @property
+    def name(self) -> str:
+        """What gives the order: the sampler, or the loader itself."""
+        return type(getattr(self.loader, "sampler", None) or self.loader).__name__
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether its order is always the same."""
+        batches = getattr(self.loader, "batch_sampler", None)
+        plain = batches is None or type(batches) is BatchSampler
+        return plain and type(getattr(self.loader, "sampler", None)) is SequentialSampler
 
     @property
     def is_repeatable(self) -> bool:
@@ -106,8 +119,7 @@ class Road:
         if self.skips:
             return self._iterate(skip)
         iterator = iter(self.loader)
-        for _ in range(skip):
-            next(iterator)
+        pass_over(iterator, skip)
         return cast(Iterator[Any], iterator)
 
     def _iterate(self, skip: int) -> Iterator[Any]:
@@ -151,8 +163,7 @@ class _Rows:
     def _give(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
         if skip:
             with drawing_from(self._begins, [self._road]):
-                for _ in range(skip):
-                    next(iterator)
+                pass_over(iterator, skip)
         for rows in iterator:
             self._last, self._again = rows, True
             while self._again:
@@ -163,6 +174,12 @@ class _Rows:
         """Gives the last rows once more."""
         self._again = self._last is not None
         return self._again
+
+
+def pass_over(iterator: Iterator[Any], batches: int) -> None:
+    """Takes so many items, or all that there are: what follows will show that there are no more."""
+    for _ in islice(iterator, batches):
+        pass
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

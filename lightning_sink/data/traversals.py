@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from lightning_sink.data.road import Draws, Road, drawing_from, set_epoch
+from lightning_sink.data.resuming import finds_its_place, length_of, look_at
+from lightning_sink.data.road import Draws, Road, drawing_from, pass_over, set_epoch
 from lightning_sink.data.source import NotYet
 from lightning_sink.errors import EmptyDatasetError
 
@@ -24,6 +25,7 @@ class Place(NamedTuple):
     Attributes:
         traversal: Number of the traversal, from 0.
         batch: Batches of it up to here.
+        length: Batches of a whole traversal; None where that is unknown or there are several loaders.
         begin: The generators when the traversal's iterator was made.
         first: The generators when its first batch was fetched.
         states: States of the loaders that have one, behind this batch; None where none has.
@@ -31,6 +33,7 @@ class Place(NamedTuple):
 
     traversal: int
     batch: int
+    length: int | None
     begin: Draws
     first: Draws
     states: list[Any] | None = None
@@ -40,6 +43,7 @@ class Place(NamedTuple):
         return {
             "traversal": self.traversal,
             "position": self.batch,
+            "length": self.length,
             "draws": [self.begin.saved(), self.first.saved()],
         }
 
@@ -60,6 +64,7 @@ class Traversals:
         in_turn: Whether the next batch is fetched in turn; see `source.Source.fetch`.
         keeps_states: Whether some loader has a state.
         on_restart: Called when a traversal that follows another had workers to start, with the seconds that it took.
+        doubt: Why what follows a resumed place may not be what would have followed; "" where it certainly is.
         resumed_at: Batches of the present traversal that were trained before it was resumed.
         places: The place behind each batch given and not yet asked for, oldest first.
     """
@@ -76,7 +81,7 @@ class Traversals:
         self.traversal, self.batch = -1, 0
         self.keeps_states = False
         self.on_restart: Callable[[float], None] = lambda seconds: None
-        self.resumed_at = 0
+        self.resumed_at, self.doubt = 0, ""
         self.limit = float("inf")
         self.in_turn = True
         self.places: deque[Place] = deque()
@@ -85,6 +90,7 @@ class Traversals:
         self._fresh = self._ended = False
         self._begin: Draws | None = None
         self._first: Draws | None = None
+        self._length: int | None = None
         self._resumed: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
@@ -105,11 +111,6 @@ class Traversals:
         """Lets the first traversal be the one of a saved place, begun again and entered behind that place's batch."""
         self._resumed = saved
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether a saved place can be found again for certain."""
-        return any(map(_finds_its_place, self.roads)) or all(road.is_repeatable for road in self.roads)
-
     def describe(self) -> str:
         """Names the next batch."""
         if self.begin_due:
@@ -119,24 +120,25 @@ class Traversals:
     def begin(self) -> None:
         """Begins the next traversal."""
         saved, self._resumed = self._resumed, None
-        self.resumed_at = saved["position"] if saved is not None else 0
+        self.resumed_at, self.doubt = look_at(saved, self.roads) if saved is not None else (0, "")
         follows, began = self.traversal >= 0, time.perf_counter()
         self.traversal = saved["traversal"] if saved is not None else self.traversal + 1
         self.batch, self._fresh, self._ended = 0, True, False
         if self.endless:
             for road in self.roads:
                 set_epoch(road.loader, self.traversal)
-        if self.resumed_at and saved is not None and not any(map(_finds_its_place, self.roads)):
+        if self.resumed_at and saved is not None and not all(map(finds_its_place, self.roads)):
             self._begin_again(saved)
         else:
             self.batch = self.resumed_at
             self._begin = self._first = Draws(self.roads)
             self._iterator = self._iterate()
+        self._length = length_of(self.roads)
         if follows and self.endless and any(road.restarts_workers for road in self.roads):
             self.on_restart(time.perf_counter() - began)
 
     def _begin_again(self, saved: dict[str, Any]) -> None:
-        self.batch = saved["position"]
+        self.batch = self.resumed_at
         begin, first = saved.get("draws", [{}, {}])
         alone = len(self.roads) == 1
         if alone:
@@ -145,8 +147,7 @@ class Traversals:
             self._iterator = self._iterate()
         if not alone:
             with drawing_from(first, self.roads):
-                for _ in range(self.batch):
-                    next(self._iterator)
+                pass_over(self._iterator, self.batch)
         self._begin, self._first = _Again(begin), _Again(first)
 
     def next(self) -> Any:
@@ -178,7 +179,7 @@ class Traversals:
             return self.next()
         self.batch += 1
         states = self._states() if self.keeps_states else None
-        self.places.append(Place(self.traversal, self.batch, self._begin, self._first, states))  # type: ignore[arg-type]
+        self.places.append(Place(self.traversal, self.batch, self._length, self._begin, self._first, states))  # type: ignore[arg-type]
         return batch
 
     def retry(self) -> bool:
@@ -199,10 +200,6 @@ class _Again(Draws):
 
     def saved(self) -> dict[str, Any]:
         return self._saved
-
-
-def _finds_its_place(road: Road) -> bool:
-    return hasattr(road.loader, "load_state_dict")
 
 
 _EMPTY = (

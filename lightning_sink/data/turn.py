@@ -61,6 +61,21 @@ def watched(wait: Wait) -> Iterator[None]:
         del _here.wait
 
 
+def keep_states() -> Callable[[], None]:
+    """Returns what puts the three global generators back to where they are now."""
+    numpy = sys.modules.get("numpy")
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = numpy.random.get_state(legacy=False) if numpy is not None else None
+
+    def restore() -> None:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+
+    return restore
+
+
 class _Draws(TorchDispatchMode):
     """Sees operations that draw from torch's default generator."""
 

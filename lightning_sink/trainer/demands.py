@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.tuner.lr_finder import _LRCallback
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_sink.engine.watch import Hazard, first_line
@@ -121,6 +122,8 @@ def in_step_reason(trainer: Any) -> str:
         changed = torch.get_default_dtype()
     if changed != before:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
+    if is_overridden("on_train_batch_start", trainer.lightning_module):
+        return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
     return ""
 
 

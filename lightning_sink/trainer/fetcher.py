@@ -128,7 +128,7 @@ class SinkFetcher(_DataFetcher):
             self._stop_profiler()
         self._taken += 1
         self.done = note.done if self.length is None else self._taken >= self.length
-        self._loaders.taken = note.place
+        self._loaders.taken_before, self._loaders.taken = self._loaders.taken, note.place
         return batch, note.batch_idx, note.dataloader_idx
 
     def profile_nothing(self) -> None:

@@ -32,14 +32,17 @@ class TrainingLoaders(CombinedLoader):
     Attributes:
         traversals: The place in the data.
         taken: The place behind the last batch that the training took; None before the first.
+        taken_before: The place behind the batch before that one.
     """
 
     traversals: Traversals
     taken: Place | None
+    taken_before: Place | None
     _epoch_batches: int | None
     _options: QueueOptions
     _horizon: Callable[[], int]
     _device: torch.device
+    _trained: Callable[[], Place | None]
     _roads: list[Road]
     _iterating: bool
     _hidden: bool
@@ -52,6 +55,7 @@ class TrainingLoaders(CombinedLoader):
         options: QueueOptions,
         horizon: Callable[[], int],
         device: torch.device,
+        trained: Callable[[], Place | None] = lambda: None,
     ) -> TrainingLoaders:
         """Makes the training loaders out of what the user gave Lightning.
 
@@ -61,18 +65,19 @@ class TrainingLoaders(CombinedLoader):
             options: What says whether data in memory goes to the device.
             horizon: Returns how many batches may be read at once.
             device: The device.
+            trained: Returns the place behind the last batch that was trained.
         """
         if not isinstance(loader, CombinedLoader):
             loader = CombinedLoader(loader, "max_size_cycle")
         adopted = object.__new__(cls)
         adopted.__dict__.update(vars(loader))
         adopted._epoch_batches, adopted._options, adopted._horizon = epoch_batches, options, horizon
-        adopted._device, adopted._roads = device, []
+        adopted._device, adopted._roads, adopted._trained = device, [], trained
         adopted._iterating = adopted._hidden = False
         adopted.traversals = Traversals(
             adopted._roads, adopted._iterate, endless=epoch_batches is not None, states=super(cls, adopted)._state_dicts
         )
-        adopted.taken = None
+        adopted.taken = adopted.taken_before = None
         return adopted
 
     def __repr__(self) -> str:
@@ -141,9 +146,10 @@ class TrainingLoaders(CombinedLoader):
     # -- states -----------------------------------------------------------------------------------------------------
 
     def _state_dicts(self) -> list[dict[str, Any]]:
-        """Returns the loaders' states behind the batch that was taken last, not the one fetched last."""
-        if self.taken is not None and self.taken.states is not None:
-            return self.taken.states
+        """Returns the loaders' states behind the batch that was trained last, not the one fetched last."""
+        place = self._trained()
+        if place is not None and place.states is not None:
+            return place.states
         return super()._state_dicts()
 
 

@@ -13,6 +13,7 @@ happens between two batches; `_should_check_val_fx`, `_skip_next_val`, `_save_lo
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any, Protocol, cast
 
@@ -82,7 +83,7 @@ def take_over(trainer: Trainer, strategy: SinkOwner) -> None:
     fit_loop.__dict__.update(trainer.fit_loop.__dict__, epoch_loop=epoch_loop)
     epoch_loop.sink_strategy = fit_loop.sink_strategy = strategy
     fit_loop.loaders = fit_loop.queue = None
-    fit_loop.said_restart = False
+    fit_loop.said_restart, fit_loop.last_place = False, None
     trainer.fit_loop = fit_loop
 
 
@@ -93,6 +94,7 @@ class SinkFitLoop(_FitLoop):
     loaders: TrainingLoaders | None
     queue: BatchQueue | None
     said_restart: bool
+    last_place: Place | None
 
     def setup_data(self) -> None:
         """Prepares the training data and puts the queue behind Lightning's fetcher."""
@@ -119,8 +121,8 @@ class SinkFitLoop(_FitLoop):
             self.queue.restart(batches)
         self._data_fetcher = SinkFetcher(fetcher, loaders, self.queue)
         loaders.traversals.on_restart = self._say_restart
-        if loaders.traversals.resumed_at and not loaders.traversals.is_exact:
-            _warn_of_the_place(loaders)
+        if loaders.traversals.doubt:
+            _warn(loaders.traversals.doubt)
 
     def _say_restart(self, seconds: float) -> None:
         if not self.said_restart:
@@ -138,6 +140,7 @@ class SinkFitLoop(_FitLoop):
             strategy.queue_options,
             lambda: 1 if self.queue is None else self.queue.horizon(),
             self.trainer.strategy.root_device,
+            self._place_taken,
         )
         if strategy.resume_position is not None:
             loaders.traversals.resume(strategy.resume_position)
@@ -151,13 +154,30 @@ class SinkFitLoop(_FitLoop):
         with self.loaders.hidden(self.loaders.traversals.endless):
             super().on_advance_start()
 
+    def place(self) -> Place | None:
+        """Returns the place that a training would go on from; None where that is the beginning of a traversal."""
+        loaders = self.loaders
+        if loaders is None or self._data_fetcher is None:
+            return self.last_place
+        if not loaders.traversals.endless and self.epoch_loop._num_ready_batches_reached():
+            return None  # the next epoch begins a traversal of its own
+        return self._place_taken()
+
+    def _place_taken(self) -> Place | None:
+        """Returns the place behind the last batch that was trained: the last one taken, or the one before."""
+        loaders, fetcher = self.loaders, self._data_fetcher
+        if loaders is None or fetcher is None:
+            return None
+        trained: int = cast(Any, self.epoch_loop.batch_progress.current).processed
+        return loaders.taken if fetcher.fetched <= trained else loaders.taken_before
+
     def teardown(self) -> None:
-        """Ends the queue and lets go of the data."""
+        """Ends the queue."""
+        self.last_place = self.place()
         super().teardown()
         if self.queue is not None:
             self.queue.close()
             self.queue = None
-        self.loaders = None
 
 
 class SinkEpochLoop(_TrainingEpochLoop):
@@ -217,9 +237,10 @@ class SinkEpochLoop(_TrainingEpochLoop):
             finally:
                 sink.close()
                 strategy.finish_sink(sink)
-                # A fetch may take long; after Ctrl-C nobody wants it.
+                # A fetch may take long; at the end of the training nobody wants it.
                 interrupt.held = False
-                data_fetcher.queue.rest(wait=not interrupt.requested)
+                ends = interrupt.requested or interrupt.raised or trainer.should_stop or sys.exc_info()[0]
+                data_fetcher.queue.rest(wait=not ends)
         if sink.exhausted and self.batch_progress.total.ready == 0:
             raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")
         if sink.exhausted or sink.skip_epoch:
@@ -239,14 +260,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
         self._save_loggers_on_train_batch_end()
 
 
-def _warn_of_the_place(loaders: TrainingLoaders) -> None:
-    traversals = loaders.traversals
-    names = ", ".join(f"`{type(getattr(loader, 'sampler', None) or loader).__name__}`" for loader in loaders.flattened)
-    text = (
-        f"The data goes on at batch {traversals.resumed_at} of traversal {traversals.traversal}: as many batches of"
-        f" what {names} gives were passed over. Whether they are those that were trained before is up to {names}; the"
-        " order of torch's own samplers is had again exactly, and a `StatefulDataLoader` of torchdata keeps its place."
-    )
+def _warn(text: str) -> None:
     filename, _, line = user_line().rpartition(":")
     warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)
 
@@ -254,9 +268,4 @@ def _warn_of_the_place(loaders: TrainingLoaders) -> None:
 def data_place(trainer: Trainer) -> Place | None:
     """Returns the place behind the batch that was trained last; None where a training would not go on from there."""
     loop = trainer.fit_loop
-    loaders = loop.loaders if isinstance(loop, SinkFitLoop) else None
-    if loaders is None or loaders.taken is None:
-        return None
-    if not loaders.traversals.endless and loop.epoch_loop._num_ready_batches_reached():
-        return None  # the next epoch begins a traversal of its own
-    return loaders.taken
+    return loop.place() if isinstance(loop, SinkFitLoop) else None

@@ -116,8 +116,8 @@ class Numbers(Source):
 @contextlib.contextmanager
 def queue_of(source, pace=None, options=None, **arguments):
     """A queue whose way the test chooses, closed at the end."""
-    pace = pace or FakePace()
-    with mock.patch.object(module, "Pace", return_value=pace):
+    pace, probes = pace or FakePace(), arguments.pop("probes", 0)
+    with mock.patch.object(module, "Pace", return_value=pace), mock.patch.object(module, "_PROBES", probes):
         queue = BatchQueue(source, options or QueueOptions(), **arguments)
     try:
         yield queue
@@ -993,7 +993,7 @@ def test_the_end_of_a_fetch_that_hangs(make, monkeypatch, patience):
 def test_a_queue_that_nobody_holds_ends(begin):
     before = set(threading.enumerate())
     generator = np.random.get_bit_generator()
-    with mock.patch.object(module, "Pace", FakePace):
+    with mock.patch.object(module, "Pace", FakePace), mock.patch.object(module, "_PROBES", 0):
         queue = BatchQueue(Numbers(), QueueOptions())
     begin(queue)
     producer, gone = queue._producer, weakref.ref(queue)
@@ -1007,3 +1007,51 @@ def test_a_queue_that_nobody_holds_ends(begin):
     finally:
         producer.close(LONG)
     assert set(threading.enumerate()) == before
+
+
+# -- the first fetches on the thread -----------------------------------------------------------------------------------
+
+
+def test_probes_are_made_while_the_training_waits(make):
+    threads = []
+    source = Numbers(act=lambda number: threads.append(threading.get_ident()))
+    queue = make(source, probes=2)
+    queue.expect(9)
+    assert notes(queue, 9) == list(range(9))
+    assert threading.get_ident() not in threads
+    assert queue.report().batches_ahead == 7
+
+
+@pytest.mark.parametrize("kind", [lambda: torch.rand(1), np.random.rand, random.random])
+def test_data_that_draws_is_never_fetched_beside_a_step(make, kind):
+    said = []
+    queue = make(Numbers(act=lambda number: kind()), probes=2, say=said.append)
+    queue.expect(9)
+    assert notes(queue, 9) == list(range(9))
+    assert queue.report().batches_ahead == 0
+    assert len(said) == 1
+
+
+def test_what_fails_on_another_thread_is_fetched_again_with_the_same_draws(make):
+    trainers, drawn = threading.get_ident(), []
+
+    class Bound(Numbers):
+        def fetch(self, in_turn):
+            found = super().fetch(in_turn)
+            drawn.append((torch.rand(1).item(), float(np.random.rand()), random.random()))
+            if threading.get_ident() != trainers:
+                self.number, self.failed = self.number - 1, True
+                raise RuntimeError("bound to a thread")
+            return found
+
+        def retry(self):
+            return True
+
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    queue = make(Bound(), probes=2)
+    queue.expect(5)
+    assert len(notes(queue, 5)) == 5
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    expected = [(torch.rand(1).item(), float(np.random.rand()), random.random()) for _ in range(5)]
+    assert list(dict.fromkeys(drawn)) == expected
+    assert "failed" in queue.report().in_step_because

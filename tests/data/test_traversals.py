@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_road import DRAWS_LATER, LOADERS, WORKERS, both_ways, plain, road_of, seed_all, states
 from torch.utils.data import DataLoader
 
+from lightning_sink.data.resuming import look_at
 from lightning_sink.data.road import Road
 from lightning_sink.data.source import NotYet
 from lightning_sink.data.traversals import Traversals
@@ -319,7 +320,7 @@ def test_a_stateful_loader_finds_its_place_by_itself(before):
     assert [place.states for place in first.places] == [[{"index": place.batch}] for place in first.places]
     other = Stateful(5)
     resumed = over(other)
-    assert resumed.is_exact
+    assert resumed.doubt == ""
     other.load_state_dict(first.places[-1].states[0])
     resumed.resume(first.places[-1].saved())
     assert take(resumed, 8) == list(itertools.islice(definition(5, None), before, before + 8))
@@ -343,9 +344,24 @@ EXACT = [
 
 @pytest.mark.parametrize(("name", "exact"), EXACT)
 def test_which_places_can_be_found_for_certain(name, exact):
-    assert over(road_of(name)).is_exact is exact
-    assert not over([1, 2]).is_exact
-    assert over(road_of("shuffle"), road_of(name)).is_exact is exact
+    saved = {"traversal": 1, "position": 2, "draws": [{"torch": ""}, {"torch": ""}]}
+    road = road_of(name)
+    assert (
+        look_at({**saved, "length": len(road)}, [road]) == (2, "")
+        if exact
+        else "not certain" in look_at(saved, [road])[1]
+    )
+    assert "not certain" in look_at({**saved, "length": len(road) + 1}, [road])[1]
+    assert "not certain" in look_at(saved, [Road([1, 2, 3])])[1]
+    assert "not certain" in look_at(saved, [road_of("shuffle"), road])[1]
+    assert look_at({**saved, "position": 99}, [road])[0] == 0
+    assert "lies behind the end" in look_at({**saved, "position": 99}, [road])[1]
+
+
+def test_a_checkpoint_without_draws_is_exact_only_in_order():
+    saved = {"traversal": 1, "position": 2}
+    assert "not certain" in look_at(saved, [road_of("shuffle")])[1]
+    assert look_at(saved, [road_of("sequential")]) == (2, "")
 
 
 # -- the same batches from every place on ------------------------------------------------------------------------------
