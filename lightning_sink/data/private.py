@@ -1,6 +1,6 @@
 """Every name of PyTorch's that is not public and that this room uses, with the reason; torch 2.11 to 2.13.
 
-`tests/data/test_private.py` fails with the name when an upgrade removes one.
+`tests/data/test_private_names.py` fails with the name when an upgrade removes one.
 """
 
 from __future__ import annotations
