@@ -152,8 +152,10 @@ class Run:
     def tensors(self) -> dict[str, torch.Tensor]:
         found = {f"weight {name}": tensor for name, tensor in self.module.state_dict().items()}
         names = {parameter: name for name, parameter in self.module.named_parameters()}
-        for parameter, state in self.trainer.optimizers[0].state.items():
-            found |= {f"{key} of {names[parameter]}": value for key, value in state.items() if value is not None}
+        for number, optimizer in enumerate(self.trainer.optimizers):
+            for parameter, state in optimizer.state.items():
+                kept = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+                found |= {f"{key} of {names[parameter]} in optimizer {number}": value for key, value in kept.items()}
         for name, parameter in self.module.named_parameters():
             if parameter.grad is not None:
                 found[f"gradient of {name}"] = parameter.grad

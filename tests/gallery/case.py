@@ -1,0 +1,91 @@
+"""One case of the gallery: a small module, the Trainer it is trained by, and what a sink makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+
+from parity import loader
+
+
+class Small(L.LightningModule):
+    """Two layers. A case overrides what it is there to show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def loss(self, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module and what is promised of it.
+
+    Attributes:
+        name: What the case shows, in words.
+        make: Makes the module.
+        eager: Part of the warning with which its steps run eagerly; None where they are compiled.
+        line: The text of the line in the case's source that the warning names; None where any line may be named.
+        refused: Part of the error with which training it in sinks is refused.
+        options: Options of the Trainer; callables are called for each training.
+        data: Makes the training data.
+        inductor: Whether it is trained by Inductor too; each such case costs seconds.
+        tolerance: Of the comparison, for precisions other than float32.
+        exact: Whether compiled steps must give the same bits (random numbers, integers).
+    """
+
+    name: str
+    make: Callable[[], L.LightningModule]
+    eager: str | None = None
+    line: str | None = None
+    refused: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    data: Callable[[], Any] = loader
+    inductor: bool = False
+    tolerance: float = 1e-4
+
+    def trainer_options(self) -> dict[str, Any]:
+        """Returns fresh options for one training."""
+        made = {key: value() if callable(value) else value for key, value in self.options.items()}
+        return {"max_epochs": 2, **made}
+
+
+CASES: list[Case] = []
+
+
+def case(**about: Any) -> Callable[[Any], Any]:
+    """Puts a module class, or a function that makes a module, into the gallery under its name."""
+
+    def register(make: Any) -> Any:
+        CASES.append(Case(_words(make.__name__), make, **about))
+        return make
+
+    return register
+
+
+def add(name: str, make: Callable[[], L.LightningModule], **about: Any) -> None:
+    """Puts a module into the gallery that is one of many made in a loop."""
+    CASES.append(Case(name, make, **about))
+
+
+def _words(name: str) -> str:
+    if "_" in name or name.islower():
+        return name.replace("_", " ")
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()

@@ -1,0 +1,71 @@
+"""Writes down every hook that a Trainer calls, with the counters that it could see then.
+
+A profile hook sees the calls, so no class is changed: whether a hook is overridden decides what Lightning does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
+
+_STEPS = ["training_step", "validation_step", "test_step", "predict_step", "configure_optimizers"]
+_STEPS += ["configure_gradient_clipping", "optimizer_step", "optimizer_zero_grad", "backward", "lr_scheduler_step"]
+_STEPS += ["configure_callbacks"]
+
+
+def _hooks(*kinds: type) -> list[str]:
+    return [name for kind in kinds for name in vars(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+
+
+_OF_MODULES = [*_hooks(ModelHooks, DataHooks, CheckpointHooks), *_STEPS]
+_OF_CALLBACKS = [name for name in _hooks(L.Callback) if name not in ("state_dict", "load_state_dict", "state_key")]
+
+
+def counters(trainer: L.Trainer) -> tuple[Any, ...]:
+    """Returns what a hook can read of where the training stands."""
+    loop = trainer.fit_loop.epoch_loop
+    optimizers = trainer.strategy._optimizers
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    return (
+        trainer.global_step,
+        trainer.current_epoch,
+        trainer.fit_loop.batch_idx,
+        trainer.fit_loop.total_batch_idx,
+        trainer.is_last_batch,
+        trainer.should_stop,
+        str(trainer.state.fn),
+        str(trainer.state.stage),
+        rates,
+        {name: float(value) for name, value in trainer.callback_metrics.items()},
+        str(loop.batch_progress.state_dict()),
+        str(loop.automatic_optimization.optim_progress.state_dict()),
+    )
+
+
+@contextmanager
+def recorded(trainer: L.Trainer, module: L.LightningModule, calls: list[Any]) -> Iterator[None]:
+    """Takes down calls of hooks of the module, the trainer's callbacks and its datamodule, in their order."""
+    codes: dict[CodeType, str] = {}
+    for owner in (module, L.LightningDataModule, *trainer.callbacks):
+        kind = owner if isinstance(owner, type) else type(owner)
+        for name in _OF_CALLBACKS if isinstance(owner, L.Callback) else _OF_MODULES:
+            code = getattr(getattr(kind, name, None), "__code__", None)
+            if code is not None:
+                codes[code] = name
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in codes:
+            owner = type(frame.f_locals.get("self")).__name__
+            calls.append((owner, codes[frame.f_code], counters(trainer)))
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
