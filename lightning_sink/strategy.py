@@ -29,7 +29,7 @@ from lightning_sink.errors import CompileError, SinkWarning, UnsupportedError
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, refuse_unsound_callbacks
 from lightning_sink.trainer.loops import data_place, take_over
 from lightning_sink.trainer.optimizers import require_optimizer
-from lightning_sink.trainer.reads import counter_getters, machinery
+from lightning_sink.trainer.reads import counters, machinery, watched_getters
 from lightning_sink.trainer.sink import TrainerSink
 from lightning_sink.trainer.transfer import Transfer
 
@@ -183,7 +183,8 @@ class SinkStrategy(SingleDeviceStrategy):
             costly=not traced,
             verify=self.verify,
             fallback=self._fall_back,
-            codes=counter_getters(),
+            counters=counters(module.trainer),
+            codes=watched_getters(),
             ignore=machinery(),
         )
 

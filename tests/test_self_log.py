@@ -175,11 +175,8 @@ class Sometimes(Net):
 
 
 @ENGINES
-def test_logging_that_depends_on_the_batch_index_runs_eagerly(engine):
-    _, sink = compare(Sometimes, engine, eager="batch_idx")
-    if engine == "traced":
-        line = Sometimes.training_step.__code__.co_firstlineno + 1
-        assert any(f"test_self_log.py:{line}" in text for text in sink.warned)
+def test_logging_that_depends_on_the_batch_index(engine):
+    compare(Sometimes, engine)
 
 
 class Numbers(Net):
@@ -297,7 +294,7 @@ class Thirds(Net):
 
 @ENGINES
 def test_history_is_nan_where_a_step_did_not_log(engine):
-    _, sink = compare(Thirds, engine, -1, eager="batch_idx")
+    _, sink = compare(Thirds, engine, -1)
     history = sink.trainer.strategy.history
     assert set(history) == {"loss", "third"}
     assert history["third"].isnan().tolist() == [index % 3 != 0 for index in range(17)]

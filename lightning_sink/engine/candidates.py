@@ -8,9 +8,9 @@ it waits until it has come `PATIENCE` times.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from lightning_sink.engine.program import Observation
+from lightning_sink.engine.program import Binding, Observation, bind
 from lightning_sink.engine.watch import Hazard
 
 PATIENCE = 16
@@ -18,6 +18,9 @@ PATIENCE = 16
 
 MAX_RECORDINGS = 5
 """Steps of a kind recorded in a row before it is left to the eager path: lazy state needs one, agreement two."""
+
+MOST_BRANCHES = 8
+"""Ways through a step, by what its numbers decide, that are recorded in a row before one of them comes again."""
 
 _MOST_KINDS = 64
 """Kinds of steps that are remembered at a time."""
@@ -30,18 +33,18 @@ TOO_MANY_KINDS = Hazard("batches are of too many kinds: shapes, or values that a
 
 @dataclass
 class Candidate:
-    """A kind of step that has no program yet.
+    """A kind of step that has no program yet, or one for other branches only.
 
     Attributes:
-        last: The recording before this one.
-        recordings: How many steps were recorded.
+        last: The last recording of each way through the step.
+        recordings: How many steps were recorded since a program was found.
         seen: How many steps came in all.
         seen_in_sink: How many of them came in the present sink.
         sink: Number of that sink.
         hazard: Why there will be no program.
     """
 
-    last: Observation | None = None
+    last: dict[Hashable, Observation] = field(default_factory=dict)
     recordings: int = 0
     seen: int = 0
     seen_in_sink: int = 0
@@ -57,6 +60,38 @@ class Candidate:
         if self.hazard is not None:
             return False
         return self.seen >= PATIENCE or (first_of_its_kind and self.seen_in_sink >= 2)
+
+    def compare(self, observation: Observation, volatile: set[str]) -> list[Binding] | None:
+        """Takes a recorded step; returns where its program's inputs come from, None where there is no program yet.
+
+        Args:
+            observation: The step.
+            volatile: Slots that some step fills.
+        """
+        self.recordings += 1
+        path = observation.recording.path
+        last, self.last[path] = self.last.get(path), observation
+        problems: list[Hazard] = list(observation.hazards)
+        if not problems and last is not None and not last.hazards:
+            found = bind(last, observation, volatile)
+            if isinstance(found, list) and not any(isinstance(item, Hazard) for item in found):
+                return [item for item in found if isinstance(item, Binding)]
+            problems = [item for item in found if isinstance(item, Hazard)]
+        if not problems and self.recordings >= MOST_BRANCHES:
+            problems = observation.recording.frozen
+        if problems and self.recordings >= MAX_RECORDINGS:
+            self.give_up(problems[0])
+        return None
+
+    def found(self, observation: Observation) -> None:
+        """Takes note that a step has a program."""
+        self.last.pop(observation.recording.path, None)
+        self.recordings = self.seen = self.seen_in_sink = 0
+
+    def give_up(self, hazard: Hazard) -> None:
+        """Leaves steps of this kind to the eager path."""
+        self.hazard = hazard
+        self.last.clear()
 
 
 class Candidates:

@@ -2,7 +2,8 @@
 
 Owns the programs and decides, step by step: run the program that fits, record the step because there may be one, or
 let the step run the plain way. Programs are found by what must be equal for them to be right: the kind of the step and
-the batch's signature within a sink, and `_state`, looked at when a sink begins.
+the batch's signature, the branches that numbers decide (a kind has a program for each way through the step), and
+`_state`, looked at when a sink begins.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import random_state
-from lightning_sink.engine.candidates import MAX_RECORDINGS, PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
+from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
+from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.program import Observation, Program, bind, observe
+from lightning_sink.engine.program import Binding, Observation, Program, observe
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Snapshot
@@ -29,6 +31,11 @@ from lightning_sink.engine.watch import Hazard
 
 _MOST_PROGRAMS = 32
 """Programs compiled in one training; compiled code is never given back, and memory must not grow with the training."""
+
+_MOST_BRANCHES = 16
+"""Programs of one kind of step; the one that was made first makes room."""
+
+_Key = tuple[Hashable, Hashable]
 
 _RESTLESS = Hazard("what the step takes as constant, attributes or the optimizer's options, keeps changing")
 _TOO_MANY_PROGRAMS = Hazard(f"{_MOST_PROGRAMS} programs are compiled already: shapes or attributes keep changing")
@@ -45,6 +52,7 @@ class CompiledEngine(Engine):
         costly: Whether compiling takes long enough to wait until a kind of step comes again.
         verify: How many steps of each new program are compared with eager ones.
         fallback: Told once of each reason why steps run the plain way; may raise.
+        counters: What gives a counter of the owner's in the step that is about to run, by the name that users know.
         codes: Code objects of getters whose reads depend on the step, with their names.
         ignore: Attributes of the module that say nothing about the step.
     """
@@ -59,6 +67,7 @@ class CompiledEngine(Engine):
         costly: bool,
         verify: int,
         fallback: Callable[[Hazard], None],
+        counters: Mapping[str, Callable[[], int]],
         codes: Mapping[CodeType, str],
         ignore: frozenset[str] = frozenset(),
     ) -> None:
@@ -72,9 +81,10 @@ class CompiledEngine(Engine):
         self._codes = codes
         self._granted = Granted(module, optimizers, ignore)
         self._hyper = Hyperparameters(optimizers)
+        self._counts = Counts(counters)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._verified: dict[str, int] = {}
-        self._programs: dict[tuple[Hashable, Hashable], tuple[Program, str]] = {}
+        self._programs: dict[_Key, list[Program]] = {}
         self._candidates = Candidates()
         self._state: Hashable = None
         self._sinks = 0
@@ -113,32 +123,38 @@ class CompiledEngine(Engine):
                 if self._hyper.update():
                     self._forget()
                 key = (step.kind, step.signature)
-                entry = self._programs.get(key)
-                if entry is None:
+                program = self._find(key)
+                if program is None:
                     self._observe(sink, step, key)
-                elif not self._run(sink, step, *entry):
-                    self._programs.pop(key, None)
+                elif not self._run(sink, step, program):
+                    self._programs[key].remove(program)
                     self._observe(sink, step, key)
         finally:
             self._settle()
 
     # -- programs ---------------------------------------------------------------------------------------------------
 
-    def _run(self, sink: Sink, step: Step, program: Program, text: str) -> bool:
-        if program.guards and not self._hyper.holds(program.guards):
-            return False
+    def _find(self, key: _Key) -> Program | None:
+        for program in self._programs.get(key, ()):
+            if not program.guards or all(guard.holds() for guard in program.guards):
+                return program
+        return None
+
+    def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.looked_at != self._plain_steps:
             # The user's code ran since: what stayed in its place so far may have been replaced.
             if not program.refresh():
                 return False
             program.looked_at = self._plain_steps
-        verified = self._verified.get(text, 0)
+        for tensor, get in program.counts:
+            tensor.fill_(get())
+        verified = self._verified.get(program.text, 0)
         if verified < self._verify:
             self._settle()
             if not verify_step(sink, step, program, verified):
                 return False
             self._plain_steps += 1
-            self._verified[text] = verified + 1
+            self._verified[program.text] = verified + 1
             return True
         if program.reads_slots or (self._unsettled is not None and self._unsettled[0] is not program):
             self._settle()
@@ -180,7 +196,7 @@ class CompiledEngine(Engine):
         return self._granted.state(), self._hyper.constants()
 
     def _forget(self) -> None:
-        self._restless += bool(self._programs or self._candidates)
+        self._restless += any(self._programs.values()) or bool(self._candidates)
         self._programs.clear()
         self._candidates.clear()
 
@@ -195,29 +211,24 @@ class CompiledEngine(Engine):
             self._report(TOO_MANY_KINDS if candidate is None else _RESTLESS)
             sink.run(step, PlainTape())
             return
-        if not self._programs and self._candidates.never_come_again:
+        if not any(self._programs.values()) and self._candidates.never_come_again:
             self._report(TOO_MANY_KINDS)
-        first = not any(kind == step.kind for kind, _ in self._programs)
+        first = not any(kind == step.kind and programs for (kind, _), programs in self._programs.items())
         if not candidate.is_due(first) and (self._costly or candidate.hazard is not None):
             sink.run(step, PlainTape())
             return
         observation = self._record(sink, step)
         self._note_volatile(observation)
-        candidate.recordings += 1
-        last, candidate.last = candidate.last, observation
-        outcome: Any = observation.hazards
-        if not outcome and last is not None and not last.hazards:
-            outcome = bind(last, observation, self._volatile)
-        if outcome and not isinstance(outcome[0], Hazard):
-            self._make(key, candidate, observation, outcome)
-        elif outcome and candidate.recordings >= MAX_RECORDINGS:
-            candidate.hazard, candidate.last = outcome[0], None
-            self._report(outcome[0])
+        bindings = candidate.compare(observation, self._volatile)
+        if bindings is not None:
+            self._make(key, candidate, observation, bindings)
+        elif candidate.hazard is not None:
+            self._report(candidate.hazard)
 
     def _record(self, sink: Sink, step: Step) -> Observation:
         before = Snapshot(self._module, self._optimizers)
         python, drawn = self._granted.python(), random_state()
-        recorder = Recorder(self._hyper, before, self._codes, step.leaves)
+        recorder = Recorder(self._hyper, self._counts, before, self._codes, step.leaves)
         result = sink.run(step, recorder)
         if random_state() != drawn:
             recorder.hazard("Python's or numpy's global random generator is drawn from")
@@ -232,17 +243,20 @@ class CompiledEngine(Engine):
         names = {slot.name for slot in (*observation.filled, *observation.cleared)}
         if not names <= self._volatile:
             self._volatile |= names
-            stays = {key: {b.name for b in program.bindings if b.home} for key, (program, _) in self._programs.items()}
-            for key in [key for key, homes in stays.items() if homes & names]:
-                del self._programs[key]
+            for programs in self._programs.values():
+                programs[:] = [program for program in programs if not program.homes & names]
 
-    def _make(self, key: tuple[Hashable, Hashable], candidate: Candidate, observation: Observation, found: Any) -> None:
+    def _make(self, key: _Key, candidate: Candidate, observation: Observation, bindings: list[Binding]) -> None:
         function = self._function(candidate, observation.recording)
         if function is None:
             return
-        program = Program(observation, found, function)
-        self._candidates.drop(key)
-        self._programs[key] = (program, observation.recording.text)
+        candidate.found(observation)
+        if not candidate.last:
+            self._candidates.drop(key)
+        counts = self._counts.among([binding.tensor for binding in bindings if binding.tensor is not None])
+        programs = self._programs.setdefault(key, [])
+        programs.append(Program(observation, bindings, function, counts))
+        del programs[:-_MOST_BRANCHES]
         # Attributes that the first steps set are there now; what was looked at when the sink began is not.
         self._state = self._present_state()
 
@@ -251,18 +265,17 @@ class CompiledEngine(Engine):
         function = self._functions.get(recording.text)
         if function is None:
             if len(self._functions) >= _MOST_PROGRAMS:
-                candidate.hazard = _TOO_MANY_PROGRAMS
+                candidate.give_up(_TOO_MANY_PROGRAMS)
             else:
                 generator = torch.get_rng_state()
                 try:
                     function = self._functions[recording.text] = self._compiler(recording)
                 except Exception as error:
                     what = f"compiling it failed: {type(error).__name__}: {error}"[:500]
-                    candidate.hazard = Hazard(what)
+                    candidate.give_up(Hazard(what))
                 finally:
                     torch.set_rng_state(generator)
         if candidate.hazard is not None:
-            candidate.last = None
             self._report(candidate.hazard)
         return function
 

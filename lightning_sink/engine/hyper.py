@@ -7,7 +7,7 @@ constant until it is seen to change (a schedule that cycles momentum, say), and 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_sink.engine.numbers import Leak, Memo, Number
-
-Guards = list[tuple[int, Callable[[Any, Any], bool], Any, bool]]
+from lightning_sink.engine.numbers import Number, Uses
 
 # The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart.
 _PLAIN_FORM = {"foreach": False, "fused": False}
@@ -38,7 +36,6 @@ class Hyperparameters:
         self.tensors: dict[int, Tensor] = {}
         self._tensor_entries: set[int] = set()
         self.values: list[Any] = []
-        self.memo: Memo = {}
         self.refresh()
 
     def refresh(self) -> bool:
@@ -102,45 +99,33 @@ class Hyperparameters:
         values = self.values
         return tuple(id(v) if isinstance(v, Tensor) else v for i, v in enumerate(values) if i not in self.tensors)
 
-    def holds(self, guards: Guards) -> bool:
-        """Tells whether comparisons that a recording took still come out the same."""
-        return all(bool(symbol(self.values[index], other)) is outcome for index, symbol, other, outcome in guards)
-
     @contextmanager
-    def lifted(self, leak: Leak, guards: Guards) -> Iterator[None]:
+    def lifted(self, uses: Uses) -> Iterator[None]:
         """Puts stand-ins in place of lifted numbers and asks for the optimizers' plain form."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         saved = [dict(group) for group in groups]
-        self.memo.clear()
         stand_ins = saved
         try:
             for index in self.tensors:
-                self._put(index, self._number(index, leak, guards))
+                self._put(index, self._number(index, uses))
             for group in groups:
                 group.update({key: value for key, value in _PLAIN_FORM.items() if group.get(key)})
             stand_ins = [dict(group) for group in groups]
             yield
         finally:
-            self.memo.clear()
             for group, before, put in zip(groups, saved, stand_ins, strict=True):
                 # What the step itself wrote into a group stays; stand-ins do not.
                 for key in [key for key in group if key not in put or group[key] is not put[key]]:
-                    leak(f"the step sets the optimizer's {key!r}")
+                    uses.leak(f"the step sets the optimizer's {key!r}")
                     group[key] = _released(group[key])
                 group.update({key: before[key] for key in before if group[key] is put[key]})
 
-    def _number(self, index: int, leak: Leak, guards: Guards) -> Number:
-        value = self.values[index]
+    def _number(self, index: int, uses: Uses) -> Number:
+        value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")
         if isinstance(value, Tensor):
             plain: Any = value.tolist()  # `float()` would be an operation, and be recorded
-            return Number(self.tensors[index], float(plain), leak, memo=self.memo)
-        return Number(
-            self.tensors[index],
-            value,
-            leak,
-            lambda symbol, other, outcome: guards.append((index, symbol, other, outcome)),
-            self.memo,
-        )
+            return Number(self.tensors[index], float(plain), uses, name)
+        return Number(self.tensors[index], value, uses, name, lambda: self.values[index])
 
     def _put(self, index: int, number: Number) -> None:
         group, key, position = self._entries[index]
@@ -178,4 +163,4 @@ def _released(value: Any) -> Any:
     """The plain number in place of a stand-in."""
     if isinstance(value, (tuple, list)):
         return type(value)(_released(item) for item in value)
-    return value.value if isinstance(value, Number) else value
+    return value.value if type(value) is Number else value

@@ -1,8 +1,9 @@
-"""Python numbers that are inputs of a program: a learning rate, the step count that Adam keeps.
+"""Python numbers that change from step to step: a learning rate, the step count that Adam keeps, `batch_idx`.
 
 A recording keeps every Python number that reaches an operation as a constant. `Number` takes the place of one that must
-not be: arithmetic on it is recorded as operations on a 0-dim float64 tensor, so the program computes what eager
-computes in Python. Where it would have to become a real number again (a branch, `math.sqrt`, an index) it says so.
+not be: arithmetic with it is recorded as operations on a 0-dim float64 tensor, so the program computes what eager
+computes in Python. Where Python decides something by it, or needs the number itself (an index, `math.sqrt`), the
+recording stands only for steps in which that comes out the same; a `Guard` tells which these are.
 """
 
 from __future__ import annotations
@@ -11,96 +12,158 @@ import math
 import numbers
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Leak = Callable[[str], None]
-"""Called with a description when a stand-in has to give its value away."""
+Host = Callable[[], Any]
+"""Gives a number's value in the step that is about to run."""
 
-Memo = dict[Any, tuple["Number", Any, Any]]
+
+@dataclass(frozen=True)
+class Guard:
+    """Something that Python decided by a number in a recorded step.
+
+    Attributes:
+        name: What was decided, without the outcome; equal for the same decision in another step.
+        outcome: How it came out.
+        decide: Decides it for the step that is about to run.
+    """
+
+    name: Any
+    outcome: Any
+    decide: Host
+
+    def holds(self) -> bool:
+        """Tells whether it would come out the same in the step that is about to run."""
+        try:
+            return bool(self.decide() == self.outcome)
+        except ArithmeticError:  # the user's expression has no value in that step; running it raises the error
+            return False
+
+
+@dataclass
+class Uses:
+    """What was done with the numbers of one recording.
+
+    Attributes:
+        leak: Told of a use that freezes a number whose value in other steps nobody knows.
+        frozen: Told of a use that freezes a number; a guard says for which steps.
+        guards: The decisions, in their order, each once.
+        memo: Results of arithmetic so far. An optimizer computes the same bias correction for each parameter; the
+            program computes it once.
+    """
+
+    leak: Callable[[str], None]
+    frozen: Callable[[str], None]
+    guards: dict[Any, Guard] = field(default_factory=dict)
+    memo: dict[Any, Number] = field(default_factory=dict)
+
+    def decide(self, name: Any, outcome: Any, host: Host) -> None:
+        """Takes note of a decision."""
+        self.guards.setdefault(name, Guard(name, outcome, host))
 
 
 class Number:
-    """A Python number that is an input of the program.
+    """A Python number that is an input of the program. To Python's `isinstance` it is what it stands for.
 
     Args:
-        tensor: The value as the recording sees it, 0-dim float64.
+        tensor: The value as the recording sees it, 0-dim float64, or what records it once it is needed.
         value: The same value in Python.
-        leak: Told of every use that freezes the value into the recording.
-        guard: For numbers whose value is known on the host: told of comparisons as `(operator, other, outcome)`, which
-            are then no leak.
-        memo: Results of arithmetic so far, shared by all numbers of a recording. An optimizer computes the same bias
-            correction for each parameter; the program computes it once.
+        uses: Told of what is done with it.
+        name: What users call it, and what tells it from others.
+        host: Gives its value in later steps; None where only the program knows that.
     """
 
     def __init__(
-        self,
-        tensor: Tensor,
-        value: float,
-        leak: Leak,
-        guard: Callable[[Callable[[Any, Any], bool], Any, bool], None] | None = None,
-        memo: Memo | None = None,
+        self, tensor: Tensor | Callable[[], Tensor], value: float, uses: Uses, name: Any, host: Host | None = None
     ) -> None:
-        self.tensor = tensor
+        self._tensor = tensor
         self.value = value
-        self._leak = leak
-        self._guard = guard
-        self._memo = {} if memo is None else memo
+        self._uses = uses
+        self._name = name
+        self._host = host
 
-    def _compare(self, symbol: Callable[[Any, Any], bool], other: Any) -> bool:
-        value = other.value if isinstance(other, Number) else other
-        outcome = bool(symbol(self.value, value))
-        if self._guard is not None and not isinstance(other, Number):
-            self._guard(symbol, value, outcome)
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.value)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The value as the recording sees it."""
+        if not isinstance(self._tensor, Tensor):
+            self._tensor = self._tensor()
+        return self._tensor
+
+    def freeze(self) -> Any:
+        """Returns the plain number; the recording then stands for steps with the same one."""
+        what = f"{_words(self._name)} is read"
+        if self._host is None:
+            self._uses.leak(what)
         else:
-            self._leak("a comparison of a number that changes with the step")
-        return outcome
-
-    def _freeze(self, use: str) -> float:
-        self._leak(f"`{use}` of a number that changes with the step")
+            self._uses.frozen(what)
+            self._uses.decide((self._name, "is"), self.value, self._host)
         return self.value
 
-    def __float__(self) -> float:
-        return float(self._freeze("float()"))
+    def _compare(self, symbol: Callable[[Any, Any], Any], other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return symbol(self.tensor, other)
+        outcome = bool(symbol(self.value, _value(other)))
+        host = self._hosted(symbol, other, reflected=False)
+        what = f"{_words(self._name)} decides what Python does"
+        if host is None:
+            self._uses.leak(what)
+        else:
+            self._uses.frozen(what)
+            self._uses.decide((self._name, symbol.__name__, _key(other)), outcome, lambda: bool(host()))
+        return outcome
 
-    def __int__(self) -> int:
-        return int(self._freeze("int()"))
+    def _hosted(self, symbol: Callable[..., Any], other: Any, reflected: bool) -> Host | None:
+        host, others = self._host, other._host if type(other) is Number else lambda: other
+        if host is None or others is None:
+            return None
+        return (lambda: symbol(others(), host())) if reflected else (lambda: symbol(host(), others()))
 
-    def __index__(self) -> int:
-        return int(self._freeze("index"))
+    def _combine(self, symbol: Callable[..., Any], other: Any, reflected: bool) -> Any:
+        if isinstance(other, Tensor):
+            out = symbol(other, self.tensor) if reflected else symbol(self.tensor, other)
+            return _as_with_python_number(out, [other], [self.value])
+        if not isinstance(other, numbers.Real):
+            return NotImplemented
+        name = symbol.__name__, self._name, _key(other), reflected
+        known = self._uses.memo.get(name)
+        if known is None:
+            value = symbol(_value(other), self.value) if reflected else symbol(self.value, _value(other))
 
-    def __bool__(self) -> bool:
-        return self._compare(operator.ne, 0)
+            def tensor() -> Tensor:
+                plain = _plain(other)
+                return _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
 
-    def __hash__(self) -> int:
-        return hash(self._freeze("hash()"))
+            known = Number(tensor, value, self._uses, name, self._hosted(symbol, other, reflected))
+            self._uses.memo[name] = known
+        return known
 
-    def __repr__(self) -> str:
-        return repr(self._freeze("repr()"))
+    def plus(self, other: int) -> Number:
+        """Returns the sum."""
+        total: Number = self._combine(operator.add, other, reflected=False)
+        return total
 
-    def __format__(self, spec: str) -> str:
-        return format(self._freeze("format()"), spec)
-
-    def __neg__(self) -> Number:
-        return self._combine("neg", lambda: torch.neg(self.tensor), -self.value)
+    def __neg__(self) -> Any:
+        return self._combine(operator.mul, -1, reflected=False)
 
     def __pos__(self) -> Number:
         return self
 
-    def _combine(self, name: str, compute: Callable[[], Tensor], value: float, *others: Any) -> Number:
-        key = (
-            name,
-            id(self),
-            *((id(other) if isinstance(other, Number) else (type(other), other)) for other in others),
-        )
-        known = self._memo.get(key)
-        if known is None:
-            # The operands are kept so that their identity stays theirs.
-            known = self._memo[key] = (Number(compute(), value, self._leak, memo=self._memo), self, others)
-        return known[0]
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return type(self.value), (self.freeze(),)
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(self.value, name):
+            raise AttributeError(f"{type(self.value).__name__!r} object has no attribute {name!r}")
+        return getattr(self.freeze(), name)
 
     @classmethod
     def __torch_function__(
@@ -109,41 +172,87 @@ class Number:
         """Lets a tensor operation take the number as the tensor it stands for.
 
         The few operations of optimizers that take a scalar only (`alpha=`, `value=`, the weight of `lerp`) are
-        rewritten; anything else that refuses a tensor raises here, and the step is not compiled.
+        rewritten. Anything else that refuses a tensor gets the plain number.
         """
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if isinstance(kwargs.get("alpha"), Number):
+        if type(kwargs.get("alpha")) is Number:
             wide = args[1].to(torch.promote_types(args[0].dtype, args[1].dtype))
             scaled = wide * kwargs.pop("alpha").tensor
             return func(args[0], scaled, **kwargs)
-        if isinstance(kwargs.get("value"), Number) and name in ("addcdiv", "addcdiv_", "addcmul", "addcmul_"):
+        if type(kwargs.get("value")) is Number and name in ("addcdiv", "addcdiv_", "addcmul", "addcmul_"):
             scaled = args[1] * kwargs.pop("value").tensor
             return func(args[0], scaled, args[2], **kwargs)
-        if name in ("lerp", "lerp_") and isinstance(args[2], Number):
+        if name in ("lerp", "lerp_") and type(args[2]) is Number:
             return func(args[0], args[1], args[2].tensor.to(args[0].dtype), **kwargs)
-        given = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
-        out = func(*(_plain(arg) for arg in args), **{key: _plain(arg) for key, arg in kwargs.items()})
-        return _as_with_python_number(out, *given) if given and isinstance(out, Tensor) else out
+        given = [*args, *kwargs.values()]
+        tensors = [item for item in given if isinstance(item, Tensor)]
+        if tensors and name not in _TAKE_NUMBERS:
+            try:
+                out = func(*(_plain(arg) for arg in args), **{key: _plain(arg) for key, arg in kwargs.items()})
+            except (TypeError, RuntimeError):  # an argument that has to be a number; a real error comes again below
+                pass
+            else:
+                values = [item.value for item in given if type(item) is Number]
+                return _as_with_python_number(out, tensors, values) if isinstance(out, Tensor) else out
+        return func(*released(args), **released(kwargs))
 
 
-def _as_with_python_number(out: Tensor, *operands: Tensor) -> Tensor:
+# These look into a tensor that stands for a number, which only shows as a value taken out of the step.
+_TAKE_NUMBERS = frozenset(["new_full", "full_like", "__getitem__", "__setitem__"])
+
+
+def released(value: Any) -> Any:
+    """Returns a value with the plain number in every place of a `Number`, lists and dictionaries changed in place."""
+    if type(value) is Number:
+        return value.freeze()
+    if type(value) is tuple:
+        items = [released(item) for item in value]
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else tuple(items)
+    if type(value) in (list, dict):
+        for key, item in list(value.items() if type(value) is dict else enumerate(value)):
+            plain = released(item)
+            if plain is not item:
+                value[key] = plain
+    return value
+
+
+def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
+    """Returns what `torch.tensor` makes of a number."""
+    default = torch.int64 if isinstance(number.value, int) else torch.get_default_dtype()
+    return number.tensor.to(dtype or default, copy=True)
+
+
+def _as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any]) -> Tensor:
     """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a result."""
     if out.dtype not in (torch.float64, torch.complex128):
         return out
-    types = [torch.result_type(operand, 1.0) for operand in operands]
+    types = [torch.result_type(operand, value) for operand in operands for value in values]
     return out.to(reduce(torch.promote_types, types))
 
 
+def _words(name: Any) -> str:
+    """The name of the number that an expression begins with."""
+    while not isinstance(name, str):
+        name = name[1]
+    return name
+
+
+def _key(value: Any) -> Any:
+    if type(value) is Number:
+        return value._name
+    return type(value), value if isinstance(value, (numbers.Number, str)) else id(value)
+
+
 def _plain(value: Any) -> Any:
-    return value.tensor if isinstance(value, Number) else value
+    return value.tensor if type(value) is Number else value
 
 
 def _value(value: Any) -> Any:
-    return value.value if isinstance(value, Number) else value
+    return value.value if type(value) is Number else value
 
 
-def _tensor(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:
+def _compute(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:
     if symbol is operator.pow and isinstance(left, float) and left > 0.0:
         # The same to the last digits, and Inductor keeps an `exp` that is used twice in a place of its own; a `pow` it
         # would compute anew for every 16 elements of every parameter (a third of an MLP's step with Adam).
@@ -152,34 +261,39 @@ def _tensor(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:
     return result
 
 
-def _arithmetic(symbol: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def forward(self: Number, other: Any) -> Any:
-        if isinstance(other, Tensor):
-            return _as_with_python_number(symbol(self.tensor, other), other)
-        value = symbol(self.value, _value(other))
-        return self._combine(symbol.__name__, lambda: _tensor(symbol, self.tensor, _plain(other)), value, other)
-
-    def reflected(self: Number, other: Any) -> Any:
-        if isinstance(other, Tensor):
-            return _as_with_python_number(symbol(other, self.tensor), other)
-        value = symbol(_value(other), self.value)
-        return self._combine(
-            f"reflected {symbol.__name__}", lambda: _tensor(symbol, _plain(other), self.tensor), value, other
-        )
-
-    return forward, reflected
+def _define(name: str, method: Callable[..., Any]) -> None:
+    setattr(Number, f"__{name}__", method)
 
 
-def _comparison(symbol: Callable[[Any, Any], bool]) -> Callable[[Number, Any], bool]:
+def _arithmetic(symbol: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Number, Any], Any]:
+    return lambda self, other: self._combine(symbol, other, reflected)
+
+
+def _comparison(symbol: Callable[[Any, Any], Any]) -> Callable[[Number, Any], Any]:
     return lambda self, other: self._compare(symbol, other)
 
 
-for _name in ("add", "sub", "mul", "truediv", "pow"):
-    _forward, _reflected = _arithmetic(getattr(operator, _name))
-    setattr(Number, f"__{_name}__", _forward)
-    setattr(Number, f"__r{_name}__", _reflected)
+def _freezing(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *rest: function(self.freeze(), *released(rest))
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _define(_name, _arithmetic(getattr(operator, _name), reflected=False))
+    _define(f"r{_name}", _arithmetic(getattr(operator, _name), reflected=True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Number, f"__{_name}__", _comparison(getattr(operator, _name)))
+    _define(_name, _comparison(getattr(operator, _name)))
+_function: Callable[..., Any]
+for _name, _function in {"divmod": divmod, "and": operator.and_, "or": operator.or_, "xor": operator.xor}.items():
+    _define(_name, _freezing(_function))
+    _define(f"r{_name}", _freezing(lambda value, other, function=_function: function(other, value)))
+for _function in (operator.lshift, operator.rshift):
+    _define(_function.__name__, _freezing(_function))
+    _define(f"r{_function.__name__}", _freezing(lambda value, other, function=_function: function(other, value)))
+_PLAIN: list[Callable[..., Any]] = [int, float, hash, repr, str, format, abs, round]
+_PLAIN += [operator.index, operator.invert, math.floor, math.ceil, math.trunc]
+for _function in _PLAIN:
+    _define(_function.__name__, _freezing(_function))
+_define("bool", lambda self: self._compare(operator.ne, 0))
 
 # `LightningModule.log` and others accept what is a `numbers.Number`.
-numbers.Number.register(Number)
+numbers.Real.register(Number)

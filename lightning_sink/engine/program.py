@@ -171,13 +171,21 @@ class Program:
         observation: The step that it stands for.
         bindings: Where its inputs come from.
         function: Takes the inputs, writes in place what the step wrote in place, returns the outputs.
+        counts: Inputs that stand for counters, with what gives their values.
     """
 
     def __init__(
-        self, observation: Observation, bindings: list[Binding], function: Callable[..., tuple[Tensor, ...]]
+        self,
+        observation: Observation,
+        bindings: list[Binding],
+        function: Callable[..., tuple[Tensor, ...]],
+        counts: list[tuple[Tensor, Callable[[], int]]],
     ) -> None:
         self.function = function
         self.bindings = bindings
+        self.counts = counts
+        self.text = observation.recording.text
+        self.homes = {b.name for b in bindings if b.home}
         self.filled = observation.filled
         self.guards = observation.recording.guards
         self.low_precision = observation.recording.low_precision

@@ -23,8 +23,9 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.attributes import Attributes
+from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.numbers import Number
+from lightning_sink.engine.numbers import Number, Uses, released, tensor_of
 from lightning_sink.engine.origins import Origin, Origins
 from lightning_sink.engine.private import (
     TorchDispatchMode,
@@ -38,7 +39,6 @@ from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
 from lightning_sink.engine.undo import Undo
 from lightning_sink.engine.watch import Hazard, user_line, watch_reads
-from lightning_sink.engine.watched import Watched, revealed
 
 # Keeps what its backward needs only where gradients are on.
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
@@ -54,6 +54,7 @@ class Recorder(TorchDispatchMode):
 
     Args:
         hyper: The optimizers' hyperparameters; those that are lifted become inputs of the graph.
+        counts: The owner's counters; those that the step uses become inputs of the graph.
         before: What every slot holds before the step.
         codes: Code objects of getters whose reads depend on the step, with their names.
         changing: Tensors that are others at each step: the batch's.
@@ -62,6 +63,7 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self,
         hyper: Hyperparameters,
+        counts: Counts,
         before: Snapshot,
         codes: Mapping[CodeType, str],
         changing: Iterable[Tensor] = (),
@@ -69,7 +71,9 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
         self.ran: set[CodeType] = set()
+        self._uses = Uses(self.hazard, self._frozen)
         self._hyper = hyper
+        self._counts = counts
         self._before = before
         self._codes = codes
         self._nodes: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -77,8 +81,8 @@ class Recorder(TorchDispatchMode):
         self._lines: list[str] = []
         self._indices: dict[fx.Node, int] = {}
         self._undo = Undo()
-        self._steps: dict[float, tuple[Tensor, Number | None]] = {}
-        self._origins = Origins([*changing, *hyper.tensors.values()])
+        self._steps: dict[float, tuple[Tensor, Number]] = {}
+        self._origins = Origins([*changing, *hyper.tensors.values(), *counts.begin()])
         self._paused = False
         self._failed = False
 
@@ -94,10 +98,14 @@ class Recorder(TorchDispatchMode):
                 stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
                 stack.enter_context(_ItemMode(self._as_number))
                 stack.enter_context(self)
-                stack.enter_context(self._hyper.lifted(self.hazard, self.recording.guards))
-                return body()
+                stack.enter_context(self._hyper.lifted(self._uses))
+                try:
+                    return released(body())
+                finally:
+                    for module in self._before.module.modules():
+                        released(vars(module))
         except Exception as error:
-            self.hazard(f"recording it failed: {type(error).__name__}: {error}")
+            self.hazard(f"recording it failed: {type(error).__name__}: {error}", user_line(error))
         self._undo.restore()
         present.restore()
         attributes.restore()
@@ -107,13 +115,17 @@ class Recorder(TorchDispatchMode):
         return body()
 
     def watched(self, name: str, value: int) -> Any:
-        """Returns a stand-in for `value` whose uses are hazards, or the value once recording has failed."""
-        return value if self._failed else Watched(value, lambda: self.hazard(f"`{name}` is read"))
+        """Returns a stand-in for `value`, or the value once recording has failed."""
+        return value if self._failed else self._counts.number(name, value, self._uses)
 
-    def hazard(self, what: str) -> None:
+    def hazard(self, what: str, where: str | None = None) -> None:
         """Notes a reason why this recording may not stand for other steps, with the user's line."""
         if not any(known.what == what for known in self.recording.hazards):
-            self.recording.hazards.append(Hazard(what, user_line()))
+            self.recording.hazards.append(Hazard(what, user_line() if where is None else where))
+
+    def _frozen(self, what: str) -> None:
+        if not any(known.what == what for known in self.recording.frozen):
+            self.recording.frozen.append(Hazard(what, user_line()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -129,7 +141,7 @@ class Recorder(TorchDispatchMode):
         recording = self.recording
         recording.graph.output(tuple(self._node(tensor) for tensor in outputs))
         recording.graph.erase_node(self._anchor)
-        recording.outputs = outputs
+        recording.guards = list(self._uses.guards.values())
         self._undo.forget()
         if any(recording.inputs[i].untyped_storage().data_ptr() in recording.written for i in recording.read):
             self.hazard(_DECIDES)
@@ -230,13 +242,17 @@ class Recorder(TorchDispatchMode):
             return None
         with self.paused():
             value = float(tensor)
+            earlier = self._undo.before(tensor)
+            began = value if earlier is None else float(earlier)
         # All parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
         # stands for all, and the program looks at each start whether they still agree.
-        leader = self._steps.setdefault(value, (tensor, None))
-        if leader[1] is not None:
-            self.recording.equal.append((leader[0], tensor))
-            return leader[1]
-        number = Number(tensor.detach().to(torch.float64, copy=True), value, self.hazard, memo=self._hyper.memo)
+        if value in self._steps:
+            leader, number = self._steps[value]
+            self.recording.equal.append((leader, tensor))
+            return number
+        count = tensor.detach().to(torch.float64, copy=True)
+        name = len(self._steps), "an optimizer's step count"
+        number = Number(count, value, self._uses, name, lambda: float(tensor) + (value - began))
         self._steps[value] = tensor, number
         return number
 
@@ -267,6 +283,9 @@ class _ItemMode(TorchFunctionMode):
             number = self._as_number(args[0])
             if number is not None:
                 return number
-        elif func is torch.tensor:  # takes no stand-in, and asks for none of its methods
-            args = revealed(args)
+        elif func in (torch.tensor, torch.as_tensor):  # take no stand-in, and ask for none of its methods
+            kwargs = dict(kwargs or {})
+            if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:
+                return tensor_of(args[0], kwargs.get("dtype"))
+            args = released(args)
         return func(*args, **(kwargs or {}))

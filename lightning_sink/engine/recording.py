@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, fx
 
-from lightning_sink.engine.hyper import Guards
+from lightning_sink.engine.numbers import Guard
 from lightning_sink.engine.watch import Hazard
 
 
@@ -18,10 +19,10 @@ class Recording:
         graph: Placeholders first, ATen operations, one flat tuple of outputs.
         inputs: The tensor behind each placeholder.
         first_use: Where the user's code first used each input.
-        outputs: The tensors behind the graph's outputs.
         text: A canonical text of the graph; equal texts mean equal programs.
         hazards: Why the recording may not stand for other steps.
-        guards: Comparisons of hyperparameters that took one branch: `(entry, operator, other, outcome)`.
+        frozen: Which numbers decided what Python did; the recording stands for steps in which its guards hold.
+        guards: What they decided.
         largest: Elements of the largest tensor that an operation gave.
         low_precision: Whether an operation gave a tensor of half precision.
         written: Storages of inputs that the step writes to.
@@ -33,13 +34,18 @@ class Recording:
     graph: fx.Graph
     inputs: list[Tensor] = field(default_factory=list)
     first_use: list[str] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
     text: str = ""
     hazards: list[Hazard] = field(default_factory=list)
-    guards: Guards = field(default_factory=list)
+    frozen: list[Hazard] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
     largest: int = 0
     low_precision: bool = False
     written: set[int] = field(default_factory=set)
     grad_mode: bool = False
     read: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def path(self) -> tuple[tuple[Any, Any], ...]:
+        """What the guards decided and how it came out: equal for steps that took the same branches."""
+        return tuple((guard.name, guard.outcome) for guard in self.guards)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,17 +55,30 @@ def is_library(module: str) -> bool:
     return module.partition(".")[0] in _LIBRARIES and not module.startswith("lightning.pytorch.demos")
 
 
-def user_line() -> str:
+def user_line(error: BaseException | None = None) -> str:
     """Returns file and line of the innermost frame of the user's on the stack, "" if there is none in the step.
 
     The script that trains stands below the engine on the stack, and is no part of the step.
+
+    Args:
+        error: Looks at the frames that an error came through, in place of the stack.
     """
+    if error is not None:
+        through = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)]
+        return f"{through[-1][0].f_code.co_filename}:{through[-1][1]}" if through else ""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_frame(frame):
+    while frame is not None and not _is_users(frame):
         if frame.f_globals.get("__name__") == _ENGINE:
             return ""
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Tells whether a line is one that a user would look for the cause in, and not in the standard library."""
+    name = frame.f_globals.get("__name__", "")
+    root = name.partition(".")[0]
+    return not is_library(name) and (root == "__main__" or root not in sys.stdlib_module_names)
 
 
 def first_line(function: Callable[..., Any]) -> str:

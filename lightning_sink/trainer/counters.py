@@ -7,6 +7,8 @@ methods take as long as the rest of what the host does for a small step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -55,6 +57,23 @@ class Counters:
         total, current = self._batch
         total.completed += 1
         current.completed += 1
+
+    @contextmanager
+    def as_before(self, announced: int) -> Iterator[None]:
+        """Counts as at the end of the last batch that was trained, before it was completed.
+
+        Args:
+            announced: Batches that came since.
+        """
+        for tracker in self._batch:
+            tracker.ready -= announced
+            tracker.completed -= 1
+        try:
+            yield
+        finally:
+            for tracker in self._batch:
+                tracker.ready += announced
+                tracker.completed += 1
 
 
 def save_counts(loop: Any) -> Any:

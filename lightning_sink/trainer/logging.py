@@ -68,8 +68,8 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
     original = module.log
 
     def note(name: str, value: Any, *args: Any, **options: Any) -> None:
-        if isinstance(value, Number):
-            value = value.tensor.to(torch.float32)
+        if type(value) is Number:
+            value = value.tensor.to(torch.get_default_dtype())
         with tape.paused():
             original(name, value, *args, **options)
         if args:

@@ -1,12 +1,19 @@
-"""Lightning's counters as a step may read them: each read makes the step depend on where training stands.
+"""What a step may read of where the training stands, and what it gets in its place while it is recorded.
 
-The code objects are those of Lightning 2.6's property getters; nothing is patched, a profile hook compares them.
+The counters that Lightning hands to users, as arguments or as properties, become stand-ins that stay inputs of the
+program (`engine/counts.py`). Lightning computes with the same counters on its own account, so only a read from a line
+of the user's gets one. Other reads that depend on the step, and calls that reach a logger or the terminal, are
+reported.
+
+The getters are those of Lightning 2.6's classes; no public seam gives a step other counters than the loops keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -15,28 +22,47 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
+from lightning_sink.engine.numbers import released
 from lightning_sink.engine.step import Tape
+from lightning_sink.engine.watch import is_user_frame
 
-_GETTERS: dict[type, tuple[str, ...]] = {
+_COUNTERS: dict[type, tuple[str, ...]] = {
     LightningModule: ("global_step", "current_epoch"),
-    Trainer: ("global_step", "current_epoch", "is_last_batch", "callback_metrics", "logged_metrics"),
+    Trainer: ("global_step", "current_epoch"),
     _FitLoop: ("batch_idx", "total_batch_idx"),
     _TrainingEpochLoop: ("batch_idx", "total_batch_idx", "global_step"),
+}
+
+_WATCHED: dict[type, tuple[str, ...]] = {
+    LightningModule: ("logger", "loggers"),
+    Trainer: ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"),
 }
 
 _COUNTED = ("optimizer_step", "optimizer_zero_grad")
 """Hooks that Lightning calls with the epoch and the batch index."""
 
 
-def counter_getters() -> dict[CodeType, str]:
-    """Returns the code objects of the getters, with the names that users know them by."""
+def counters(trainer: Any) -> Mapping[str, Callable[[], int]]:
+    """Returns what gives each counter, by the name that users know it by."""
+    loop = trainer.fit_loop.epoch_loop
+    return {
+        "batch_idx": lambda: loop.batch_idx,
+        "total_batch_idx": lambda: loop.total_batch_idx,
+        "global_step": lambda: loop.global_step,
+        "current_epoch": lambda: trainer.current_epoch,
+    }
+
+
+def watched_getters() -> dict[CodeType, str]:
+    """Returns the code objects of what no program may repeat or depend on, with the names that users know them by."""
     codes: dict[CodeType, str] = {}
-    for owner, names in _GETTERS.items():
+    for owner, names in _WATCHED.items():
         for name in names:
             getter: Any = getattr(owner, name)
             codes[getter.fget.__code__] = name
     # Called past `self.log`, or from a `log` of the user's own: then nobody knows what a step that is replayed logs.
     codes[LightningModule.log.__code__] = "LightningModule.log"
+    codes[LightningModule.print.__code__] = "LightningModule.print"
     return codes
 
 
@@ -46,16 +72,46 @@ def machinery() -> frozenset[str]:
 
 
 @contextmanager
-def watched_counters(module: LightningModule, tape: Tape) -> Iterator[None]:
-    """Tells the tape when a hook that the user overrode uses the epoch or the batch index that it is called with.
+def lifted_counters(trainer: Any, tape: Tape) -> Iterator[None]:
+    """Gives stand-ins for the counters to the user's part of a step, where they are read and where they are passed."""
+    module = trainer.lightning_module
+    owners = {id(item) for item in (module, trainer, trainer.fit_loop, trainer.fit_loop.epoch_loop)}
+    with ExitStack() as stack:
+        for kind, names in _COUNTERS.items():
+            for name in names:
+                stack.enter_context(_lifted(kind, name, owners, tape))
+        stack.enter_context(_lifted_arguments(module, tape))
+        try:
+            yield
+        finally:
+            for config in trainer.lr_scheduler_configs:
+                released(vars(config.scheduler))  # stepped by hand, it keeps the rates that it has seen
 
-    Lightning computes with the same numbers on its own account, so they are replaced at the hook's door.
-    """
+
+@contextmanager
+def _lifted(kind: type, name: str, owners: set[int], tape: Tape) -> Iterator[None]:
+    present: Any = vars(kind)[name]
+    thread = threading.get_ident()
+
+    def get(self: Any) -> Any:
+        value = present.fget(self)
+        asked = threading.get_ident() == thread and id(self) in owners and is_user_frame(sys._getframe(1))
+        return tape.watched(name, value) if asked else value
+
+    setattr(kind, name, property(get, present.fset, present.fdel, present.__doc__))
+    try:
+        yield
+    finally:
+        setattr(kind, name, present)
+
+
+@contextmanager
+def _lifted_arguments(module: LightningModule, tape: Tape) -> Iterator[None]:
     shadows: dict[str, Callable[..., Any]] = {}
     for name in _COUNTED:
         hook = getattr(module, name)
         if getattr(hook, "__func__", hook) is not getattr(LightningModule, name):
-            shadows[name] = partial(_call_watched, hook, tape)
+            shadows[name] = partial(_call_lifted, hook, tape)
     present = {name: vars(module)[name] for name in shadows if name in vars(module)}
     vars(module).update(shadows)
     try:
@@ -66,5 +122,5 @@ def watched_counters(module: LightningModule, tape: Tape) -> Iterator[None]:
         vars(module).update(present)
 
 
-def _call_watched(hook: Callable[..., Any], tape: Tape, epoch: int, batch_idx: int, *rest: Any) -> Any:
+def _call_lifted(hook: Callable[..., Any], tape: Tape, epoch: int, batch_idx: int, *rest: Any) -> Any:
     return hook(tape.watched("current_epoch", epoch), tape.watched("batch_idx", batch_idx), *rest)

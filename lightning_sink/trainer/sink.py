@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 from lightning.pytorch.trainer import call
@@ -29,7 +30,7 @@ from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters, load_counts, save_counts
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, LogCall, StepLog, captured
-from lightning_sink.trainer.reads import watched_counters
+from lightning_sink.trainer.reads import lifted_counters
 from lightning_sink.trainer.transfer import Transfer
 
 _NOTHING = object()
@@ -79,7 +80,8 @@ class TrainerSink(Sink):
         self._announced = False
         self._raw: Any = _NOTHING
         self._batch: Any = None
-        self._output: Any = None
+        self._trained: Step | None = None
+        self._result: Callable[[], Result] = lambda: Result(None, [])
 
     # -- the steps --------------------------------------------------------------------------------------------------
 
@@ -94,14 +96,14 @@ class TrainerSink(Sink):
                 raw, _, _ = next(self._fetcher)
             except StopIteration:
                 self.exhausted = True
-                self._end_without_batch()
+                self._end_without_batch(announced=0)
                 return
             except KeyboardInterrupt as error:
                 interrupt.raised = error
-                self._end_without_batch()
+                self._end_without_batch(announced=0)
                 return
             except Exception:
-                self._end_without_batch()
+                self._end_without_batch(announced=0)
                 raise
             finally:
                 interrupt.held = True
@@ -132,7 +134,9 @@ class TrainerSink(Sink):
                     self._logs.deliver()
                     self._hooks.monitor(batch, loop.batch_idx)
                 leaves, signature = flatten(batch)
-                yield Step(batch, leaves, signature, self._kind())
+                step = Step(batch, leaves, signature, self._kind())
+                yield step
+                self._trained = step
             if self._last or self.skip_epoch or interrupt.requested:
                 self._logs.deliver()
                 return
@@ -173,7 +177,7 @@ class TrainerSink(Sink):
 
         def train() -> Any:
             watched = tape.watched("batch_idx", batch_idx)
-            with captured(trainer, module, log, tape), watched_counters(module, tape):
+            with captured(trainer, module, log, tape), self._lifted(tape):
                 if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, watched) == -1:
                     return None
                 call._call_strategy_hook(trainer, "on_train_batch_start", batch, batch_idx)
@@ -191,19 +195,21 @@ class TrainerSink(Sink):
 
         output = tape.span(train, rewind)
         if output is None:
-            loop.batch_progress.increment_by(0, is_last_batch=True)
             self.skip_epoch = self._last = True
+            self._end_without_batch(announced=1)
+            loop.batch_progress.increment_by(0, is_last_batch=True)
         self._processed()
+        result = Result(output, log.values)
         if self.skip_epoch:
-            return Result(output, [])
-        self._output = output
+            return result
+        self._result = lambda: result
         self._last = self._last or trainer.should_stop
         if self._last:
             self._hooks.end(output, batch, batch_idx)
 
         def end() -> None:
             watched = tape.watched("batch_idx", batch_idx)
-            with captured(trainer, module, log, tape):
+            with captured(trainer, module, log, tape), self._lifted(tape):
                 call._call_lightning_module_hook(trainer, "on_train_batch_end", output, batch, watched)
 
         tape.span(end, lambda: None)
@@ -216,7 +222,11 @@ class TrainerSink(Sink):
         self._completed()
         loss = output.get("loss") if isinstance(output, dict) else None
         self.history.add(loss, [(entry.name, value) for entry, value in zip(log.calls, log.values, strict=True)])
-        return Result(output, log.values, tuple(log.calls))
+        result.note = tuple(log.calls)
+        return result
+
+    def _lifted(self, tape: Tape) -> AbstractContextManager[None]:
+        return nullcontext() if isinstance(tape, PlainTape) else lifted_counters(self._trainer, tape)
 
     # -- around a step ----------------------------------------------------------------------------------------------
 
@@ -242,13 +252,13 @@ class TrainerSink(Sink):
             if note or selected:
                 self._logs.add(note or (), logged, number, selected)
         self.history.add(loss, [(entry.name, value) for entry, value in zip(note, logged, strict=True)] if note else ())
+        self._result = result
         if not self._last:
             self._counters.completed()
             loop._batches_that_stepped += steps
             return
         self._logs.deliver()
-        self._output = result().output
-        self._hooks.end(self._output, self.batch, loop.batch_idx)
+        self._hooks.end(result().output, self.batch, loop.batch_idx)
         self._add(late, number)
         self._logs.deliver()
         self._completed()
@@ -288,13 +298,21 @@ class TrainerSink(Sink):
         call._call_lightning_module_hook(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)
         self._completed()
 
-    def _end_without_batch(self) -> None:
-        """No batch came where more were announced: the one before was the sink's last, and its callbacks are due."""
+    def _end_without_batch(self, announced: int) -> None:
+        """No further batch is trained where more were announced: the one before was the last, its callbacks are due.
+
+        Args:
+            announced: Batches that came and are not trained.
+        """
         self._logs.deliver()
-        if self._last:
+        if self._trained is None:
             return
-        self._trainer._logger_connector.on_batch_end()
-        self._hooks.end(self._output, self._batch, self._loop.batch_idx)
+        loop, stepped = self._loop, cast(tuple[bool, bool, int], self._trained.kind)[1]
+        loop._batches_that_stepped -= stepped
+        with self._counters.as_before(announced):
+            self._trainer._logger_connector.on_batch_end()
+            self._hooks.end(self._result().output, self._trained.batch, loop.batch_idx)
+        loop._batches_that_stepped += stepped
 
 
 def _split(calls: tuple[LogCall, ...], values: list[Tensor]) -> tuple[_Logged, _Logged]:

@@ -109,7 +109,8 @@ class Outcome:
 
 
 def engine_for(training: Training, hazards: list[Hazard], **options: Any) -> CompiledEngine:
-    chosen = {"compiler": compile_traced, "costly": False, "verify": 2, "codes": {}, **options}
+    counters = {"batch_idx": lambda: training.index}
+    chosen = {"compiler": compile_traced, "costly": False, "verify": 2, "codes": {}, "counters": counters, **options}
     return CompiledEngine("traced", training.module, [training.optimizer], fallback=hazards.append, **chosen)
 
 

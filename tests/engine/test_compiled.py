@@ -20,6 +20,7 @@ from loop import LoopSink, Training, assert_same, batches, both, engine_for, los
 from torch import nn, optim
 from torch.utils.checkpoint import checkpoint
 
+from lightning_sink.engine.numbers import Guard
 from lightning_sink.engine.watch import Hazard
 
 LONG = [float(index % 7) + 1 for index in range(100)]
@@ -96,12 +97,55 @@ INDEX_USES = {
 }
 
 
+INDEX_ARITHMETIC = ("modulo", "times tensor", "tensor times", "tensor", "max", "power", "where")
+
+
 @pytest.mark.parametrize("use", INDEX_USES)
-def test_a_batch_index_that_is_used_runs_plainly(use):
-    _, sink = both(scaled(INDEX_USES[use]), [batches(8)])
-    assert sink.compiled == 0
-    assert len(sink.hazards) == 1
-    assert ".py:" in sink.reasons
+def test_a_batch_index_that_is_used(use):
+    _, sink = both(scaled(INDEX_USES[use]), [batches(24)])
+    if use in INDEX_ARITHMETIC:
+        assert sink.compiled > 12
+        assert sink.hazards == []
+    else:
+        assert sink.compiled == 0
+        assert len(sink.hazards) == 1
+        assert f"{__file__}:" in sink.reasons
+
+
+BRANCHES = {
+    "every third": lambda i: 2 if i % 3 == 0 else 1,
+    "the first ones": lambda i: i / 10 if i < 10 else 1,
+    "turns of four": lambda i: [1, 2, 3, 4][i % 4],
+    "some": lambda i: 3 if i in (4, 5, 20) else 1,
+    "one of two conditions": lambda i: 1 if i % 2 and i < 12 else 0.5,
+    "a chain": lambda i: 1 if 3 < i < 9 else 2 if i == 11 else 3,
+    "the least of two": lambda i: min(1.0, (i + 1) / 12),
+}
+
+
+@pytest.mark.parametrize("engine", [{}, {"costly": True}], ids=["at once", "with patience"])
+@pytest.mark.parametrize("name", BRANCHES)
+def test_each_way_through_a_step_has_a_program(name, engine):
+    _, sink = both(scaled(lambda batch, i: BRANCHES[name](i)), [batches(24), batches(48), batches(48)], **engine)
+    assert sink.compiled > (90 if not engine else 30)
+    assert sink.hazards == []
+
+
+def test_control_a_branch_that_nobody_guards_is_seen(monkeypatch):
+    monkeypatch.setattr(Guard, "holds", lambda self: True)
+    with pytest.raises(AssertionError, match="loss"):
+        both(scaled(lambda batch, i: BRANCHES["every third"](i)), [batches(24)], verify=0)
+
+
+def test_one_branch_that_cannot_be_compiled_leaves_the_others_compiled():
+    def step(module, batch, index):
+        if index % 10 == 0:
+            print(end="")
+        return loss_of(module, batch)
+
+    _, sink = both(of(step), [batches(80)])
+    assert sink.compiled > 60
+    assert "print" in sink.reasons
 
 
 ESCAPES = {
@@ -347,14 +391,14 @@ OPTIMIZERS = {
     "rmsprop": lambda p: optim.RMSprop(p, 0.01, centered=True, momentum=0.5),
     "rprop": lambda p: optim.Rprop(p, 0.01),
     "tensor rate": lambda p: optim.Adam(p, torch.tensor(0.01)),
+    "radam": lambda p: optim.RAdam(p, 0.01),
+    "asgd": lambda p: optim.ASGD(p, 0.01, t0=4),
     "rate of zero": lambda p: optim.SGD(p, 0.0),
     "integer rate": lambda p: optim.SGD(p, 1),
     "numpy rate": lambda p: optim.SGD(p, np.float32(0.05)),
     "muon": lambda p: optim.Muon([q for q in p if q.dim() == 2], 0.01),
 }
 PLAIN_OPTIMIZERS = {
-    "radam": lambda p: optim.RAdam(p, 0.01),
-    "asgd": lambda p: optim.ASGD(p, 0.01),
     "lbfgs": lambda p: optim.LBFGS(p, 0.1, max_iter=2),
     "adafactor": lambda p: optim.Adafactor(p, 0.01),
 }
@@ -367,7 +411,7 @@ def test_optimizers_compile(name):
 
 
 @pytest.mark.parametrize("name", PLAIN_OPTIMIZERS)
-def test_optimizers_that_branch_on_tensors_run_plainly(name):
+def test_optimizers_that_look_at_parameters_run_plainly(name):
     sinks = [batches(6)]
     _, sink = both(of(ordinary, optimizer=lambda module: PLAIN_OPTIMIZERS[name](module.parameters())), sinks)
     assert sink.compiled == 0

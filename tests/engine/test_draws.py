@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import graph_module
@@ -14,7 +15,7 @@ from lightning_sink.engine.slots import Snapshot
 def record(step, *leaves):
     module = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    recorder = Recorder(Hyperparameters([optimizer]), Snapshot(module, [optimizer]), {}, leaves)
+    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(module, [optimizer]), {}, leaves)
     output = recorder.span(lambda: step(*leaves), lambda: None)
     return recorder.finish([output])
 

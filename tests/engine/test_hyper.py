@@ -1,14 +1,12 @@
 """The optimizers' options: which are inputs of a program, which are constants in it, and that they are put back."""
 
-import operator
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.numbers import Number
+from lightning_sink.engine.numbers import Number, Uses
 
 
 def adam(lr=0.1, **options):
@@ -73,7 +71,7 @@ def test_stand_ins_are_there_for_the_recording_and_gone_after():
     optimizer, hyper = adam(foreach=True, betas=(0.9, 0.99))
     group, leaks = optimizer.param_groups[0], []
     before = dict(group)
-    with hyper.lifted(leaks.append, []):
+    with hyper.lifted(Uses(leaks.append, leaks.append)):
         assert isinstance(group["lr"], Number)
         assert not group["foreach"]
     assert dict(group) == before
@@ -82,7 +80,7 @@ def test_stand_ins_are_there_for_the_recording_and_gone_after():
 
 def test_stand_ins_are_gone_after_an_error():
     optimizer, hyper = adam()
-    with pytest.raises(KeyError), hyper.lifted(lambda what: None, []):
+    with pytest.raises(KeyError), hyper.lifted(Uses(print, print)):
         raise KeyError
     assert optimizer.param_groups[0]["lr"] == 0.1
 
@@ -99,7 +97,7 @@ def test_stand_ins_are_gone_after_an_error():
 def test_what_the_step_sets_stays_set_and_is_told(write, left):
     optimizer, hyper = adam()
     group, leaks = optimizer.param_groups[0], []
-    with hyper.lifted(leaks.append, []):
+    with hyper.lifted(Uses(leaks.append, leaks.append)):
         write(group)
     assert {key: group[key] for key in left} == left
     assert len(leaks) == 1
@@ -107,11 +105,11 @@ def test_what_the_step_sets_stays_set_and_is_told(write, left):
 
 def test_a_guard_holds_while_the_comparison_comes_out_the_same():
     optimizer, hyper = adam()
-    guards = []
-    with hyper.lifted(lambda what: None, guards):
+    uses = Uses(print, lambda what: None)
+    with hyper.lifted(uses):
         assert optimizer.param_groups[0]["lr"] > 0.05
-    assert [(symbol, other) for _, symbol, other, _ in guards] == [(operator.gt, 0.05)]
-    assert hyper.holds(guards)
+    (guard,) = uses.guards.values()
+    assert guard.holds()
     optimizer.param_groups[0]["lr"] = 0.01
     hyper.update()
-    assert not hyper.holds(guards)
+    assert not guard.holds()

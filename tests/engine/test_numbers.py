@@ -5,6 +5,7 @@ import math
 import numbers
 import operator
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,19 +13,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_sink.engine.numbers import Number
-from lightning_sink.engine.watched import Watched
+from lightning_sink.engine.numbers import Number, Uses, released, tensor_of
 
 
-def number(value, leaks=None, guards=None):
-    told = [] if leaks is None else leaks
-    guard = None if guards is None else lambda *taken: guards.append(taken)
-    return Number(torch.tensor(float(value), dtype=torch.float64), value, told.append, guard)
+def number(value, leaks=None, uses=None, host=None, name="`n`"):
+    uses = uses or Uses(([] if leaks is None else leaks).append, lambda what: None)
+    return Number(torch.tensor(float(value), dtype=torch.float64), value, uses, name, host)
 
 
-def watched(value):
-    reads = []
-    return Watched(value, lambda: reads.append(1)), reads
+def hosted(value):
+    """A number whose value in later steps is the list's last item, and what was told of it."""
+    values, frozen = [value], []
+    uses = Uses(frozen.append, frozen.append)
+    return number(value, uses=uses, host=lambda: values[-1]), uses, values, frozen
 
 
 ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv]
@@ -79,16 +80,80 @@ def test_what_needs_the_value_is_told_and_works(use):
 
 
 @pytest.mark.parametrize("symbol", [operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge])
-def test_comparisons_of_a_number_known_on_the_host_become_guards(symbol):
-    leaks, guards = [], []
-    assert symbol(number(2.0, leaks, guards), 3.0) == symbol(2.0, 3.0)
-    assert leaks == []
-    ((found, other, outcome),) = guards
-    assert found(2.0, other) is outcome
+@given(first=st.integers(-3, 3), later=st.integers(-3, 3), modulus=st.integers(1, 3))
+def test_a_branch_stands_for_the_steps_that_take_it(symbol, first, later, modulus):
+    def decide(n):
+        return symbol(n * 2 % modulus, 1), 0 if n else 1, min(n - 1, 0)
+
+    stand_in, uses, values, _ = hosted(first)
+    assert decide(stand_in) == decide(first)
+    values.append(later)
+    holds = all(guard.holds() for guard in uses.guards.values())
+    if holds:
+        assert decide(later)[:2] == decide(first)[:2]
+    if later == first:
+        assert holds
+
+
+def test_two_numbers_are_compared_as_they_will_be():
+    uses, values = Uses(lambda what: None, lambda what: None), {"a": 1, "b": 2}
+    a, b = (number(values[name], uses=uses, host=partial(values.get, name), name=name) for name in "ab")
+    assert a < b
+    (guard,) = uses.guards.values()
+    assert guard.holds()
+    values["a"] = 3
+    assert not guard.holds()
+
+
+def test_a_step_without_a_value_of_the_expression_is_none_of_the_guarded_ones():
+    stand_in, uses, values, _ = hosted(2)
+    assert 1 / stand_in < 1
+    values.append(0)
+    assert not any(guard.holds() for guard in uses.guards.values())
+
+
+def test_the_plain_number_stands_for_steps_with_the_same():
+    stand_in, uses, values, frozen = hosted(4)
+    assert [0, 1, 2, 3, 4][stand_in] == 4
+    assert frozen == ["`n` is read"]
+    (guard,) = uses.guards.values()
+    assert guard.holds()
+    values.append(5)
+    assert not guard.holds()
+
+
+def test_arithmetic_that_no_tensor_meets_is_not_recorded():
+    def refuse():
+        raise AssertionError("recorded")
+
+    uses = Uses(lambda what: None, lambda what: None)
+    stand_in = Number(refuse, 5, uses, "`n`", lambda: 5)
+    assert (stand_in * 3 + 1) % 4 == 0
+
+
+def test_numbers_are_put_back_wherever_they_were_kept():
+    stand_in, _, _, frozen = hosted(3)
+    kept = {"index": stand_in, "list": [stand_in, 1], "pair": (stand_in, "a"), "other": "b"}
+    assert released(kept) is kept
+    assert kept == {"index": 3, "list": [3, 1], "pair": (3, "a"), "other": "b"}
+    assert all(type(item) is int for item in (kept["index"], kept["list"][0], kept["pair"][0]))
+    assert frozen
+    untouched = (1, [2])
+    assert released(untouched) is untouched
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.int64])
+@pytest.mark.parametrize("value", [3, 0.5])
+def test_a_tensor_made_of_one_has_the_type_of_one_made_of_the_number(value, dtype):
+    made = tensor_of(number(value), dtype)
+    assert torch.equal(made, torch.tensor(value, dtype=dtype))
+    assert made.dtype == torch.tensor(value, dtype=dtype).dtype
 
 
 def test_a_number_counts_as_one():
     assert isinstance(number(1.0), numbers.Number)
+    assert isinstance(number(1.0), float)
+    assert isinstance(number(1), int)
     assert (-number(2.0)).value == -2.0
     assert (+number(2.0)).value == 2.0
 
@@ -98,40 +163,53 @@ BINARY = [*ARITHMETIC, operator.floordiv, operator.mod, operator.lshift, operato
 
 @pytest.mark.parametrize("symbol", [*BINARY, operator.pow, divmod, operator.lt, operator.eq, math.gcd, max])
 @given(left=st.integers(1, 9), right=st.integers(1, 9))
-def test_watched_arithmetic_is_that_of_the_integer(symbol, left, right):
-    stand_in, reads = watched(left)
+def test_arithmetic_is_that_of_the_integer(symbol, left, right):
+    stand_in = number(left)
     assert symbol(stand_in, right) == symbol(left, right)
     assert symbol(right, stand_in) == symbol(right, left)
-    assert symbol(stand_in, watched(right)[0]) == symbol(left, right)
-    assert len(reads) >= 3
+    assert symbol(stand_in, number(right, name="`m`")) == symbol(left, right)
 
 
-WATCHED_USES = {
+MEETS = {
+    "tensor": lambda i: (torch.ones(2) * i).tolist(), "left of a tensor": lambda i: (i * torch.ones(2)).tolist(),
+    "compared with a tensor": lambda i: (i < torch.arange(5)).tolist(),
+    "made": lambda i: (torch.arange(5) // i).tolist(),
+    "where": lambda i: torch.where(torch.tensor([True, False]), i, 0).tolist(),
+}  # fmt: skip
+READS = {
     "int": int, "float": float, "bool": bool, "complex": complex, "repr": repr, "str": str, "hash": hash,
     "format": "{:03d}".format, "percent": lambda i: "%d" % i, "round": round, "floor": math.floor, "sine": math.sin,  # noqa: UP031
-    "negative": operator.neg, "absolute": abs, "invert": operator.invert, "index": lambda i: [0, 1, 2, 3, 4][i],
+    "absolute": abs, "invert": operator.invert, "index": lambda i: [0, 1, 2, 3, 4][i],
     "slice": lambda i: [0, 1, 2, 3, 4][:i], "range": lambda i: list(range(i)), "key": lambda i: {3: "three"}[i],
-    "in": lambda i: i in [1, 2, 3], "sum": lambda i: sum([i, 1]), "repeat": lambda i: "ab" * i,
+    "in": lambda i: i in [1, 2, 3], "repeat": lambda i: "ab" * i, "truncate": math.trunc, "ceiling": math.ceil,
     "bit length": lambda i: i.bit_length(), "real": lambda i: i.real, "bytes": lambda i: i.to_bytes(2, "little"),
     "copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda i: pickle.loads(pickle.dumps(i)),
     "numpy": lambda i: np.float32(i).item(), "numpy array": lambda i: np.full(2, i).tolist(),
-    "tensor": lambda i: (torch.ones(2) * i).tolist(), "left of a tensor": lambda i: (i * torch.ones(2)).tolist(),
     "size": lambda i: torch.zeros(i).tolist(), "sizes": lambda i: torch.zeros((i, 2)).shape,
     "tensor index": lambda i: torch.arange(5)[i].item(), "tensor slice": lambda i: torch.arange(5)[1:i].tolist(),
     "fill": lambda i: torch.full((2,), i).tolist(),
+    "new full": lambda i: torch.ones(1).new_full((2,), i).tolist(),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WATCHED_USES)
-def test_watched_behaves_like_the_integer_and_tells(name):
-    stand_in, reads = watched(3)
-    assert WATCHED_USES[name](stand_in) == WATCHED_USES[name](3)
-    assert reads
+@pytest.mark.parametrize("name", READS)
+def test_what_needs_the_integer_gets_it_and_is_told(name):
+    leaks = []
+    assert READS[name](number(3, leaks)) == READS[name](3)
+    assert leaks
 
 
-def test_control_passing_a_watched_number_on_tells_nothing():
-    stand_in, reads = watched(3)
+@pytest.mark.parametrize("name", MEETS)
+def test_what_meets_a_tensor_is_not_told(name):
+    leaks = []
+    assert MEETS[name](number(3, leaks)) == MEETS[name](3)
+    assert leaks == []
+
+
+def test_control_passing_a_number_on_tells_nothing():
+    leaks = []
+    stand_in = number(3, leaks)
     held = {"index": [stand_in]}
     assert isinstance(held["index"][0], int)
     assert held["index"][0] is stand_in
-    assert reads == []
+    assert leaks == []

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program, bind, graph_module, observe
 from lightning_sink.engine.record import Recorder
@@ -14,7 +15,7 @@ from lightning_sink.engine.watch import Hazard
 
 def observed(module, step, *leaves):
     before = Snapshot(module, [])
-    recorder = Recorder(Hyperparameters([]), before, {})
+    recorder = Recorder(Hyperparameters([]), Counts({}), before, {})
     output = recorder.span(lambda: step(*leaves), lambda: None)
     return observe(recorder, before, Snapshot(module, []), list(leaves), Result(output, []))
 
@@ -28,7 +29,7 @@ def two(module, step, leaves=None):
 def program(module, step, **options):
     observation, bindings = two(module, step, **options)
     assert not isinstance(bindings[0], Hazard), bindings
-    return Program(observation, bindings, graph_module(observation.recording).forward)
+    return Program(observation, bindings, graph_module(observation.recording).forward, [])
 
 
 def run(made, *leaves):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import graph_module
 from lightning_sink.engine.record import Recorder
@@ -12,7 +13,7 @@ from lightning_sink.engine.slots import Snapshot
 
 def record(body, module=None, outputs=True, rewind=lambda: None, batch=()):
     module = module or nn.Module()
-    recorder = Recorder(Hyperparameters([]), Snapshot(module, []), {}, batch)
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(module, []), {}, batch)
     result = recorder.span(body, rewind)
     return recorder, result, recorder.finish([result] if outputs else [])
 
@@ -114,7 +115,7 @@ def test_an_error_of_the_users_surfaces():
 
 def test_what_is_paused_is_not_recorded():
     x = torch.ones(3)
-    recorder = Recorder(Hyperparameters([]), Snapshot(nn.Module(), []), {})
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(nn.Module(), []), {})
 
     def body():
         with recorder.paused():
