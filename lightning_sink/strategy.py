@@ -184,7 +184,7 @@ class SinkStrategy(SingleDeviceStrategy):
             verify=self.verify,
             fallback=self._fall_back,
             counters=counters(module.trainer),
-            codes=watched_getters(),
+            codes=watched_getters(module.trainer),
             ignore=machinery(),
         )
 

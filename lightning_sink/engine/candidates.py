@@ -69,8 +69,7 @@ class Candidate:
             volatile: Slots that some step fills.
         """
         self.recordings += 1
-        path = observation.recording.path
-        last, self.last[path] = self.last.get(path), observation
+        last, self.last[observation.way] = self.last.get(observation.way), observation
         problems: list[Hazard] = list(observation.hazards)
         if not problems and last is not None and not last.hazards:
             found = bind(last, observation, volatile)
@@ -85,7 +84,7 @@ class Candidate:
 
     def found(self, observation: Observation) -> None:
         """Takes note that a step has a program."""
-        self.last.pop(observation.recording.path, None)
+        self.last.pop(observation.way, None)
         self.recordings = self.seen = self.seen_in_sink = 0
 
     def give_up(self, hazard: Hazard) -> None:

@@ -123,7 +123,7 @@ class CompiledEngine(Engine):
                 if self._hyper.update():
                     self._forget()
                 key = (step.kind, step.signature)
-                program = self._find(key)
+                program = self._find(key, step)
                 if program is None:
                     self._observe(sink, step, key)
                 elif not self._run(sink, step, program):
@@ -134,9 +134,11 @@ class CompiledEngine(Engine):
 
     # -- programs ---------------------------------------------------------------------------------------------------
 
-    def _find(self, key: _Key) -> Program | None:
+    def _find(self, key: _Key, step: Step) -> Program | None:
+        if not step.clears:
+            self._settle()
         for program in self._programs.get(key, ()):
-            if not program.guards or all(guard.holds() for guard in program.guards):
+            if program.fits():
                 return program
         return None
 
@@ -171,7 +173,8 @@ class CompiledEngine(Engine):
             self._settle()
             return program.result(outputs)
 
-        sink.account(step, result, outputs[0], logged, program.note)
+        loss = None if program.loss is None else outputs[program.loss]
+        sink.account(step, result, loss, logged, program.note)
         return True
 
     def _settle(self) -> None:
@@ -237,7 +240,7 @@ class CompiledEngine(Engine):
         if changed:
             recorder.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
         self._granted.learn(recorder.ran)
-        return observe(recorder, before, Snapshot(self._module, self._optimizers), step.leaves, result)
+        return observe(recorder, before, Snapshot(self._module, self._optimizers), step, result)
 
     def _note_volatile(self, observation: Observation) -> None:
         names = {slot.name for slot in (*observation.filled, *observation.cleared)}

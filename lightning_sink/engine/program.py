@@ -8,7 +8,7 @@ content of a slot; anything else is a hazard.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from lightning_sink.engine.private import pytree, version
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Slot, Snapshot
-from lightning_sink.engine.step import Result
+from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.watch import Hazard
 
 _TENSOR = object()
@@ -40,7 +40,14 @@ class Observation:
     constants: list[Any]
     num_outputs: int
     num_logged: int
+    loss: int | None
     note: Any
+    gradients: list[tuple[Slot, bool]]
+
+    @property
+    def way(self) -> Hashable:
+        """What must be equal for two steps to have done the same: branches, and gradients that were there before."""
+        return self.recording.path, tuple((slot.name, there) for slot, there in self.gradients)
 
     @property
     def hazards(self) -> list[Hazard]:
@@ -54,8 +61,9 @@ class Observation:
         return [(first[id(leaf)], index) for index, leaf in enumerate(self.leaves) if first[id(leaf)] != index]
 
 
-def observe(recorder: Recorder, before: Snapshot, after: Snapshot, leaves: list[Tensor], result: Result) -> Observation:
+def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, result: Result) -> Observation:
     """Ends a recording: works out what the program has to return and which slots it fills."""
+    leaves = step.leaves
     flat, spec = pytree.tree_flatten(result.output)
     tensors = [item for item in flat if isinstance(item, Tensor)]
     filled: list[Slot] = []
@@ -69,13 +77,17 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, leaves: list[
             recorder.hazard(f"the step replaces `.data` of {name}")
     for name in before.slots.keys() - after.slots.keys():
         recorder.hazard(f"{name} disappears")
-    if not tensors:
-        recorder.hazard("the step returned no loss")
     outputs = [*tensors, *result.logged, *(after.tensors[slot.name] for slot in filled)]
     recording = recorder.finish([tensor for tensor in outputs if tensor is not None])
     constants = [_TENSOR if isinstance(item, Tensor) else item for item in flat]
-    counts = len(tensors), len(result.logged)
-    return Observation(recorder, recording, leaves, before, filled, cleared, spec, constants, *counts, result.note)
+    loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
+    counts = len(tensors), len(result.logged), loss
+    # Autograd adds to a gradient that is there and sets one that is not; no operation shows which.
+    slots = [] if step.clears else [slot for slot in before.slots.values() if slot.is_gradient]
+    gradients = [(slot, before.tensors[slot.name] is not None) for slot in slots]
+    return Observation(
+        recorder, recording, leaves, before, filled, cleared, spec, constants, *counts, result.note, gradients
+    )
 
 
 @dataclass
@@ -191,6 +203,8 @@ class Program:
         self.low_precision = observation.recording.low_precision
         self.grad_mode = observation.recording.grad_mode
         self.note = observation.note
+        self._gradients = observation.gradients
+        self.loss = observation.loss
         self.num_outputs = observation.num_outputs
         self.num_results = observation.num_outputs + observation.num_logged
         self._cleared = observation.cleared
@@ -209,6 +223,13 @@ class Program:
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
         self.looked_at = -1
+
+    def fits(self) -> bool:
+        """Tells whether the step that is about to run goes the way that was recorded."""
+        if not self.guards and not self._gradients:
+            return True
+        present = all((slot.get() is not None) is there for slot, there in self._gradients)
+        return present and all(guard.holds() for guard in self.guards)
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether each is still where it was."""

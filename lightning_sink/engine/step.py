@@ -28,12 +28,14 @@ class Step:
         signature: Equal for batches that the same program serves.
         kind: What the owner will do in this step besides calling the user's code (clear gradients, step the
             optimizer); equal for steps that the same program serves.
+        clears: Whether the owner sees to it that no gradient from before the step is used in it.
     """
 
     batch: Any
     leaves: list[Tensor]
     signature: Hashable
     kind: Hashable
+    clears: bool = False
 
 
 @dataclass
@@ -41,14 +43,16 @@ class Result:
     """What a step gave.
 
     Attributes:
-        output: Any nested structure of tensors and other values, `{"loss": ..., ...}` by convention.
+        output: Any nested structure of tensors and other values.
         logged: The tensors that the step logged, in the order of the calls.
         note: What the owner wants back when a program runs such a step; equal for steps that log the same names.
+        loss: The tensor of the output that is the loss, if one is.
     """
 
     output: Any
     logged: list[Tensor]
     note: Any = None
+    loss: Tensor | None = None
 
 
 class Tape(Protocol):
@@ -107,13 +111,15 @@ class Sink(ABC):
         """Runs a step the plain way, with all that belongs to it."""
 
     @abstractmethod
-    def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
+    def account(
+        self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
+    ) -> None:
         """Does the owner's part of a step that a program ran.
 
         Args:
             step: The step.
             result: Makes the step's full result; called only where somebody looks at it.
-            loss: The step's loss.
+            loss: The step's loss; None where it gives none.
             logged: The tensors that the step logged.
             note: The note of the step that was recorded.
         """

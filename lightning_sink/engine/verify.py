@@ -54,8 +54,8 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
     torch.set_rng_state(generator)
     result = sink.run(step, PlainTape())
     expected = [*_tensors(result.output), *result.logged]
-    pairs = [_Pair("loss", expected[0], outputs[0])]
-    pairs += [_Pair(f"value {i} returned or logged", a, outputs[i]) for i, a in enumerate(expected) if i]
+    names = ["loss" if i == program.loss else f"value {i} returned or logged" for i in range(len(expected))]
+    pairs = [_Pair(name, eager, outputs[i]) for i, (name, eager) in enumerate(zip(names, expected, strict=True))]
     for slot, compiled in zip(program.filled, outputs[program.num_results :], strict=True):
         eager = slot.get()
         if eager is not None:

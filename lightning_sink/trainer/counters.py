@@ -1,6 +1,6 @@
 """Lightning's counters while a sink runs: exact after every step, at the cost of a few integer additions.
 
-Private names of Lightning (2.6): the fields of `_BatchProgress` and `_OptimizationProgress`, and
+Private names of Lightning (2.6): the fields of `_BatchProgress`, `_OptimizationProgress` and `_Progress`, and
 `_TrainingEpochLoop._results`, what `self.log` has gathered. Their own increment
 methods take as long as the rest of what the host does for a small step.
 """
@@ -22,9 +22,11 @@ class Counters:
     def __init__(self, loop: Any) -> None:
         progress = loop.batch_progress
         optimizer = loop.automatic_optimization.optim_progress.optimizer
+        automatic = loop.trainer.lightning_module.automatic_optimization
+        step = optimizer.step if automatic else loop.manual_optimization.optim_step_progress
         self._batch = progress.total, progress.current
         self._zero_grad = optimizer.zero_grad.total, optimizer.zero_grad.current
-        self._step = optimizer.step.total, optimizer.step.current
+        self._step = step.total, step.current
 
     def ready(self) -> None:
         """A batch is there."""
@@ -32,12 +34,18 @@ class Counters:
         total.ready += 1
         current.ready += 1
 
-    def trained(self, clears: bool, steps: bool) -> None:
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps made since training began."""
+        made: int = self._step[0].completed
+        return made
+
+    def trained(self, clears: bool, steps: int) -> None:
         """A program trained the batch.
 
         Args:
-            clears: Whether it cleared the gradients.
-            steps: Whether it made an optimizer step.
+            clears: Whether it cleared the gradients at Lightning's bidding.
+            steps: Optimizer steps that it made.
         """
         for tracker in self._batch:
             tracker.started += 1
@@ -49,8 +57,8 @@ class Counters:
                 tracker.completed += 1
         if steps:
             for tracker in self._step:
-                tracker.ready += 1
-                tracker.completed += 1
+                tracker.ready += steps
+                tracker.completed += steps
 
     def completed(self) -> None:
         """All that belongs to the batch is done."""
@@ -78,15 +86,20 @@ class Counters:
 
 def save_counts(loop: Any) -> Any:
     """Returns what a step that is about to be recorded counts and logs, as it is before the step."""
-    optimization = loop.automatic_optimization.optim_progress.state_dict()
+    optimization = [progress.state_dict() for progress in _optimization(loop)]
     results = {key: dict(vars(metric)) for key, metric in loop._results.items()}
     return optimization, loop.batch_progress.state_dict(), results
+
+
+def _optimization(loop: Any) -> tuple[Any, Any]:
+    return loop.automatic_optimization.optim_progress, loop.manual_optimization.optim_step_progress
 
 
 def load_counts(loop: Any, saved: Any) -> None:
     """Puts back what `save_counts` returned, for a step whose recording failed and that runs again."""
     optimization, progress, results = saved
-    loop.automatic_optimization.optim_progress.load_state_dict(optimization)
+    for present, state in zip(_optimization(loop), optimization, strict=True):
+        present.load_state_dict(state)
     loop.batch_progress.load_state_dict(progress)
     for key in list(loop._results):
         if key in results:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,17 +55,34 @@ def limits(trainer: Trainer, sink_size: int) -> Limits:
         limit = trainer.limit_train_batches
         validate_every = limit if isinstance(limit, int) and not isinstance(limit, bool) else None
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    saves = (callback._every_n_train_steps for callback in callbacks if isinstance(callback, ModelCheckpoint))
+    automatic = trainer.lightning_module.automatic_optimization
     finds_rate = any(isinstance(callback, _LRCallback) for callback in callbacks)
     return Limits(
         sink_size=1 if finds_rate else sink_size,
         epoch_batches=None if length == math.inf else int(length),
         accumulate=trainer.accumulate_grad_batches,
-        max_steps=trainer.max_steps,
+        max_steps=trainer.max_steps if automatic else -1,
         validate_every=validate_every,
         validate_over_epochs=trainer.check_val_every_n_epoch is None,
-        save_every=tuple(every for every in saves if every >= 1),
+        save_every=_save_every(trainer) if automatic else (),
     )
+
+
+def counts_steps(trainer: Trainer) -> Callable[[int], bool] | None:
+    """Returns what tells whether a sink must end because of the number of optimizer steps made so far.
+
+    None where the plan knows that beforehand: with manual optimization, nobody does.
+    """
+    if trainer.lightning_module.automatic_optimization:
+        return None
+    most, saves = trainer.max_steps, _save_every(trainer)
+    return lambda made: 0 <= most <= made or any(made % every == 0 for every in saves)
+
+
+def _save_every(trainer: Trainer) -> tuple[int, ...]:
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    saves = (callback._every_n_train_steps for callback in callbacks if isinstance(callback, ModelCheckpoint))
+    return tuple(every for every in saves if every >= 1)
 
 
 def deadline(trainer: Any) -> float:
@@ -129,9 +147,6 @@ def in_step_reason(trainer: Any) -> str:
 
 def eager_reason(trainer: Trainer) -> Hazard | None:
     """Returns why no step of this trainer may be compiled at present, None if steps may."""
-    module = trainer.lightning_module
-    if not module.automatic_optimization:
-        return Hazard("manual optimization is run step by step", first_line(module.training_step))
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for hook in _STEP_HOOKS:
             method = inspect.getattr_static(callback, hook)

@@ -53,7 +53,7 @@ def counters(trainer: Any) -> Mapping[str, Callable[[], int]]:
     }
 
 
-def watched_getters() -> dict[CodeType, str]:
+def watched_getters(trainer: Any) -> dict[CodeType, str]:
     """Returns the code objects of what no program may repeat or depend on, with the names that users know them by."""
     codes: dict[CodeType, str] = {}
     for owner, names in _WATCHED.items():
@@ -63,6 +63,8 @@ def watched_getters() -> dict[CodeType, str]:
     # Called past `self.log`, or from a `log` of the user's own: then nobody knows what a step that is replayed logs.
     codes[LightningModule.log.__code__] = "LightningModule.log"
     codes[LightningModule.print.__code__] = "LightningModule.print"
+    for config in trainer.lr_scheduler_configs:
+        codes[type(config.scheduler).step.__code__] = f"{type(config.scheduler).__name__}.step"
     return codes
 
 

@@ -17,9 +17,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, cast
 
 from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_sink.data.batch import flatten
@@ -28,6 +30,7 @@ from lightning_sink.engine.step import PlainTape, Result, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters, load_counts, save_counts
+from lightning_sink.trainer.demands import counts_steps
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, LogCall, StepLog, captured
 from lightning_sink.trainer.reads import lifted_counters
@@ -36,6 +39,14 @@ from lightning_sink.trainer.transfer import Transfer
 _NOTHING = object()
 
 _Logged = list[tuple[LogCall, Tensor]]
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What a step did besides its tensors: the same for every step that a program stands for."""
+
+    calls: tuple[LogCall, ...]
+    optimizer_steps: int
 
 
 class TrainerSink(Sink):
@@ -76,6 +87,9 @@ class TrainerSink(Sink):
         self._counters = Counters(loop)
         self._hooks = BatchHooks(self._trainer, alone=length == 1)
         self._accumulate = self._trainer.accumulate_grad_batches
+        self._automatic = self._module.automatic_optimization
+        self._clears = not is_overridden("optimizer_zero_grad", self._module)
+        self._ends_at = counts_steps(self._trainer)
         self._first = self._last = True
         self._announced = False
         self._raw: Any = _NOTHING
@@ -134,7 +148,8 @@ class TrainerSink(Sink):
                     self._logs.deliver()
                     self._hooks.monitor(batch, loop.batch_idx)
                 leaves, signature = flatten(batch)
-                step = Step(batch, leaves, signature, self._kind())
+                kind = self._kind()
+                step = Step(batch, leaves, signature, kind, clears=kind[0] and self._clears)
                 yield step
                 self._trained = step
             if self._last or self.skip_epoch or interrupt.requested:
@@ -160,7 +175,7 @@ class TrainerSink(Sink):
 
     def _kind(self) -> tuple[bool, bool, int]:
         if self._accumulate == 1:
-            return True, True, 1
+            return self._automatic, True, 1
         clears = self._loop.batch_idx % self._accumulate == 0
         return clears, not self._loop._should_accumulate(), self._accumulate
 
@@ -172,7 +187,7 @@ class TrainerSink(Sink):
         self._announce()
         loop, trainer, module = self._loop, self._trainer, self._module
         batch, batch_idx = self.batch, loop.batch_idx
-        log = StepLog()
+        log, made = StepLog(), self._counters.optimizer_steps
         saved = None if isinstance(tape, PlainTape) else save_counts(loop)
 
         def train() -> Any:
@@ -198,12 +213,16 @@ class TrainerSink(Sink):
             self.skip_epoch = self._last = True
             self._end_without_batch(announced=1)
             loop.batch_progress.increment_by(0, is_last_batch=True)
+        elif not output and self._automatic:
+            tape.hazard("the step returned no loss")
         self._processed()
-        result = Result(output, log.values)
+        loss = output.get("loss") if isinstance(output, dict) else None
+        result = Result(output, log.values, loss=loss)
         if self.skip_epoch:
             return result
         self._result = lambda: result
-        self._last = self._last or trainer.should_stop
+        made = self._counters.optimizer_steps - made
+        self._last = self._last or trainer.should_stop or self._is_due(made)
         if self._last:
             self._hooks.end(output, batch, batch_idx)
 
@@ -220,9 +239,8 @@ class TrainerSink(Sink):
         for hazard in log.hazards:
             tape.hazard(hazard)
         self._completed()
-        loss = output.get("loss") if isinstance(output, dict) else None
         self.history.add(loss, [(entry.name, value) for entry, value in zip(log.calls, log.values, strict=True)])
-        result.note = tuple(log.calls)
+        result.note = _Note(tuple(log.calls), made)
         return result
 
     def _lifted(self, tape: Tape) -> AbstractContextManager[None]:
@@ -230,28 +248,30 @@ class TrainerSink(Sink):
 
     # -- around a step ----------------------------------------------------------------------------------------------
 
-    def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
+    def account(
+        self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: _Note
+    ) -> None:
         """Does Lightning's part of a step that a program ran."""
-        loop = self._loop
+        loop, calls = self._loop, note.calls
         clears, steps, _ = cast(tuple[bool, bool, int], step.kind)
-        self._counters.trained(clears, steps)
+        self._counters.trained(clears, note.optimizer_steps)
         if self._schedulers:
             self._step_schedulers()
-        if self._trainer.should_stop and not self._last:
-            # A scheduler's hook stopped the training.
+        if not self._last and (self._trainer.should_stop or self._is_due(note.optimizer_steps)):
+            # A scheduler's hook stopped the training, or a step by hand was one that something waits for.
             self._announce()
             self._last = True
         number = loop._batches_that_stepped
         late: _Logged = []
         if self._last:
-            early, late = _split(note or (), logged)
+            early, late = _split(calls, logged)
             self._add(early, number)
         else:
             # A row is due at its step whether that step logged or an earlier one did.
             selected = steps and self._selects > 0 and (number + 1) % self._selects == 0
-            if note or selected:
-                self._logs.add(note or (), logged, number, selected)
-        self.history.add(loss, [(entry.name, value) for entry, value in zip(note, logged, strict=True)] if note else ())
+            if calls or selected:
+                self._logs.add(calls, logged, number, selected)
+        self.history.add(loss, [(entry.name, value) for entry, value in zip(calls, logged, strict=True)])
         self._result = result
         if not self._last:
             self._counters.completed()
@@ -262,6 +282,9 @@ class TrainerSink(Sink):
         self._add(late, number)
         self._logs.deliver()
         self._completed()
+
+    def _is_due(self, made: int) -> bool:
+        return made > 0 and self._ends_at is not None and self._ends_at(self._counters.optimizer_steps)
 
     def _add(self, pairs: _Logged, number: int) -> None:
         if pairs:

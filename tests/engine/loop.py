@@ -71,13 +71,13 @@ class LoopSink(Sink):
     def steps(self) -> Iterator[Step]:
         for batch in self._batches:
             leaves, signature = flatten(batch)
-            yield Step(batch, leaves, signature, "step")
+            yield Step(batch, leaves, signature, "step", clears=self._training.set_to_none is True)
 
     def run(self, step: Step, tape: Tape) -> Result:
         training = self._training
         loss = tape.span(lambda: training.run(step.batch, tape.watched("batch_idx", training.index)), lambda: None)
         self._done(loss)
-        return Result({"loss": loss}, [])
+        return Result({"loss": loss}, [], loss=loss)
 
     def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
         self._done(loss)

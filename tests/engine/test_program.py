@@ -9,15 +9,16 @@ from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program, bind, graph_module, observe
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.slots import Snapshot
-from lightning_sink.engine.step import Result
+from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.watch import Hazard
 
 
-def observed(module, step, *leaves):
+def observed(module, function, *leaves):
     before = Snapshot(module, [])
     recorder = Recorder(Hyperparameters([]), Counts({}), before, {})
-    output = recorder.span(lambda: step(*leaves), lambda: None)
-    return observe(recorder, before, Snapshot(module, []), list(leaves), Result(output, []))
+    output = recorder.span(lambda: function(*leaves), lambda: None)
+    step = Step(leaves, list(leaves), "signature", "kind", clears=True)
+    return observe(recorder, before, Snapshot(module, []), step, Result(output, []))
 
 
 def two(module, step, leaves=None):

@@ -22,12 +22,12 @@ class Manual(Small):
         self.log("loss", loss)
 
 
-@case(eager="manual optimization")
+@case()
 class OneOptimizer(Manual):
     pass
 
 
-@case(eager="manual optimization")
+@case()
 class TwoOptimizersThatToggle(Manual):
     """A GAN: each optimizer in its turn, the other's parameters frozen meanwhile."""
 
