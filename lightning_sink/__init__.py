@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from lightning_sink.strategy import SinkStrategy
+    from lightning_sink.trainer.step_callback import StepCallback
 
 _HOMES = {
     "CompileError": "errors",
@@ -34,6 +35,7 @@ _HOMES = {
     "SinkError": "errors",
     "SinkStrategy": "strategy",
     "SinkWarning": "errors",
+    "StepCallback": "trainer.step_callback",
     "UnsupportedError": "errors",
     "VerificationError": "errors",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "SinkError",
     "SinkStrategy",
     "SinkWarning",
+    "StepCallback",
     "UnsupportedError",
     "VerificationError",
     "__version__",

@@ -26,7 +26,8 @@ from lightning_sink.engine.inductor import compile_inductor, compile_traced, mis
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import CompileError, SinkWarning, UnsupportedError
-from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, refuse_unsound_callbacks
+from lightning_sink.trainer.batch_hooks import in_step
+from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
 from lightning_sink.trainer.loops import data_place, take_over
 from lightning_sink.trainer.optimizers import require_optimizer
 from lightning_sink.trainer.reads import counters, machinery, watched_getters
@@ -186,6 +187,7 @@ class SinkStrategy(SingleDeviceStrategy):
             counters=counters(module.trainer),
             codes=watched_getters(module.trainer),
             ignore=machinery(),
+            others=in_step(module.trainer),
         )
 
     def _fall_back(self, hazard: Hazard) -> None:
@@ -239,7 +241,6 @@ class SinkStrategy(SingleDeviceStrategy):
         """Sets up as ever, then refuses what cannot be right in a sink."""
         super().setup(trainer)
         if self.dataset_sink_mode and trainer.state.fn == TrainerFn.FITTING:
-            refuse_unsound_callbacks(trainer, self.sink_size)
             refuse_step_that_fetches(trainer.lightning_module)
             require_optimizer(self.optimizers, trainer.lightning_module)
             self._close_engine()

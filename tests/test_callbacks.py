@@ -9,10 +9,13 @@ import torch
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     RichProgressBar,
+    SpikeDetection,
+    ThroughputMonitor,
     TQDMProgressBar,
+    WeightAveraging,
 )
 
-from lightning_sink import CompileError, SinkStrategy
+from lightning_sink import CompileError, SinkStrategy, StepCallback
 from parity import QUIET, Net, assert_parity, both, loader, train
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
@@ -86,8 +89,68 @@ class Backs(L.Callback):
             pl_module.net[0].weight.mul_(0.999)
 
 
-@pytest.mark.parametrize("kind", [Looks, Scales, Clears, Backs])
-def test_a_callback_inside_the_step_makes_it_eager_with_its_line(kind):
+@ENGINES
+@pytest.mark.parametrize("kind", [Scales, Clears, Backs])
+def test_a_callback_inside_the_step_is_part_of_its_program(kind, engine):
+    plain, sink = both(Net, loader, strategy(engine), callbacks=lambda: [kind()], max_epochs=2)
+    assert_parity(plain, sink, exact=engine == "eager")
+    assert sink.engine == engine
+    assert not [text for text in sink.warned if "runs eagerly" in text]
+    without, _ = both(Net, loader, strategy(engine), max_epochs=2)
+    with pytest.raises(AssertionError):
+        assert_parity(without, sink)
+
+
+def test_a_callback_that_looks_at_values_makes_the_step_eager_with_its_line():
+    callbacks = []
+
+    def make():
+        callbacks.append(Looks())
+        return [callbacks[-1]]
+
+    plain, sink = both(Net, loader, strategy("traced"), callbacks=make, max_epochs=2)
+    assert_parity(plain, sink)
+    assert sink.engine == "eager"
+    (warning,) = [text for text in sink.warned if "runs eagerly" in text]
+    path, line = re.search(r"\(([^()]*):(\d+)\)\. To compile", warning).groups()
+    assert path == __file__
+    assert "self.norms.append" in linecache.getline(path, int(line))
+    assert callbacks[0].norms == pytest.approx(callbacks[1].norms, rel=1e-4)
+    assert len(callbacks[1].norms) == 34
+
+
+class Keeps(L.Callback):
+    """What it does in the step shows only on itself."""
+
+    def __init__(self):
+        self.steps, self.largest = 0, torch.zeros(())
+
+
+class Counts(Keeps):
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.steps += 1
+
+
+class KeepsTensors(Keeps):
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.largest = torch.maximum(self.largest, pl_module.net[0].weight.grad.abs().max())
+
+
+class KeepsModule(Keeps):
+    """An average of the weights, in a module of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = torch.nn.Linear(6, 8, bias=False)
+        torch.nn.init.zeros_(self.average.weight)
+
+    def on_before_zero_grad(self, trainer, pl_module, optimizer):
+        with torch.no_grad():
+            self.average.weight.lerp_(pl_module.net[0].weight, 0.1)
+
+
+@pytest.mark.parametrize("kind", [Counts, KeepsTensors, KeepsModule])
+def test_what_a_callback_inside_the_step_keeps(kind):
     callbacks = []
 
     def make():
@@ -95,27 +158,113 @@ def test_a_callback_inside_the_step_makes_it_eager_with_its_line(kind):
         return [callbacks[-1]]
 
     plain, sink = both(Net, loader, strategy("traced"), callbacks=make, max_epochs=2)
-    assert_parity(plain, sink, exact=True)
-    assert sink.engine == "eager"
-    (warning,) = [text for text in sink.warned if "runs eagerly" in text]
-    hook = next(name for name in vars(kind) if name.startswith("on_"))
-    assert f"callback `{kind.__name__}` overrides `{hook}`" in warning
-    path, line = re.search(r"called at every step \((.*?):(\d+)\)", warning).groups()
-    assert path == __file__
-    assert f"def {hook}" in linecache.getline(path, int(line))
-    if kind is Looks:
-        assert callbacks[0].norms == callbacks[1].norms
-        assert len(callbacks[1].norms) == 34
+    assert_parity(plain, sink)
+    first, second = callbacks
+    assert first.steps == second.steps
+    torch.testing.assert_close(first.largest, second.largest)
+    if kind is KeepsModule:
+        torch.testing.assert_close(first.average.weight, second.average.weight)
+    warned = [text for text in sink.warned if "runs eagerly" in text]
+    assert bool(warned) == (kind is Counts)
+    if kind is Counts:
+        assert "`Counts.steps`" in warned[0]
 
 
-def test_control_without_that_callback_there_is_no_warning():
-    _, sink = both(Net, loader, strategy("traced"), max_epochs=2)
-    assert sink.engine == "traced"
-    assert not [text for text in sink.warned if "runs eagerly" in text]
+class Decays(StepCallback):
+    """Changes the weights after every step."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        with torch.no_grad():
+            batch[0].mul_(0.5)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        with torch.no_grad():
+            pl_module.net[0].weight.mul_(0.99)
+        pl_module.log("norm", pl_module.net[0].weight.norm())
+
+
+class DecaysOnce(L.Callback):
+    on_train_batch_end = Decays.on_train_batch_end
+
+
+@ENGINES
+@pytest.mark.parametrize("size", [1, 4, -1])
+def test_a_step_callback_takes_part_in_every_step(size, engine):
+    plain, sink = both(Net, loader, strategy(engine, size), callbacks=lambda: [Decays()], max_epochs=2)
+    assert_parity(plain, sink, exact=engine == "eager")
+    assert not sink.warned or "runs eagerly" not in " ".join(sink.warned)
+    assert sink.engine == engine
+
+
+def test_control_a_callback_that_changes_weights_once_a_sink_is_told():
+    plain, sink = both(Net, loader, strategy("traced"), callbacks=lambda: [DecaysOnce()], max_epochs=2)
+    assert any("changes weights" in text and "StepCallback" in text for text in sink.warned)
+    with pytest.raises(AssertionError):
+        assert_parity(plain, sink)
+
+
+class Spikes(SpikeDetection):
+    def __init__(self):
+        super().__init__(mode="max", warmup=2, atol=0.0)
+        self.seen = []
+
+    def _handle_spike(self, *args):
+        pass
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append((batch_idx, float(outputs["loss"]), trainer.global_step))
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+
+class Average(WeightAveraging):
+    def __init__(self):
+        super().__init__(avg_fn=lambda average, current, count: average * 0.9 + current * 0.1)
+        self.weights = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.weights.append([p.detach().clone() for p in self._average_model.parameters()])
+        super().on_train_epoch_end(trainer, pl_module)
+
+
+@ENGINES
+@pytest.mark.parametrize("size", [4, -1])
+@pytest.mark.parametrize("kind", [Spikes, Average])
+def test_callbacks_that_are_wrong_unless_they_see_every_step_see_it(kind, size, engine):
+    callbacks = []
+
+    def make():
+        callbacks.append(kind())
+        return [callbacks[-1]]
+
+    plain, sink = both(Net, loader, strategy(engine, size), callbacks=make, max_epochs=2, validation=loader(2))
+    assert_parity(plain, sink, exact=engine == "eager")
+    assert sink.engine == engine
+    first, second = callbacks
+    if kind is Spikes:
+        assert [(a, c) for a, _, c in first.seen] == [(a, c) for a, _, c in second.seen]
+        assert [b for _, b, _ in first.seen] == pytest.approx([b for _, b, _ in second.seen], rel=1e-4)
+        assert len(second.seen) == 34
+    else:
+        assert len(first.weights) == len(second.weights) == 2
+        for expected, found in zip(first.weights, second.weights, strict=True):
+            torch.testing.assert_close(expected, found, rtol=1e-3, atol=1e-5)
+
+
+def test_throughput_is_measured_over_every_step():
+    monitors = []
+
+    def make():
+        monitors.append(ThroughputMonitor(lambda batch: len(batch[0])))
+        return [monitors[-1]]
+
+    both(Net, loader, strategy("traced"), callbacks=make, max_epochs=2)
+    plain, sink = ({stage.value: counts for stage, counts in item._samples.items()} for item in monitors)
+    assert plain == sink
+    assert sink["train"] == 2 * (16 * 8 + 3)
 
 
 def test_the_fallback_can_be_an_error_that_says_the_same():
-    with pytest.raises(CompileError, match="callback `Looks` overrides `on_after_backward`"):
+    with pytest.raises(CompileError, match="a value of a tensor decides"):
         train(Net(), loader(), SinkStrategy(engine="traced", fallback="error"), callbacks=[Looks()], max_epochs=1)
 
 

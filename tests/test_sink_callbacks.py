@@ -20,8 +20,7 @@ from lightning.pytorch.callbacks import (
 from torch import nn
 
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.errors import SinkWarning
-from parity import QUIET, ContinuedLoader, Events, Net, Rows, assert_parity, both, loader, train
+from parity import QUIET, ContinuedLoader, Net, assert_parity, both, loader, train
 
 ENGINES = ["eager", "traced"]
 
@@ -315,32 +314,6 @@ def test_stochastic_weight_averaging(epoch, engine):
     torch.manual_seed(7)
     without = train(Net("sgd"), loader(shuffle=True), max_epochs=5)
     assert not torch.equal(with_it.module.net[0].weight, without.module.net[0].weight)
-
-
-class Scales(L.Callback):
-    def on_after_backward(self, trainer, pl_module):
-        for parameter in pl_module.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(0.5)
-
-
-def test_a_callback_that_is_called_in_the_step_makes_it_eager_and_says_so():
-    torch.manual_seed(7)
-    plain = train(Net(), loader(), callbacks=[Scales()], max_epochs=2)
-    torch.manual_seed(7)
-    strategy = SinkStrategy(engine="traced")
-    trainer = L.Trainer(strategy=strategy, callbacks=[Scales(), Events()], logger=Rows(), max_epochs=2, **QUIET)
-    module = Net()
-    torch.manual_seed(0)
-    with pytest.warns(SinkWarning, match="callback `Scales` overrides `on_after_backward`") as caught:
-        trainer.fit(module, loader())
-    warned = [item for item in caught if item.category is SinkWarning]
-    assert len(warned) == 1
-    line = Scales.on_after_backward.__code__.co_firstlineno
-    assert f"{__file__}:{line}" in str(warned[0].message)
-    assert strategy.active_engine == "eager"
-    for name, tensor in plain.module.state_dict().items():
-        assert torch.equal(tensor, module.state_dict()[name])
 
 
 # -- what looks on --------------------------------------------------------------------------------------------------

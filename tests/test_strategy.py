@@ -5,13 +5,13 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.callbacks import LearningRateFinder, SpikeDetection, ThroughputMonitor, WeightAveraging
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink import EmptyDatasetError, SinkStrategy, UnsupportedError
-from parity import QUIET, Net, Rows, assert_parity, loader, train
+from parity import QUIET, Net, assert_parity, loader, train
 
 SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
 ENGINES = "'auto', 'eager', 'traced', 'inductor'"
@@ -185,44 +185,6 @@ def test_no_batches_by_request_is_no_error():
     done = trainer(SinkStrategy(engine="eager"), limit_train_batches=0)
     done.fit(BoringModel(), DataLoader(torch.randn(4, 32)), DataLoader(torch.randn(4, 32)))
     assert done.global_step == 0
-
-
-UNSOUND = {
-    "WeightAveraging": (WeightAveraging, "averages the weights", "the average would be another one"),
-    "ThroughputMonitor": (
-        lambda: ThroughputMonitor(len),
-        "counts batches and samples",
-        "the counts would be too small",
-    ),
-    "SpikeDetection": (SpikeDetection, "looks at the loss", "spikes of the other steps would be missed"),
-}
-
-
-@pytest.mark.parametrize("size", [-1, 4])
-@pytest.mark.parametrize("name", UNSOUND)
-def test_a_callback_that_must_see_every_step_is_refused_and_named(name, size):
-    make, does, wrong = UNSOUND[name]
-    module = Net()
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    refusing = trainer(SinkStrategy(size, engine="eager"), callbacks=[make()])
-    refusing.loggers = [Rows()]  # ThroughputMonitor asks for one before it is refused
-    with pytest.raises(UnsupportedError) as raised:
-        refusing.fit(module, loader())
-    assert str(raised.value) == (
-        f"`{name}` {does} in `on_train_batch_end`, after every step; in a sink that hook is called once per sink, and"
-        f" {wrong}. Train without the callback, with `SinkStrategy(sink_size=1, epoch='dataset')`, or with"
-        " `SinkStrategy(dataset_sink_mode=False)`."
-    )
-    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
-
-
-@pytest.mark.parametrize("way_out", [{"sink_size": 1, "epoch": "dataset"}, {"dataset_sink_mode": False}], ids=str)
-def test_the_ways_out_of_weight_averaging_are_what_the_message_says(way_out):
-    runs = []
-    for strategy in ("auto", SinkStrategy(engine="eager", **way_out)):
-        torch.manual_seed(7)
-        runs.append(train(Net(), loader(shuffle=True), strategy, callbacks=[WeightAveraging()], max_epochs=2))
-    assert_parity(*runs, exact=True)
 
 
 class Fetches(Net):

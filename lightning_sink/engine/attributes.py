@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.private import MODULE_HOOKS, tensor_hooks
+from lightning_sink.engine.slots import holders
 from lightning_sink.engine.watch import is_library
 
 _MOST_VALUES = 2_000
@@ -39,26 +40,30 @@ _TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
 
 def python_state(
-    module: nn.Module, optimizers: Iterable[Optimizer] = (), ignore: frozenset[str] = frozenset()
+    module: nn.Module,
+    optimizers: Iterable[Optimizer] = (),
+    ignore: frozenset[str] = frozenset(),
+    others: Iterable[Any] = (),
 ) -> dict[str, Hashable]:
-    """Returns a fingerprint of everything about a module and its optimizers that is no tensor.
+    """Returns a fingerprint of everything about a training that is no tensor.
 
     Args:
         module: The root.
         optimizers: The optimizers.
         ignore: Names of the root's attributes to leave out.
+        others: Objects that take part in the step besides.
     """
     state: dict[str, Hashable] = {}
-    for path, submodule in module.named_modules():
-        prefix = f"{path}." if path else ""
-        state[f"{prefix}__class__"] = _Same(submodule), type(submodule)
-        for kind in type(submodule).__mro__:
+    for prefix, holder in holders(module, others):
+        state[f"{prefix}__class__"] = _Same(holder), type(holder)
+        for kind in type(holder).__mro__:
             state |= class_state(kind)
-        for name, value in vars(submodule).items():
-            ignored = submodule is module and name in ignore and name not in MODULE_HOOKS
+        for name, value in vars(holder).items():
+            ignored = holder is module and name in ignore and name not in MODULE_HOOKS
             if name not in _TENSOR_HOLDERS and not ignored:
                 state[prefix + name] = fingerprint(value, in_slots=True)
-        for name, parameter in submodule.named_parameters(recurse=False):
+        parameters = holder.named_parameters(recurse=False) if isinstance(holder, nn.Module) else ()
+        for name, parameter in parameters:
             state[f"hooks of {prefix}{name}"] = fingerprint(tensor_hooks(parameter))
     for number, optimizer in enumerate(optimizers):
         for name, value in vars(optimizer).items():
@@ -104,13 +109,13 @@ def _untensored(item: Any) -> Hashable:
 
 
 class Attributes:
-    """The attributes of a module and its submodules at one moment, to go back to, containers' contents included.
+    """The attributes of all that belongs to a training at one moment, to go back to, containers' contents included.
 
     With them the states of Python's and numpy's global generators.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._holders = [(vars(submodule), dict(vars(submodule))) for submodule in module.modules()]
+    def __init__(self, module: nn.Module, others: Iterable[Any] = ()) -> None:
+        self._holders = [(vars(holder), dict(vars(holder))) for _, holder in holders(module, others)]
         values = [value for _, held in self._holders for name, value in held.items() if name not in _TENSOR_HOLDERS]
         self._contents = [(value, copy(value)) for value in values if type(value) in (list, dict, set, deque)]
         self._random = random.getstate()

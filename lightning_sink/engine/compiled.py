@@ -8,7 +8,7 @@ the batch's signature, the branches that numbers decide (a kind has a program fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -55,6 +55,7 @@ class CompiledEngine(Engine):
         counters: What gives a counter of the owner's in the step that is about to run, by the name that users know.
         codes: Code objects of getters whose reads depend on the step, with their names.
         ignore: Attributes of the module that say nothing about the step.
+        others: Objects that take part in the step besides the module.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class CompiledEngine(Engine):
         counters: Mapping[str, Callable[[], int]],
         codes: Mapping[CodeType, str],
         ignore: frozenset[str] = frozenset(),
+        others: Sequence[Any] = (),
     ) -> None:
         self.name = name
         self._module = module
@@ -79,7 +81,8 @@ class CompiledEngine(Engine):
         self._verify = verify
         self._fallback = fallback
         self._codes = codes
-        self._granted = Granted(module, optimizers, ignore)
+        self._others = others
+        self._granted = Granted(module, optimizers, ignore, others)
         self._hyper = Hyperparameters(optimizers)
         self._counts = Counts(counters)
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -229,7 +232,7 @@ class CompiledEngine(Engine):
             self._report(candidate.hazard)
 
     def _record(self, sink: Sink, step: Step) -> Observation:
-        before = Snapshot(self._module, self._optimizers)
+        before = Snapshot(self._module, self._optimizers, self._others)
         python, drawn = self._granted.python(), random_state()
         recorder = Recorder(self._hyper, self._counts, before, self._codes, step.leaves)
         result = sink.run(step, recorder)
@@ -240,7 +243,7 @@ class CompiledEngine(Engine):
         if changed:
             recorder.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
         self._granted.learn(recorder.ran)
-        return observe(recorder, before, Snapshot(self._module, self._optimizers), step, result)
+        return observe(recorder, before, Snapshot(self._module, self._optimizers, self._others), step, result)
 
     def _note_volatile(self, observation: Observation) -> None:
         names = {slot.name for slot in (*observation.filled, *observation.cleared)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from types import CodeType, FunctionType
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,12 +21,16 @@ class Granted:
         module: The module.
         optimizers: The optimizers.
         ignore: Attributes of the module that say nothing about a step.
+        others: Objects that take part in the step besides.
     """
 
-    def __init__(self, module: nn.Module, optimizers: list[Optimizer], ignore: frozenset[str]) -> None:
+    def __init__(
+        self, module: nn.Module, optimizers: list[Optimizer], ignore: frozenset[str], others: Sequence[Any] = ()
+    ) -> None:
         self._module = module
         self._optimizers = optimizers
         self._ignore = ignore
+        self._others = others
         self._codes: set[CodeType] = set()
         self._functions: list[FunctionType] = []
 
@@ -37,7 +42,7 @@ class Granted:
 
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
-        state = python_state(self._module, self._optimizers, self._ignore)
+        state = python_state(self._module, self._optimizers, self._ignore, self._others)
         return {**state, **outside_state(self._functions, self._module)}
 
     def state(self) -> Hashable:

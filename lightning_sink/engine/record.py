@@ -36,7 +36,7 @@ from lightning_sink.engine.private import (
     written_arguments,
 )
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
+from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot, holders
 from lightning_sink.engine.undo import Undo
 from lightning_sink.engine.watch import Hazard, user_line, watch_reads
 
@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` recorded; if that raises, undoes it and runs it plainly, so that only a real error surfaces."""
         generator = torch.get_rng_state()
-        present, attributes = self._before.again(), Attributes(self._before.module)
+        present, attributes = self._before.again(), Attributes(self._before.module, self._before.others)
         self._undo.forget()
         try:
             with ExitStack() as stack:
@@ -102,8 +102,8 @@ class Recorder(TorchDispatchMode):
                 try:
                     return released(body())
                 finally:
-                    for module in self._before.module.modules():
-                        released(vars(module))
+                    for _, holder in holders(self._before.module, self._before.others):
+                        released(vars(holder))
         except Exception as error:
             self.hazard(f"recording it failed: {type(error).__name__}: {error}", user_line(error))
         self._undo.restore()

@@ -7,7 +7,7 @@ after a recorded step; the program then reads the slot before each run and fills
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -109,22 +109,39 @@ class ItemSlot(Slot):
             items[self._item] = tensor
 
 
-def find_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Slot]:
-    """Returns every slot of a module and its optimizers by name, filled or not, each tensor once."""
-    slots = [*_module_slots(module), *_optimizer_slots(module, optimizers)]
+def holders(module: nn.Module, others: Iterable[Any] = ()) -> Iterator[tuple[str, Any]]:
+    """Yields every object whose attributes belong to a training, with what its attributes' names begin with.
+
+    Args:
+        module: The module; its submodules belong to it.
+        others: Objects that take part in the step besides; the modules that they hold belong to them.
+    """
+    roots: list[tuple[str, Any]] = [("", module)]
+    for other in others:
+        name = f"{type(other).__name__}."
+        yield name, other
+        roots += [(f"{name}{key}.", value) for key, value in vars(other).items() if isinstance(value, nn.Module)]
+    for prefix, root in roots:
+        for path, submodule in root.named_modules():
+            yield f"{prefix}{path}." if path else prefix, submodule
+
+
+def find_slots(module: nn.Module, optimizers: Iterable[Optimizer], others: Iterable[Any] = ()) -> dict[str, Slot]:
+    """Returns every slot of a training by name, filled or not, each tensor once."""
+    slots = [*_attribute_slots(holders(module, others)), *_optimizer_slots(module, optimizers)]
     return {slot.name: slot for slot in slots}
 
 
-def _module_slots(module: nn.Module) -> Iterator[Slot]:
-    for path, submodule in module.named_modules():
-        prefix = f"{path}." if path else ""
-        for named in (submodule.named_parameters, submodule.named_buffers):
-            for name, _ in named(recurse=False):
-                yield AttributeSlot(prefix + name, submodule, name)
-        attributes = vars(submodule)
+def _attribute_slots(held: Iterable[tuple[str, Any]]) -> Iterator[Slot]:
+    for prefix, holder in held:
+        if isinstance(holder, nn.Module):
+            for named in (holder.named_parameters, holder.named_buffers):
+                for name, _ in named(recurse=False):
+                    yield AttributeSlot(prefix + name, holder, name)
+        attributes = vars(holder)
         for name, value in attributes.items():
             if isinstance(value, Tensor):
-                yield AttributeSlot(prefix + name, submodule, name)
+                yield AttributeSlot(prefix + name, holder, name)
             elif type(value) in (tuple, list, dict) and name not in ("_parameters", "_buffers", "_modules"):
                 for key, item in value.items() if type(value) is dict else enumerate(value):
                     if isinstance(item, Tensor):
@@ -150,9 +167,10 @@ class Snapshot:
     Going back restores which tensor is where; what is inside the tensors is not kept here.
     """
 
-    def __init__(self, module: nn.Module, optimizers: list[Optimizer]) -> None:
+    def __init__(self, module: nn.Module, optimizers: list[Optimizer], others: Sequence[Any] = ()) -> None:
         self.module = module
-        self.slots = find_slots(module, optimizers)
+        self.others = others
+        self.slots = find_slots(module, optimizers, others)
         self.tensors = {name: slot.get() for name, slot in self.slots.items()}
         self.pointers = {
             name: tensor.data_ptr()
@@ -168,7 +186,7 @@ class Snapshot:
 
     def again(self) -> Snapshot:
         """Returns a snapshot of the same training as it is now."""
-        return Snapshot(self.module, self._optimizers)
+        return Snapshot(self.module, self._optimizers, self.others)
 
     def is_optimizer_state(self, tensor: Tensor) -> bool:
         """Tells whether an optimizer keeps the tensor in its state, now."""

@@ -8,12 +8,16 @@ more than rounding, relative to the element, the parameter may differ by as much
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_sink.engine.private import pytree, version
 from lightning_sink.engine.program import Program
+from lightning_sink.engine.slots import Slot
 from lightning_sink.engine.step import PlainTape, Sink, Step
 from lightning_sink.errors import VerificationError
 
@@ -29,6 +33,35 @@ class _Pair:
     before: Tensor | None = None
 
 
+class _EagerTape(PlainTape):
+    """Keeps what the user's part of a step leaves, for the owner's callbacks may change it afterwards.
+
+    Attributes:
+        written: The program's inputs after the step.
+        filled: What the step left in the slots that the program fills.
+        disturbed: Whether somebody changed a tensor between two spans, so that nothing can be compared.
+    """
+
+    def __init__(self, arguments: list[Tensor], slots: list[Slot]) -> None:
+        self._arguments = arguments
+        self._slots = slots
+        self._versions: list[int] | None = None
+        self.written: list[Tensor] = []
+        self.filled: list[Tensor | None] = []
+        self.disturbed = False
+
+    def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
+        """Runs `body` and keeps what it left."""
+        if self._versions is not None and self._versions != [version(tensor) for tensor in self._arguments]:
+            self.disturbed = True
+        out = body()
+        self._versions = [version(tensor) for tensor in self._arguments]
+        self.written = [tensor.clone() for tensor in self._arguments]
+        contents = (slot.get() for slot in self._slots)
+        self.filled = [None if tensor is None else tensor.detach().clone() for tensor in contents]
+        return out
+
+
 def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
     """Runs a step eagerly, for the training, and compiled, on copies; compares everything.
 
@@ -39,7 +72,8 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
         count: How many compiled steps were verified before this one; for the message.
 
     Returns:
-        False where the program does not fit the step, which has then not been run.
+        False where the program does not fit the step, which has then not been run. True also where a callback changed
+        what the step works on in its middle, and nothing was compared.
 
     Raises:
         VerificationError: Names the tensor, the step and the size of the difference.
@@ -52,15 +86,17 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
     generator = torch.get_rng_state()
     outputs = program(copies)
     torch.set_rng_state(generator)
-    result = sink.run(step, PlainTape())
+    tape = _EagerTape([*arguments], program.filled)
+    result = sink.run(step, tape)
+    if tape.disturbed:
+        return True
     expected = [*_tensors(result.output), *result.logged]
     names = ["loss" if i == program.loss else f"value {i} returned or logged" for i in range(len(expected))]
     pairs = [_Pair(name, eager, outputs[i]) for i, (name, eager) in enumerate(zip(names, expected, strict=True))]
-    for slot, compiled in zip(program.filled, outputs[program.num_results :], strict=True):
-        eager = slot.get()
+    for slot, eager, compiled in zip(program.filled, tape.filled, outputs[program.num_results :], strict=True):
         if eager is not None:
             pairs.append(_Pair(slot.name, eager, compiled))
-    for binding, eager, compiled, old in zip(program.bindings, arguments, copies, before, strict=True):
+    for binding, eager, compiled, old in zip(program.bindings, tape.written, copies, before, strict=True):
         if binding.leaf is None:
             pairs.append(_Pair(binding.name, eager, compiled, old))
     _check(pairs, program.low_precision, count)
@@ -68,8 +104,6 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
 
 
 def _tensors(output: object) -> list[Tensor]:
-    from lightning_sink.engine.private import pytree
-
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 

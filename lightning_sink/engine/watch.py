@@ -123,7 +123,7 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType
                 report(f"`Tensor.{_ESCAPE_CODES[frame.f_code]}()` takes values out of the step")
             # Lightning reads its own counters in every step; a read counts where the user's line asks for it.
             if name is not None and frame.f_back is not None and _asked_by_user(frame.f_back, name):
-                report(f"`{name}` is read")
+                report(f"`{name}` is {'called' if name.endswith('()') else 'read'}")
         elif event == "c_call":
             name = _read_by(arg)
             if name is not None and is_user_frame(frame):

@@ -1,8 +1,10 @@
-"""The callbacks' batch hooks: once for a sink, with what that changes kept from being silent.
+"""The callbacks' batch hooks: who is called for each batch, who once for a sink, and who takes part in the step.
 
-A callback that changes weights or an optimizer's options in such a hook would do so after every step of plain training;
-in a sink it does so once, and is told about it. `LearningRateMonitor` only looks, so it is shown every step that it
-would log.
+A `StepCallback` belongs to the step and is recorded with it. What Lightning ships and is wrong unless it sees every
+batch (weight averaging, throughput, spikes of the loss) is shown every batch on the host. Everybody else is called with
+the sink's first batch and its last one. A callback that changes weights or an optimizer's options there would do so
+after every step of plain training; in a sink it does so once, and is told about it. `LearningRateMonitor` only looks,
+so it is shown every step that it would log.
 
 Private names of Lightning (2.6): `trainer.call` (see `sink.py`), `_TrainingEpochLoop._batches_that_stepped` (the number
 of the step that loggers see).
@@ -10,15 +12,36 @@ of the step that loggers see).
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor
 from lightning.pytorch.trainer import call
 
 from lightning_sink.engine.private import version
 from lightning_sink.engine.watch import first_line
 from lightning_sink.errors import SinkWarning
+from lightning_sink.trainer.step_callback import StepCallback
+
+try:
+    from lightning.pytorch.callbacks import WeightAveraging
+except ImportError:  # came with Lightning 2.6
+    WeightAveraging = SpikeDetection  # type: ignore[assignment,misc]
+
+_SHOWN = (WeightAveraging, ThroughputMonitor, SpikeDetection)
+_STEP_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+
+
+def in_step(trainer: Trainer) -> list[Callback]:
+    """Returns the callbacks whose code is part of every step: their attributes belong to the training's state."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [item for item in callbacks if isinstance(item, StepCallback) or _overrides_step_hook(item)]
+
+
+def _overrides_step_hook(callback: Callback) -> bool:
+    return any(inspect.getattr_static(callback, hook) is not getattr(Callback, hook) for hook in _STEP_HOOKS)
 
 
 class BatchHooks:
@@ -26,7 +49,7 @@ class BatchHooks:
 
     Args:
         trainer: The trainer.
-        alone: Whether the sink is a single step, where the hooks see every step.
+        alone: Whether the sink is a single step, where everybody sees every step in Lightning's own order.
     """
 
     def __init__(self, trainer: Any, alone: bool) -> None:
@@ -35,14 +58,45 @@ class BatchHooks:
         self._selects = trainer.log_every_n_steps if trainer.loggers else 0
         monitors = (item for item in trainer.callbacks if isinstance(item, LearningRateMonitor))
         self._monitors = [item for item in monitors if item.logging_interval != "epoch"]
+        apart = [] if alone else trainer.callbacks
+        self._traced = [item for item in apart if isinstance(item, StepCallback)]
+        self._shown = [item for item in apart if isinstance(item, _SHOWN)]
+        self._others = [item for item in trainer.callbacks if item not in self._traced and item not in self._shown]
+        self._showed = -1
 
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""
-        self._call("on_train_batch_start", batch, batch_idx)
+        before = None if self._alone else self._state()
+        self._call("on_train_batch_start", [*self._shown, *self._others], batch, batch_idx)
+        self._compare(before, "on_train_batch_start")
+
+    def start_step(self, batch: Any, batch_idx: Any) -> None:
+        """A step begins, for callbacks that belong to it."""
+        if self._traced:
+            self._call("on_train_batch_start", self._traced, batch, batch_idx)
+
+    def end_step(self, output: Any, batch: Any, batch_idx: Any) -> None:
+        """A step ends, for callbacks that belong to it."""
+        if self._traced:
+            self._call("on_train_batch_end", self._traced, output, batch, batch_idx)
+
+    @property
+    def shows(self) -> bool:
+        """Whether somebody is to be shown every batch on the host."""
+        return bool(self._shown)
+
+    def show(self, output: Any, batch: Any, batch_idx: int) -> None:
+        """Shows a batch to those that are wrong unless they see every one."""
+        self._showed = batch_idx
+        self._call("on_train_batch_end", self._shown, output, batch, batch_idx)
 
     def end(self, output: Any, batch: Any, batch_idx: int) -> None:
         """The last batch of the sink has been trained."""
-        self._call("on_train_batch_end", output, batch, batch_idx)
+        if self._shown and self._showed != batch_idx:
+            self.show(output, batch, batch_idx)
+        before = None if self._alone else self._state()
+        self._call("on_train_batch_end", self._others, output, batch, batch_idx)
+        self._compare(before, "on_train_batch_end")
 
     def is_monitored(self) -> bool:
         """Tells whether a monitor would log the next step although it does not begin the sink."""
@@ -54,24 +108,28 @@ class BatchHooks:
         for monitor in self._monitors:
             monitor.on_train_batch_start(self._trainer, self._trainer.lightning_module, batch, batch_idx)
 
-    def _call(self, hook: str, *arguments: Any) -> None:
-        before = None if self._alone else self._state()
-        call._call_callback_hooks(self._trainer, hook, *arguments)
-        if before is not None and before != self._state():
-            self._warn(hook)
+    def _call(self, hook: str, callbacks: list[Any], *arguments: Any) -> None:
+        everybody, self._trainer.callbacks = self._trainer.callbacks, callbacks
+        try:
+            call._call_callback_hooks(self._trainer, hook, *arguments)
+        finally:
+            self._trainer.callbacks = everybody
 
     def _state(self) -> Any:
         groups = [group for optimizer in self._trainer.optimizers for group in optimizer.param_groups]
         options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         return options, [version(parameter) for group in groups for parameter in group["params"]]
 
-    def _warn(self, hook: str) -> None:
+    def _compare(self, before: Any, hook: str) -> None:
+        if before is None or before == self._state():
+            return
         text = (
             f"A callback changes weights or the optimizer's options in `{hook}`, which a sink calls once, not for every"
-            " step: the training differs from plain Lightning's. Move that into the LightningModule's hook of the same"
-            " name, or train with `SinkStrategy(sink_size=1, epoch='dataset')`."
+            " step: the training differs from plain Lightning's. Derive it from `lightning_sink.StepCallback`, move"
+            " that into the LightningModule's hook of the same name, or train with `SinkStrategy(sink_size=1,"
+            " epoch='dataset')`."
         )
-        users = [item for item in self._trainer.callbacks if not type(item).__module__.startswith("lightning.")]
+        users = [item for item in self._others if not type(item).__module__.startswith("lightning.")]
         where = next((first_line(getattr(item, hook)) for item in users if hook in vars(type(item))), "")
         filename, _, line = where.rpartition(":")
         warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)

@@ -8,21 +8,14 @@ Private names of Lightning (2.6), without public getters: `_every_n_train_steps`
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    ModelCheckpoint,
-    SpikeDetection,
-    StochasticWeightAveraging,
-    ThroughputMonitor,
-    Timer,
-)
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.tuner.lr_finder import _LRCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -30,18 +23,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Limits
-
-try:
-    from lightning.pytorch.callbacks import WeightAveraging
-except ImportError:  # came with Lightning 2.6
-    WeightAveraging = None  # type: ignore[assignment,misc]
-
-_UNSOUND = {
-    WeightAveraging: ("averages the weights", "the average would be another one"),
-    ThroughputMonitor: ("counts batches and samples", "the counts would be too small"),
-    SpikeDetection: ("looks at the loss", "spikes of the other steps would be missed"),
-}
-_STEP_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
 
 def limits(trainer: Trainer, sink_size: int) -> Limits:
@@ -101,24 +82,6 @@ def deadline(trainer: Any) -> float:
     return min(times)
 
 
-def refuse_unsound_callbacks(trainer: Trainer, sink_size: int) -> None:
-    """Refuses callbacks that give other results when they do not see every step; a sink of one step shows them all.
-
-    Raises:
-        UnsupportedError: Names the callback and the way out.
-    """
-    if sink_size == 1:
-        return
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        for kind, (does, wrong) in _UNSOUND.items():
-            if kind is not None and isinstance(callback, kind):
-                raise UnsupportedError(
-                    f"`{type(callback).__name__}` {does} in `on_train_batch_end`, after every step; in a sink that hook"
-                    f" is called once per sink, and {wrong}. Train without the callback, with"
-                    " `SinkStrategy(sink_size=1, epoch='dataset')`, or with `SinkStrategy(dataset_sink_mode=False)`."
-                )
-
-
 def refuse_step_that_fetches(module: LightningModule) -> None:
     """Refuses a step that takes the loader's iterator: how many batches it takes is known only afterwards.
 
@@ -147,12 +110,6 @@ def in_step_reason(trainer: Any) -> str:
 
 def eager_reason(trainer: Trainer) -> Hazard | None:
     """Returns why no step of this trainer may be compiled at present, None if steps may."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        for hook in _STEP_HOOKS:
-            method = inspect.getattr_static(callback, hook)
-            if method is not getattr(Callback, hook) and not isinstance(callback, StochasticWeightAveraging):
-                where = first_line(getattr(callback, hook))
-                return Hazard(f"callback `{type(callback).__name__}` overrides `{hook}`, called at every step", where)
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and config.interval == "step":
             return Hazard(f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step")

@@ -61,10 +61,10 @@ def watched_getters(trainer: Any) -> dict[CodeType, str]:
             getter: Any = getattr(owner, name)
             codes[getter.fget.__code__] = name
     # Called past `self.log`, or from a `log` of the user's own: then nobody knows what a step that is replayed logs.
-    codes[LightningModule.log.__code__] = "LightningModule.log"
-    codes[LightningModule.print.__code__] = "LightningModule.print"
+    codes[LightningModule.log.__code__] = "LightningModule.log()"
+    codes[LightningModule.print.__code__] = "LightningModule.print()"
     for config in trainer.lr_scheduler_configs:
-        codes[type(config.scheduler).step.__code__] = f"{type(config.scheduler).__name__}.step"
+        codes[type(config.scheduler).step.__code__] = f"{type(config.scheduler).__name__}.step()"
     return codes
 
 

@@ -193,6 +193,7 @@ class TrainerSink(Sink):
         def train() -> Any:
             watched = tape.watched("batch_idx", batch_idx)
             with captured(trainer, module, log, tape), self._lifted(tape):
+                self._hooks.start_step(batch, watched)
                 if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, watched) == -1:
                     return None
                 call._call_strategy_hook(trainer, "on_train_batch_start", batch, batch_idx)
@@ -225,15 +226,18 @@ class TrainerSink(Sink):
         self._last = self._last or trainer.should_stop or self._is_due(made)
         if self._last:
             self._hooks.end(output, batch, batch_idx)
+        elif self._hooks.shows:
+            self._hooks.show(output, batch, batch_idx)
 
         def end() -> None:
             watched = tape.watched("batch_idx", batch_idx)
             with captured(trainer, module, log, tape), self._lifted(tape):
+                self._hooks.end_step(output, batch, watched)
                 call._call_lightning_module_hook(trainer, "on_train_batch_end", output, batch, watched)
 
         tape.span(end, lambda: None)
         if trainer.should_stop and not self._last:
-            # The module's hook stopped the training, after its callbacks' turn.
+            # A hook stopped the training after the callbacks' turn.
             self._last = True
             self._hooks.end(output, batch, batch_idx)
         for hazard in log.hazards:
@@ -257,8 +261,11 @@ class TrainerSink(Sink):
         self._counters.trained(clears, note.optimizer_steps)
         if self._schedulers:
             self._step_schedulers()
+        if not self._last and self._hooks.shows:
+            self._announce()
+            self._hooks.show(result().output, self.batch, loop.batch_idx)
         if not self._last and (self._trainer.should_stop or self._is_due(note.optimizer_steps)):
-            # A scheduler's hook stopped the training, or a step by hand was one that something waits for.
+            # A hook on the host stopped the training, or a step by hand was one that something waits for.
             self._announce()
             self._last = True
         number = loop._batches_that_stepped
