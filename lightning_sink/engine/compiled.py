@@ -27,13 +27,16 @@ from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Snapshot
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
-from lightning_sink.engine.watch import Hazard
+from lightning_sink.engine.watch import DRAWN, Hazard
 
 _MOST_PROGRAMS = 32
 """Programs compiled in one training; compiled code is never given back, and memory must not grow with the training."""
 
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
+
+_MOST_FAILURES = 3
+"""How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
 
 _Key = tuple[Hashable, Hashable]
 
@@ -89,6 +92,7 @@ class CompiledEngine(Engine):
         self._verified: dict[str, int] = {}
         self._programs: dict[_Key, list[Program]] = {}
         self._candidates = Candidates()
+        self._failures: dict[_Key, int] = {}
         self._state: Hashable = None
         self._sinks = 0
         self._reported: set[str] = set()
@@ -217,6 +221,9 @@ class CompiledEngine(Engine):
             self._report(TOO_MANY_KINDS if candidate is None else _RESTLESS)
             sink.run(step, PlainTape())
             return
+        if self._failures.get(key, 0) >= _MOST_FAILURES:
+            sink.run(step, PlainTape())
+            return
         if not any(self._programs.values()) and self._candidates.never_come_again:
             self._report(TOO_MANY_KINDS)
         first = not any(kind == step.kind and programs for (kind, _), programs in self._programs.items())
@@ -229,6 +236,7 @@ class CompiledEngine(Engine):
         if bindings is not None:
             self._make(key, candidate, observation, bindings)
         elif candidate.hazard is not None:
+            self._failures[key] = self._failures.get(key, 0) + 1
             self._report(candidate.hazard)
 
     def _record(self, sink: Sink, step: Step) -> Observation:
@@ -237,7 +245,7 @@ class CompiledEngine(Engine):
         recorder = Recorder(self._hyper, self._counts, before, self._codes, step.leaves)
         result = sink.run(step, recorder)
         if random_state() != drawn:
-            recorder.hazard("Python's or numpy's global random generator is drawn from")
+            recorder.hazard(DRAWN)
         after = self._granted.python()
         changed = [name for name in {**python, **after} if python.get(name) != after.get(name)]
         if changed:
@@ -257,6 +265,7 @@ class CompiledEngine(Engine):
         if function is None:
             return
         candidate.found(observation)
+        self._failures.pop(key, None)
         if not candidate.last:
             self._candidates.drop(key)
         counts = self._counts.among([binding.tensor for binding in bindings if binding.tensor is not None])

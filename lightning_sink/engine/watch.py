@@ -8,6 +8,7 @@ step (`global_step`, the clock, the data of a tensor as numpy sees it). What a s
 from __future__ import annotations
 
 import gc
+import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,9 @@ def first_line(function: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
+DRAWN = "Python's or numpy's global random generator is drawn from"
+
+_PYTHONS_GENERATOR = getattr(random.random, "__self__", None)
 _CLOCKS = {f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")}
 _CALENDARS = {"now", "utcnow", "today"}
 _OUTER_WORLD = (print, input, open)
@@ -153,6 +157,8 @@ def _read_by(function: Any) -> str | None:
     module = getattr(owner, "__name__", "")
     if (module == "time" and name in _CLOCKS) or (name in _CALENDARS and module in ("datetime", "date")):
         return f"`{module}.{name}()` is read"
+    if owner is _PYTHONS_GENERATOR:
+        return DRAWN
     if function in _OUTER_WORLD:
         return f"`{name}()` is called"
     if name in _SYSTEM_RANDOM and module in ("posix", "nt"):
