@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from lightning_sink.engine.program import Binding, Observation, bind
+from lightning_sink.engine.binding import Binding, Observation, bind
 from lightning_sink.engine.watch import Hazard
 
 PATIENCE = 16

@@ -12,25 +12,23 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import random_state
+from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.functions import Functions
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.program import Binding, Observation, Program, observe
+from lightning_sink.engine.program import Program
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Snapshot
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
 from lightning_sink.engine.watch import DRAWN, Hazard
-
-_MOST_PROGRAMS = 32
-"""Programs compiled in one training; compiled code is never given back, and memory must not grow with the training."""
 
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
@@ -41,7 +39,6 @@ _MOST_FAILURES = 3
 _Key = tuple[Hashable, Hashable]
 
 _RESTLESS = Hazard("what the step takes as constant, attributes or the optimizer's options, keeps changing")
-_TOO_MANY_PROGRAMS = Hazard(f"{_MOST_PROGRAMS} programs are compiled already: shapes or attributes keep changing")
 
 
 class CompiledEngine(Engine):
@@ -79,7 +76,6 @@ class CompiledEngine(Engine):
         self.name = name
         self._module = module
         self._optimizers = optimizers
-        self._compiler = compiler
         self._costly = costly
         self._verify = verify
         self._fallback = fallback
@@ -88,7 +84,7 @@ class CompiledEngine(Engine):
         self._granted = Granted(module, optimizers, ignore, others)
         self._hyper = Hyperparameters(optimizers)
         self._counts = Counts(counters)
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions = Functions(compiler)
         self._verified: dict[str, int] = {}
         self._programs: dict[_Key, list[Program]] = {}
         self._candidates = Candidates()
@@ -109,8 +105,9 @@ class CompiledEngine(Engine):
 
     def close(self) -> None:
         """Lets go of every program and recording."""
-        for held in (self._functions, self._programs, self._verified):
-            held.clear()
+        self._functions.clear()
+        self._programs.clear()
+        self._verified.clear()
         self._candidates.clear()
         self._granted.forget()
         self._state = None
@@ -261,8 +258,10 @@ class CompiledEngine(Engine):
                 programs[:] = [program for program in programs if not program.homes & names]
 
     def _make(self, key: _Key, candidate: Candidate, observation: Observation, bindings: list[Binding]) -> None:
-        function = self._function(candidate, observation.recording)
-        if function is None:
+        function = self._functions.get(observation.recording)
+        if isinstance(function, Hazard):
+            candidate.give_up(function)
+            self._report(function)
             return
         candidate.found(observation)
         self._failures.pop(key, None)
@@ -274,25 +273,6 @@ class CompiledEngine(Engine):
         del programs[:-_MOST_BRANCHES]
         # Attributes that the first steps set are there now; what was looked at when the sink began is not.
         self._state = self._present_state()
-
-    def _function(self, candidate: Candidate, recording: Recording) -> Callable[..., Any] | None:
-        """Returns the function of a recording, compiled once for all recordings with the same text."""
-        function = self._functions.get(recording.text)
-        if function is None:
-            if len(self._functions) >= _MOST_PROGRAMS:
-                candidate.give_up(_TOO_MANY_PROGRAMS)
-            else:
-                generator = torch.get_rng_state()
-                try:
-                    function = self._functions[recording.text] = self._compiler(recording)
-                except Exception as error:
-                    what = f"compiling it failed: {type(error).__name__}: {error}"[:500]
-                    candidate.give_up(Hazard(what))
-                finally:
-                    torch.set_rng_state(generator)
-        if candidate.hazard is not None:
-            self._report(candidate.hazard)
-        return function
 
     def _report(self, hazard: Hazard) -> None:
         if hazard.what not in self._reported:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.numbers import Number, Uses
+from lightning_sink.engine.guards import Uses
+from lightning_sink.engine.numbers import Number
 
 
 class Counts:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_sink.engine.numbers import Number, Uses
+from lightning_sink.engine.guards import Uses
+from lightning_sink.engine.numbers import Number
 
 # The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart.
 _PLAIN_FORM = {"foreach": False, "fused": False}

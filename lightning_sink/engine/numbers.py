@@ -12,59 +12,13 @@ import math
 import numbers
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Host = Callable[[], Any]
-"""Gives a number's value in the step that is about to run."""
-
-
-@dataclass(frozen=True)
-class Guard:
-    """Something that Python decided by a number in a recorded step.
-
-    Attributes:
-        name: What was decided, without the outcome; equal for the same decision in another step.
-        outcome: How it came out.
-        decide: Decides it for the step that is about to run.
-    """
-
-    name: Any
-    outcome: Any
-    decide: Host
-
-    def holds(self) -> bool:
-        """Tells whether it would come out the same in the step that is about to run."""
-        try:
-            return bool(self.decide() == self.outcome)
-        except ArithmeticError:  # the user's expression has no value in that step; running it raises the error
-            return False
-
-
-@dataclass
-class Uses:
-    """What was done with the numbers of one recording.
-
-    Attributes:
-        leak: Told of a use that freezes a number whose value in other steps nobody knows.
-        frozen: Told of a use that freezes a number; a guard says for which steps.
-        guards: The decisions, in their order, each once.
-        memo: Results of arithmetic so far. An optimizer computes the same bias correction for each parameter; the
-            program computes it once.
-    """
-
-    leak: Callable[[str], None]
-    frozen: Callable[[str], None]
-    guards: dict[Any, Guard] = field(default_factory=dict)
-    memo: dict[Any, Number] = field(default_factory=dict)
-
-    def decide(self, name: Any, outcome: Any, host: Host) -> None:
-        """Takes note of a decision."""
-        self.guards.setdefault(name, Guard(name, outcome, host))
+from lightning_sink.engine.guards import Host, Uses
 
 
 class Number:

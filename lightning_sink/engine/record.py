@@ -7,7 +7,7 @@ trained. Tensors that the step did not make itself become the graph's inputs, wh
 state, a closed-over tensor.
 
 `Recorder` owns one recording while it is made; `Recording` is what stays. Whether a recording may stand for later
-steps is decided in `program.py`, by comparing it with the recording of the step before.
+steps is decided in `binding.py`, by comparing it with the recording of the step before.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.attributes import Attributes
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.numbers import Number, Uses, released, tensor_of
+from lightning_sink.engine.numbers import released
 from lightning_sink.engine.origins import Origin, Origins
 from lightning_sink.engine.private import (
     TorchDispatchMode,
@@ -37,6 +37,7 @@ from lightning_sink.engine.private import (
 )
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot, holders
+from lightning_sink.engine.step_counts import StandInMode, StepCounts
 from lightning_sink.engine.undo import Undo
 from lightning_sink.engine.watch import Hazard, user_line, watch_reads
 
@@ -81,7 +82,7 @@ class Recorder(TorchDispatchMode):
         self._lines: list[str] = []
         self._indices: dict[fx.Node, int] = {}
         self._undo = Undo()
-        self._steps: dict[float, tuple[Tensor, Number]] = {}
+        self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
         self._origins = Origins([*changing, *hyper.tensors.values(), *counts.begin()])
         self._paused = False
         self._failed = False
@@ -96,7 +97,7 @@ class Recorder(TorchDispatchMode):
         try:
             with ExitStack() as stack:
                 stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
-                stack.enter_context(_ItemMode(self._as_number))
+                stack.enter_context(StandInMode(self._steps.number))
                 stack.enter_context(self)
                 stack.enter_context(self._hyper.lifted(self._uses))
                 try:
@@ -237,25 +238,6 @@ class Recorder(TorchDispatchMode):
                 self._lines.append(f"{self._indices[node]}[{index}]")
                 self._bind(item, part)
 
-    def _as_number(self, tensor: Tensor) -> Number | None:
-        if not self._before.is_optimizer_state(tensor):
-            return None
-        with self.paused():
-            value = float(tensor)
-            earlier = self._undo.before(tensor)
-            began = value if earlier is None else float(earlier)
-        # All parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
-        # stands for all, and the program looks at each start whether they still agree.
-        if value in self._steps:
-            leader, number = self._steps[value]
-            self.recording.equal.append((leader, tensor))
-            return number
-        count = tensor.detach().to(torch.float64, copy=True)
-        name = len(self._steps), "an optimizer's step count"
-        number = Number(count, value, self._uses, name, lambda: float(tensor) + (value - began))
-        self._steps[value] = tensor, number
-        return number
-
 
 def _layout(tensor: Tensor) -> Any:
     return (
@@ -267,25 +249,3 @@ def _is_plain_indexing(func: Any, args: tuple[Any, ...]) -> bool:
     """Tells whether an operation indexes with numbers only: a mask gives as many rows as it has ones."""
     masks = (torch.bool, torch.uint8)
     return schema_name(func) == "aten::index" and all(index is None or index.dtype not in masks for index in args[1])
-
-
-class _ItemMode(TorchFunctionMode):
-    """Lets an optimizer's `step.item()` give a number that stays an input of the program."""
-
-    def __init__(self, as_number: Callable[[Tensor], Number | None]) -> None:
-        super().__init__()
-        self._as_number = as_number
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.Tensor.item:
-            number = self._as_number(args[0])
-            if number is not None:
-                return number
-        elif func in (torch.tensor, torch.as_tensor):  # take no stand-in, and ask for none of its methods
-            kwargs = dict(kwargs or {})
-            if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:
-                return tensor_of(args[0], kwargs.get("dtype"))
-            args = released(args)
-        return func(*args, **(kwargs or {}))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from lightning_sink.engine.numbers import Guard
+from lightning_sink.engine.guards import Guard
 from lightning_sink.engine.watch import Hazard
 
 

@@ -20,7 +20,7 @@ from loop import LoopSink, Training, assert_same, batches, both, engine_for, los
 from torch import nn, optim
 from torch.utils.checkpoint import checkpoint
 
-from lightning_sink.engine.numbers import Guard
+from lightning_sink.engine.guards import Guard
 from lightning_sink.engine.watch import Hazard
 
 LONG = [float(index % 7) + 1 for index in range(100)]

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.numbers import Number, Uses
+from lightning_sink.engine.numbers import Number
 
 
 def adam(lr=0.1, **options):

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_sink.engine.numbers import Number, Uses, released, tensor_of
+from lightning_sink.engine.guards import Uses
+from lightning_sink.engine.numbers import Number, released, tensor_of
 
 
 def number(value, leaks=None, uses=None, host=None, name="`n`"):

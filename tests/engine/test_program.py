@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_sink.engine.binding import bind, observe
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.program import Program, bind, graph_module, observe
+from lightning_sink.engine.program import Program, graph_module
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.slots import Snapshot
 from lightning_sink.engine.step import Result, Step
@@ -66,7 +67,6 @@ REASONS = {
     "do not do the same: first": lambda module, x: sum([x] * other_text(module)),
     "made anew in each step": lambda module, x: x + torch.tensor([float(other_text(module))] * 3),
     "other Python values": lambda module, x: {"loss": x.sum(), "calls": other_text(module)},
-    "returned no loss": lambda module, x: None,
     "and no attribute holds it": lambda module, x: module.kept.append(x * 2) or x + module.kept[-2],
 }
 

@@ -1,0 +1,90 @@
+"""The step counts that optimizers keep in tensors and look at with `.item()`: numbers that stay inputs of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lightning_sink.engine.guards import Uses
+from lightning_sink.engine.numbers import Number, released, tensor_of
+from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.undo import Undo
+
+
+class StepCounts:
+    """Stand-ins for the step counts of one recording.
+
+    Args:
+        before: What every slot held before the step.
+        undo: Knows what tensors held before the step wrote to them.
+        uses: Told of what is done with the numbers.
+        equal: Takes pairs of counts of which the second was taken to be the first.
+        paused: Keeps operations from being recorded.
+    """
+
+    def __init__(
+        self,
+        before: Snapshot,
+        undo: Undo,
+        uses: Uses,
+        equal: list[tuple[Tensor, Tensor]],
+        paused: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._before = before
+        self._undo = undo
+        self._uses = uses
+        self._equal = equal
+        self._paused = paused
+        self._known: dict[float, tuple[Tensor, Number]] = {}
+
+    def number(self, tensor: Tensor) -> Number | None:
+        """Returns the stand-in for a count; None for any other tensor."""
+        if not self._before.is_optimizer_state(tensor):
+            return None
+        with self._paused():
+            value = float(tensor)
+            earlier = self._undo.before(tensor)
+            added = 0.0 if earlier is None else value - float(earlier)
+        # All parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
+        # stands for all, and the program looks at each start whether they still agree.
+        if value in self._known:
+            leader, number = self._known[value]
+            self._equal.append((leader, tensor))
+            return number
+        count = tensor.detach().to(torch.float64, copy=True)
+        name = len(self._known), "an optimizer's step count"
+        number = Number(count, value, self._uses, name, lambda: float(tensor) + added)
+        self._known[value] = tensor, number
+        return number
+
+
+class StandInMode(TorchFunctionMode):
+    """Lets `.item()` give stand-ins, and functions that take nothing but numbers take them.
+
+    Args:
+        number: Returns the stand-in for a tensor's value; None where there is none.
+    """
+
+    def __init__(self, number: Callable[[Tensor], Number | None]) -> None:
+        super().__init__()
+        self._number = number
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Calls a function with stand-ins in the place of numbers, where it can."""
+        if func is torch.Tensor.item:
+            number = self._number(args[0])
+            if number is not None:
+                return number
+        elif func in (torch.tensor, torch.as_tensor):  # ask for none of a stand-in's methods
+            kwargs = dict(kwargs or {})
+            if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:
+                return tensor_of(args[0], kwargs.get("dtype"))
+            args = released(args)
+        return func(*args, **(kwargs or {}))
