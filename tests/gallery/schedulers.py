@@ -1,0 +1,227 @@
+"""Schedules of the learning rate: all of torch's at both intervals, users' own, and rates set by hand."""
+
+from functools import partial
+
+import torch
+from torch import nn, optim
+from torch.optim import lr_scheduler as schedules
+
+from gallery.case import Small, add, case
+from gallery.optimizers import Optimized
+
+
+def sequence(optimizer):
+    first, second = schedules.LinearLR(optimizer, 0.1, total_iters=3), schedules.ExponentialLR(optimizer, 0.9)
+    return schedules.SequentialLR(optimizer, [first, second], [3])
+
+
+def chain(optimizer):
+    return schedules.ChainedScheduler(
+        [schedules.ConstantLR(optimizer, 0.5, 7), schedules.ExponentialLR(optimizer, 0.9)]
+    )
+
+
+SCHEDULERS = {
+    "LambdaLR": lambda optimizer: schedules.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "MultiplicativeLR": lambda optimizer: schedules.MultiplicativeLR(optimizer, lambda step: 0.95),
+    "StepLR": lambda optimizer: schedules.StepLR(optimizer, 5, gamma=0.5),
+    "MultiStepLR": lambda optimizer: schedules.MultiStepLR(optimizer, [1, 9, 22], gamma=0.3),
+    "ConstantLR": lambda optimizer: schedules.ConstantLR(optimizer, 0.1, 7),
+    "LinearLR": lambda optimizer: schedules.LinearLR(optimizer, 0.1, total_iters=20),
+    "ExponentialLR": lambda optimizer: schedules.ExponentialLR(optimizer, 0.9),
+    "SequentialLR": sequence,
+    "PolynomialLR": lambda optimizer: schedules.PolynomialLR(optimizer, 20, power=2.0),
+    "CosineAnnealingLR": lambda optimizer: schedules.CosineAnnealingLR(optimizer, 34),
+    "ChainedScheduler": chain,
+    "ReduceLROnPlateau": lambda optimizer: schedules.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0),
+    "CyclicLR": lambda optimizer: schedules.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3),
+    "CosineAnnealingWarmRestarts": lambda optimizer: schedules.CosineAnnealingWarmRestarts(optimizer, 6, 2),
+    "OneCycleLR": lambda optimizer: schedules.OneCycleLR(optimizer, 0.1, total_steps=35),
+    "SWALR": lambda optimizer: optim.swa_utils.SWALR(optimizer, 0.01, anneal_epochs=10),
+}
+WALKED = [
+    name
+    for name, kind in {**vars(schedules), **vars(optim.swa_utils)}.items()
+    if isinstance(kind, type)
+    and issubclass(kind, schedules.LRScheduler)
+    and kind not in (schedules.LRScheduler, schedules._LRScheduler)
+]
+assert set(SCHEDULERS) == set(WALKED), "a scheduler is missing here"
+
+descent, adam = partial(optim.SGD, lr=0.05, momentum=0.9), partial(optim.Adam, lr=0.01)
+for name, make in SCHEDULERS.items():
+    reads_metric = {"monitor": "loss"} if name == "ReduceLROnPlateau" else {}
+    for interval in ("step", "epoch"):
+        eager = "with interval 'step' reads a metric" if reads_metric and interval == "step" else None
+        add(
+            f"{name} at each {interval}",
+            partial(Optimized, descent, make, interval=interval, **reads_metric),
+            eager=eager,
+            inductor=name == "CyclicLR" and interval == "step",
+        )
+add("OneCycleLR cycles the betas of Adam", partial(Optimized, adam, SCHEDULERS["OneCycleLR"], interval="step"))
+add("StepLR every third step", partial(Optimized, adam, SCHEDULERS["StepLR"], interval="step", frequency=3))
+
+
+def with_a_tensor(parameters):
+    return optim.Adam(parameters, lr=torch.tensor(0.01))
+
+
+for name in ("ExponentialLR", "OneCycleLR"):
+    make = partial(Optimized, with_a_tensor, SCHEDULERS[name], interval="step")
+    add(f"a rate in a tensor, changed by {name}", make)
+add("a rate that is an integer", partial(Optimized, partial(optim.SGD, lr=1), SCHEDULERS["StepLR"], interval="step"))
+add(
+    "a rate that is zero at first",
+    partial(Optimized, adam, lambda o: schedules.LambdaLR(o, lambda n: n / 40), interval="step"),
+)
+
+
+class TwoGroups(Small):
+    """The body and the head have rates, momenta and decays of their own."""
+
+    def configure_optimizers(self):
+        body = {"params": self.net[0].parameters(), "lr": 0.01, "weight_decay": 0.1}
+        head = {"params": self.net[2].parameters(), "momentum": 0.5, "nesterov": True}
+        optimizer = optim.SGD([body, head], lr=0.1, momentum=0.9)
+        rates = [lambda step: 0.9**step, lambda step: 1 / (1 + step)]
+        return [optimizer], [{"scheduler": schedules.LambdaLR(optimizer, rates), "interval": "step"}]
+
+
+case(inductor=True)(TwoGroups)
+
+
+@case()
+class GroupsWithAndWithoutDecay(Small):
+    def configure_optimizers(self):
+        decayed = [p for p in self.parameters() if p.dim() > 1]
+        others = [p for p in self.parameters() if p.dim() <= 1]
+        return optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=0.01, weight_decay=0.1)
+
+
+@case()
+class SchedulersStepIsOverridden(Small):
+    """The user steps the scheduler by hand, and only every other time."""
+
+    def configure_optimizers(self):
+        optimizer = optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": schedules.ExponentialLR(optimizer, 0.9), "interval": "step"}]
+
+    def lr_scheduler_step(self, scheduler, metric):
+        if self.global_step % 2:
+            scheduler.step()
+
+
+@case()
+class TheSchedulersStepSetsAnAttribute(SchedulersStepIsOverridden):
+    """What a step reads as a Python number changes on the host, in the middle of a sink."""
+
+    smoothing = 0.0
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1], label_smoothing=self.smoothing)
+
+    def lr_scheduler_step(self, scheduler, metric):
+        super().lr_scheduler_step(scheduler, metric)
+        self.smoothing = 0.3 if self.global_step > 10 else 0.0
+
+
+@case()
+class MomentumIsChangedByHand(Small):
+    """A schedule of the user's own for the momentum, once an epoch."""
+
+    def on_train_epoch_start(self):
+        self.optimizers().param_groups[0]["momentum"] = 0.9 - 0.3 * self.current_epoch
+
+
+@case()
+class RateIsSetInTheStepFromTheEpoch(Small):
+    def on_train_epoch_start(self):
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = 0.05 / (1 + self.current_epoch)
+
+
+@case(eager="`global_step` is read", line="self.trainer.global_step")
+class WarmupByHandInOptimizerStep(Small):
+    """As in Lightning's own documentation."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        scale = min(1.0, (self.trainer.global_step + 1) / 20)
+        for group in optimizer.param_groups:
+            group["lr"] = scale * 0.05
+
+
+@case()
+class RateIsLoggedFromTheOptimizer(SchedulersStepIsOverridden):
+    def training_step(self, batch, batch_idx):
+        self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=True)
+        return self.loss(batch)
+
+
+class LoggingTheRate(Small):
+    """The rate is taken from the scheduler, as in many tutorials; it changes every seventh step."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("rate", self.lr_schedulers().get_last_lr()[0])
+        return self.loss(batch)
+
+    def configure_optimizers(self):
+        optimizer = optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": schedules.StepLR(optimizer, 7, gamma=0.5), "interval": "step"}]
+
+
+add("rate is logged from the scheduler", LoggingTheRate)
+
+
+@case()
+class RateIsLoggedFromASchedulerOfEpochs(LoggingTheRate):
+    def configure_optimizers(self):
+        optimizer = optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [schedules.StepLR(optimizer, 1, gamma=0.5)]
+
+
+@case(eager="changes Python state")
+class RatesAreKeptInAList(SchedulersStepIsOverridden):
+    def __init__(self):
+        super().__init__()
+        self.rates = []
+
+    def training_step(self, batch, batch_idx):
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        return self.loss(batch)
+
+
+@case()
+class TwoSchedulers(Small):
+    def configure_optimizers(self):
+        optimizer = optim.SGD(self.parameters(), lr=0.1)
+        warm = {"scheduler": schedules.LinearLR(optimizer, 0.1, total_iters=9), "interval": "step"}
+        return [optimizer], [warm, {"scheduler": schedules.StepLR(optimizer, 1, 0.5), "interval": "epoch"}]
+
+
+class Halving(schedules.LRScheduler):
+    """A scheduler of the user's own."""
+
+    def get_lr(self):
+        return [rate * 0.5 ** (self.last_epoch // 6) for rate in self.base_lrs]
+
+
+add("own scheduler", partial(Optimized, adam, Halving, interval="step"))
+
+
+@case()
+class HookOnTheOptimizersStep(Small):
+    """Weights are kept small after each step, by a hook of the optimizer."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+
+        def clamp(optimizer, args, kwargs):
+            with torch.no_grad():
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.clamp_(-0.3, 0.3)
+
+        optimizer.register_step_post_hook(clamp)
+        return optimizer
