@@ -4,6 +4,7 @@ What a case shows is its name; whether its steps are compiled, run eagerly with 
 written beside it. The modules are in `gallery/`, a file for each subject.
 """
 
+import importlib
 import linecache
 import re
 import warnings
@@ -12,14 +13,17 @@ import lightning as L
 import pytest
 import torch
 
-from gallery import hooks, manual, options  # noqa: F401 - they fill CASES
-from gallery import measures, optimizers, parameters, precision, randomness, schedulers, state  # noqa: F401 - so do these
 from gallery.case import CASES, Small
 from gallery.kept import assert_kept
 from gallery.recorder import recorded
 from lightning_sink import SinkStrategy
 from lightning_sink.errors import SinkError
-from parity import QUIET, Events, Rows, assert_parity, both, loader
+from parity import QUIET, Events, Rows, assert_parity, both
+
+SUBJECTS = ["hooks", "manual", "options"]
+SUBJECTS += ["measures", "optimizers", "parameters", "precision", "randomness", "schedulers", "state"]
+for subject in SUBJECTS:
+    importlib.import_module(f"gallery.{subject}")  # fills CASES
 
 TRAINED = [case for case in CASES if case.refused is None]
 
@@ -97,7 +101,7 @@ def test_refused(case):
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
-# -- the order of all hooks ---------------------------------------------------------------------------------------------
+# -- the order of all hooks --------------------------------------------------------------------------------------------
 
 
 def sequence(case, strategy):

@@ -173,7 +173,7 @@ class WeightsReplacedThroughDataBetweenEpochs(Small):
 class LayersMadeLazily(Small):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+        self.net = nn.Sequential(nn.LazyLinear(8, bias=False), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
 
 
 @case()

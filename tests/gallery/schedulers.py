@@ -71,10 +71,8 @@ for name in ("ExponentialLR", "OneCycleLR"):
     make = partial(Optimized, with_a_tensor, SCHEDULERS[name], interval="step")
     add(f"a rate in a tensor, changed by {name}", make)
 add("a rate that is an integer", partial(Optimized, partial(optim.SGD, lr=1), SCHEDULERS["StepLR"], interval="step"))
-add(
-    "a rate that is zero at first",
-    partial(Optimized, adam, lambda o: schedules.LambdaLR(o, lambda n: n / 40), interval="step"),
-)
+rising = partial(schedules.LambdaLR, lr_lambda=lambda step: step / 40)
+add("a rate that is zero at first", partial(Optimized, adam, rising, interval="step"))
 
 
 class TwoGroups(Small):
