@@ -42,7 +42,7 @@ def kept(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def assert_kept(plain: Run, sink: Run, exact: bool, tolerance: float) -> None:
     """Asserts that both trainings left the same."""
     (tensors, values), (found_tensors, found_values) = kept(plain), kept(sink)
-    assert values.keys() == found_values.keys()
+    assert not values.keys() ^ found_values.keys()
     for name, value in values.items():
         if isinstance(value, float) and not exact and value != found_values[name]:
             assert abs(value - found_values[name]) <= tolerance * abs(value) + 1e-9, name
@@ -72,3 +72,5 @@ def _take(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, A
         values[name] = repr(value.bit_generator.state)
     elif isinstance(value, (np.ndarray, np.generic)):
         values[name] = value.tolist()
+    else:
+        values[f"type of {name}"] = type(value).__qualname__

@@ -1,6 +1,5 @@
 """Precisions: all that the Trainer takes on a CPU, and modules that choose their own."""
 
-import lightning as L
 import torch
 from lightning.pytorch.plugins import HalfPrecision, MixedPrecision
 from lightning.pytorch.plugins.precision import Precision
