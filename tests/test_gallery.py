@@ -21,7 +21,7 @@ from lightning_sink.errors import SinkError
 from parity import QUIET, Events, Rows, assert_parity, both
 
 SUBJECTS = ["hooks", "manual", "options"]
-SUBJECTS += ["measures", "optimizers", "parameters", "precision", "randomness", "schedulers", "state"]
+SUBJECTS += ["measures", "optimizers", "parameters", "precision", "randomness", "reach", "schedulers", "state"]
 for subject in SUBJECTS:
     importlib.import_module(f"gallery.{subject}")  # fills CASES
 
@@ -118,7 +118,7 @@ def sequence(case, strategy):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=UserWarning)
         with recorded(trainer, module, calls):
-            trainer.fit(module, datamodule=Data(data))
+            trainer.fit(module, datamodule=data if isinstance(data, L.LightningDataModule) else Data(data))
     return calls
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+from collections import deque
 from typing import Any
 
 import lightning as L
@@ -13,7 +15,7 @@ from torch import Tensor
 from parity import Run, assert_tensors
 
 _LIGHTNINGS = frozenset(vars(L.LightningModule()))
-_MACHINERY = frozenset(["_parameters", "_buffers", "_modules"])
+_MACHINERY = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
 def kept(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -42,7 +44,8 @@ def kept(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def assert_kept(plain: Run, sink: Run, exact: bool, tolerance: float) -> None:
     """Asserts that both trainings left the same."""
     (tensors, values), (found_tensors, found_values) = kept(plain), kept(sink)
-    assert not values.keys() ^ found_values.keys()
+    others = sorted(values.keys() ^ found_values.keys())
+    assert not others, others[:5]
     for name, value in values.items():
         if isinstance(value, float) and not exact and value != found_values[name]:
             assert abs(value - found_values[name]) <= tolerance * abs(value) + 1e-9, name
@@ -60,17 +63,21 @@ def _take(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, A
     elif isinstance(value, dict):
         for key, item in value.items():
             _take(f"{name}[{key!r}]" if isinstance(key, (str, int)) else name, item, tensors, values)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         values[f"length of {name}"] = len(value)
         for index, item in enumerate(value):
             _take(f"{name}[{index}]", item, tensors, values)
     elif isinstance(value, torch.Generator):
         tensors[name] = value.get_state()
+    elif isinstance(value, io.StringIO):
+        values[name] = value.getvalue()
     elif isinstance(value, random.Random):
         values[name] = value.getstate()
     elif isinstance(value, np.random.Generator):
         values[name] = repr(value.bit_generator.state)
     elif isinstance(value, (np.ndarray, np.generic)):
         values[name] = value.tolist()
+    elif "gallery" in type(value).__module__ or type(value).__module__ == "__main__":
+        _take(name, vars(value), tensors, values)
     else:
         values[f"type of {name}"] = type(value).__qualname__

@@ -124,6 +124,76 @@ class TheSchedulersStepSetsAnAttribute(SchedulersStepIsOverridden):
         self.smoothing = 0.3 if self.global_step > 10 else 0.0
 
 
+class ActingInTheSchedulersStep(SchedulersStepIsOverridden):
+    """Once, after eleven steps and in the middle of a sink, the hook of the scheduler does more than its name says."""
+
+    def configure_optimizers(self):
+        optimizer = optim.SGD(self.trained(), lr=0.05, momentum=0.9)
+        return [optimizer], [{"scheduler": schedules.ExponentialLR(optimizer, 0.99), "interval": "step"}]
+
+    def trained(self):
+        return self.parameters()
+
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+        if self.global_step == 11:
+            self.act(scheduler.optimizer)
+
+
+@case()
+class MomentumIsForgottenInTheSchedulersStep(ActingInTheSchedulersStep):
+    def act(self, optimizer):
+        optimizer.state.clear()
+
+
+@case()
+class WeightsAreReplacedInTheSchedulersStep(ActingInTheSchedulersStep):
+    def act(self, optimizer):
+        self.net[0].weight.data = self.net[0].weight.data * 0.5
+
+
+@case()
+class LayerIsFrozenInTheSchedulersStep(ActingInTheSchedulersStep):
+    def act(self, optimizer):
+        self.net[0].requires_grad_(False)
+
+
+@case()
+class DropoutIsSwitchedOffInTheSchedulersStep(ActingInTheSchedulersStep):
+    def __init__(self):
+        super().__init__()
+        self.net.insert(1, nn.Dropout(0.4))
+
+    def act(self, optimizer):
+        self.net[1].eval()
+
+
+@case()
+class LayerIsAddedInTheSchedulersStep(ActingInTheSchedulersStep):
+    """Progressive unfreezing, by steps."""
+
+    def trained(self):
+        return self.net[2].parameters()
+
+    def act(self, optimizer):
+        optimizer.add_param_group({"params": self.net[0].parameters()})
+
+
+@case()
+class TwoSchedulesOfWhichOneIsTheDecays(Small):
+    """The user's own scheduler changes the weight decay."""
+
+    def configure_optimizers(self):
+        optimizer = optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.1)
+
+        class Decay(schedules.LRScheduler):
+            def get_lr(self):
+                self.optimizer.param_groups[0]["weight_decay"] = 0.1 / (1 + self.last_epoch // 5)
+                return self.base_lrs
+
+        return [optimizer], [{"scheduler": Decay(optimizer), "interval": "step"}]
+
+
 @case()
 class MomentumIsChangedByHand(Small):
     """A schedule of the user's own for the momentum, once an epoch."""
