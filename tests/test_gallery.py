@@ -21,7 +21,18 @@ from lightning_sink.errors import SinkError
 from parity import QUIET, Events, Rows, assert_parity, both
 
 SUBJECTS = ["hooks", "manual", "options"]
-SUBJECTS += ["measures", "optimizers", "parameters", "precision", "randomness", "reach", "schedulers", "state"]
+SUBJECTS += ["hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision", "randomness"]
+SUBJECTS += ["rates", "reach", "schedulers", "state", "teachers"]
+    "hidden",
+    "measures",
+    "optimizers",
+    "parameters",
+    "precision",
+    "randomness",
+    "reach",
+    "schedulers",
+    "state",
+]
 for subject in SUBJECTS:
     importlib.import_module(f"gallery.{subject}")  # fills CASES
 
