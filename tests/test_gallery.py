@@ -21,18 +21,8 @@ from lightning_sink.errors import SinkError
 from parity import QUIET, Events, Rows, assert_parity, both
 
 SUBJECTS = ["hooks", "manual", "options"]
-SUBJECTS += ["hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision", "randomness"]
-SUBJECTS += ["rates", "reach", "schedulers", "state", "teachers"]
-    "hidden",
-    "measures",
-    "optimizers",
-    "parameters",
-    "precision",
-    "randomness",
-    "reach",
-    "schedulers",
-    "state",
-]
+SUBJECTS += ["generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision"]
+SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers"]
 for subject in SUBJECTS:
     importlib.import_module(f"gallery.{subject}")  # fills CASES
 
