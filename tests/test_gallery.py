@@ -26,6 +26,13 @@ SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers"]
 for subject in SUBJECTS:
     importlib.import_module(f"gallery.{subject}")  # fills CASES
 
+# What plain Lightning and torch themselves warn of in some of the cases.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You passed .* AMP with fp16 is not supported on CPU:UserWarning"),
+    pytest.mark.filterwarnings("ignore:A `OneCycleLR` scheduler is using 'interval'. 'epoch':RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning"),
+]
+
 TRAINED = [case for case in CASES if case.refused is None]
 
 

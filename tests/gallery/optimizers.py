@@ -72,14 +72,17 @@ for kind in KINDS.values():
         add(f"{kind.__name__} rate in a tensor", partial(Optimized, make), eager=EAGER.get(kind.__name__))
 
 
+DOUBLE = {"precision": "64-true", "max_epochs": 1}
+
+
 # Rounding grows a thousandfold in a few steps of LBFGS, so it is compared in double precision.
-@case(eager="a value of a tensor decides", options={"precision": "64-true"})
+@case(eager="a value of a tensor decides", options=DOUBLE)
 class LbfgsWithItsClosure(Small):
     def configure_optimizers(self):
         return optim.LBFGS(self.parameters(), lr=0.1, max_iter=3, history_size=4)
 
 
-@case(eager="a value of a tensor decides", options={"precision": "64-true"})
+@case(eager="a value of a tensor decides", options=DOUBLE)
 class LbfgsWithALineSearch(Small):
     def configure_optimizers(self):
         return optim.LBFGS(self.parameters(), lr=0.1, max_iter=3, line_search_fn="strong_wolfe")

@@ -32,25 +32,28 @@ ON_A_CPU = {
     "32-true": 1e-4,
     "64-true": 1e-8,
     "bf16-mixed": HALF,
-    "bf16-true": 1e-1,  # the weights themselves are rounded at each step
+    "bf16-true": HALF,
     "16-mixed": HALF,  # Lightning takes bf16 in its place
     "16-true": HALF,
 }
+# Weights that are rounded at each step go their own ways after a while, in two plain trainings too.
+SHORT = {"max_epochs": 1, "limit_train_batches": 10}
 for precision, tolerance in ON_A_CPU.items():
+    short = SHORT if precision == "bf16-true" else {}
     for make in (Logging, WithAdam):
         if (precision, make) == ("16-true", WithAdam):
             continue  # Adam divides by an eps that is 0 in half precision
         add(
             f"precision {precision}, {make.__name__}",
             make,
-            options={"precision": precision},
+            options={"precision": precision, **short},
             tolerance=tolerance,
             inductor=make is WithAdam and precision in ("bf16-mixed", "64-true"),
         )
         add(
             f"precision {precision}, {make.__name__}, clipped",
             make,
-            options={"precision": precision, "gradient_clip_val": 0.5},
+            options={"precision": precision, "gradient_clip_val": 0.5, **short},
             tolerance=tolerance,
         )
 
@@ -90,7 +93,7 @@ class AutocastSeenByTheStep(Logging):
         return self.net(x) * (2.0 if torch.is_autocast_enabled("cpu") else 1.0)
 
 
-@case(tolerance=1e-1)
+@case(options=SHORT, tolerance=HALF)
 class ModuleCastByTheUser(Logging):
     def __init__(self):
         super().__init__()

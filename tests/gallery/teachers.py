@@ -86,6 +86,7 @@ class TeacherWrittenThroughData(Teacher):
 
 @case()
 class TeacherWrittenInALumpBeforeZeroGrad(Teacher):
+    @torch.no_grad()
     def on_before_zero_grad(self, optimizer):
         torch._foreach_lerp_([*self.teacher.parameters()], [*self.net.parameters()], 0.1)
 
