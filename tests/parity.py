@@ -1,11 +1,13 @@
 """What a training leaves behind, and how two of them are compared."""
 
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.loggers.logger import Logger
 from torch import nn
@@ -143,6 +145,7 @@ class Run:
     events: Events
     rows: list[tuple[int, dict[str, float]]]
     warned: list[str] = field(default_factory=list)
+    generators: tuple = ()
 
     @property
     def engine(self) -> str:
@@ -155,10 +158,12 @@ class Run:
         for number, optimizer in enumerate(self.trainer.optimizers):
             for parameter, state in optimizer.state.items():
                 kept = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-                found |= {f"{key} of {names[parameter]} in optimizer {number}": value for key, value in kept.items()}
+                found |= {
+                    f"{key} of {names.get(parameter)} in optimizer {number}": value for key, value in kept.items()
+                }
         for name, parameter in self.module.named_parameters():
             if parameter.grad is not None:
-                found[f"gradient of {name}"] = parameter.grad
+                found[f"gradient of {name}"] = parameter.grad.to_dense()
         found |= {f"metric {name}": value for name, value in self.trainer.callback_metrics.items()}
         return found
 
@@ -173,10 +178,18 @@ def train(module: L.LightningModule, data: Any, strategy: Any = "auto", seed: in
         strategy=strategy, logger=rows, callbacks=[events, *callbacks], **{**QUIET, "log_every_n_steps": 3, **options}
     )
     torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", category=UserWarning)
         trainer.fit(module, data, validation, ckpt_path=checkpoint)
-    return Run(trainer, module, events, rows.rows, [str(item.message) for item in caught])
+    return Run(trainer, module, events, rows.rows, [str(item.message) for item in caught], generators())
+
+
+def generators() -> tuple:
+    """Returns the states of the process's generators, as values that compare."""
+    numpy = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), (numpy[1].tolist(), *numpy[2:])
 
 
 def both(make: Callable[[], L.LightningModule], data: Callable[[], Any], strategy: SinkStrategy, **options: Any):
@@ -231,7 +244,7 @@ def assert_parity(plain: Run, sink: Run, exact: bool = False, tolerance: float =
 
 
 def _present(tensors):
-    return {f"gradient of {name}": tensor for name, tensor in tensors.items() if tensor is not None}
+    return {f"gradient of {name}": tensor.to_dense() for name, tensor in tensors.items() if tensor is not None}
 
 
 def _numbers(row, step):
@@ -242,7 +255,7 @@ def assert_tensors(expected, found, exact=False, tolerance=1e-4):
     assert set(expected) == set(found)
     largest = max((float(t.abs().max()) for n, t in expected.items() if "gradient" in n), default=0.0)
     for name, tensor in expected.items():
-        if exact or not tensor.is_floating_point():
+        if exact or not (tensor.is_floating_point() or tensor.is_complex()):
             assert torch.equal(tensor, found[name]), name
             continue
         scale = float(tensor.abs().max()) if tensor.numel() else 0.0

@@ -4,18 +4,34 @@ What a case shows is its name; whether its steps are compiled, run eagerly with 
 written beside it. The modules are in `gallery/`, a file for each subject.
 """
 
+import importlib
+import linecache
+import re
 import warnings
 
 import lightning as L
 import pytest
 import torch
 
-from gallery import hooks, manual, optimizers, options, precision, randomness, state  # noqa: F401 - they fill CASES
 from gallery.case import CASES, Small
+from gallery.kept import assert_kept
 from gallery.recorder import recorded
 from lightning_sink import SinkStrategy
 from lightning_sink.errors import SinkError
-from parity import QUIET, Events, Rows, assert_parity, both, loader
+from parity import QUIET, Events, Rows, assert_parity, both
+
+SUBJECTS = ["hooks", "manual", "options"]
+SUBJECTS += ["generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision"]
+SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers"]
+for subject in SUBJECTS:
+    importlib.import_module(f"gallery.{subject}")  # fills CASES
+
+# What plain Lightning and torch themselves warn of in some of the cases.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You passed .* AMP with fp16 is not supported on CPU:UserWarning"),
+    pytest.mark.filterwarnings("ignore:A `OneCycleLR` scheduler is using 'interval'. 'epoch':RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning"),
+]
 
 TRAINED = [case for case in CASES if case.refused is None]
 
@@ -36,6 +52,19 @@ def trained(case, engine, sink_size=4):
     return both(case.make, case.data, strategy, callbacks=callbacks, **options)
 
 
+def line_named(text):
+    """Returns the line of source that a warning of eager steps names."""
+    file, _, number = re.search(r"\(([^()]+:\d+)\)\. To compile", text).group(1).rpartition(":")
+    return linecache.getline(file, int(number))
+
+
+def assert_left_alike(case, plain, sink, exact=False):
+    """Beyond what `assert_parity` looks at: Python state of module and optimizers, buffers, random generators."""
+    assert_kept(plain, sink, exact, case.tolerance)
+    for name, expected, found in zip(("torch", "python", "numpy"), plain.generators, sink.generators, strict=True):
+        assert expected == found, f"the final state of the random generator of {name}"
+
+
 @pytest.mark.parametrize("case", TRAINED, ids=names)
 def test_traced(case):
     plain, sink = trained(case, "traced")
@@ -44,8 +73,11 @@ def test_traced(case):
         assert not warned, warned
         assert sink.engine == "traced"
     else:
-        assert any(case.eager in text for text in warned), warned
+        fitting = [text for text in warned if case.eager in text]
+        assert fitting, warned
+        assert case.line is None or any(case.line in line_named(text) for text in fitting), warned
     assert_parity(plain, sink, tolerance=case.tolerance)
+    assert_left_alike(case, plain, sink)
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=names)
@@ -53,6 +85,7 @@ def test_eager(case):
     plain, sink = trained(case, "eager")
     assert not [text for text in sink.warned if "runs eagerly" in text]
     assert_parity(plain, sink, exact=True)
+    assert_left_alike(case, plain, sink, exact=True)
 
 
 @pytest.mark.parametrize("case", [case for case in TRAINED if case.inductor], ids=names)
@@ -61,6 +94,7 @@ def test_inductor(case):
     assert not [text for text in sink.warned if "runs eagerly" in text]
     assert sink.engine == "inductor"
     assert_parity(plain, sink, tolerance=case.tolerance)
+    assert_left_alike(case, plain, sink)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.refused is not None], ids=names)
@@ -75,7 +109,7 @@ def test_refused(case):
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
-# -- the order of all hooks ---------------------------------------------------------------------------------------------
+# -- the order of all hooks --------------------------------------------------------------------------------------------
 
 
 def sequence(case, strategy):
@@ -92,7 +126,7 @@ def sequence(case, strategy):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=UserWarning)
         with recorded(trainer, module, calls):
-            trainer.fit(module, datamodule=Data(data))
+            trainer.fit(module, datamodule=data if isinstance(data, L.LightningDataModule) else Data(data))
     return calls
 
 

@@ -1,1 +1,281 @@
-"""To be filled."""
+"""State that a module keeps: buffers, counters, lists, hidden states."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from gallery.case import Small, case
+from parity import loader
+
+
+def even():
+    """Batches that are all of one size."""
+    return loader(batches=16, last=8)
+
+
+# -- normalization and buffers ----------------------------------------------------------------------------------------
+
+
+class Normalized(Small):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+case()(Normalized)
+
+
+@case()
+class NormalizationFrozen(Normalized):
+    """The statistics stay as they are."""
+
+    def on_train_epoch_start(self):
+        self.net[1].eval()
+
+
+@case()
+class NormalizationFrozenInTheSecondEpoch(Normalized):
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.net[1].eval()
+
+
+@case(eager="a value of a tensor decides what Python does")
+class NormalizationWithACumulativeAverage(Normalized):
+    """Without a momentum the number of batches is read and decides the weight of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[1] = nn.BatchNorm1d(8, momentum=None)
+
+
+@case()
+class NormalizationsOfOtherKinds(Small):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.RMSNorm(8), nn.Linear(8, 3))
+
+
+@case(inductor=True)
+class BuffersThatAreUpdated(Small):
+    """An average of the activations, one that is saved and one that is not; both written in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("largest", torch.zeros(6), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        torch.maximum(self.largest, x.amax(0), out=self.largest)
+        return nn.functional.cross_entropy(self((x - self.mean) / (1 + self.largest)), y)
+
+
+@case()
+class BufferThatIsReplaced(BuffersThatAreUpdated):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        self.largest = torch.maximum(self.largest, x.amax(0))
+        return nn.functional.cross_entropy(self((x - self.mean) / (1 + self.largest)), y)
+
+
+@case()
+class BufferReplacedThroughData(BuffersThatAreUpdated):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.mean.data.copy_(0.9 * self.mean + 0.1 * x.mean(0))
+        return nn.functional.cross_entropy(self(x - self.mean), y)
+
+
+@case()
+class TensorAttributeThatIsNoBuffer(Small):
+    """A plain attribute, replaced in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = torch.zeros(())
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.average = 0.9 * self.average + 0.1 * loss.detach()
+        self.log("average", self.average)
+        return loss / (0.5 + self.average)
+
+
+@case()
+class TensorsInADictionary(Small):
+    def __init__(self):
+        super().__init__()
+        self.seen = {"loss": torch.zeros(()), "count": torch.zeros((), dtype=torch.long)}
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.seen["loss"] = self.seen["loss"] + loss.detach()
+        self.seen["count"] += 1
+        return loss
+
+
+@case()
+class CountersInIntegerBuffers(Small):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("labels", torch.zeros(3, dtype=torch.long))
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        self.labels.index_add_(0, batch[1], torch.ones_like(batch[1]))
+        return self.loss(batch) / (1 + 0.1 * self.steps)
+
+
+@case(eager="a value of a tensor decides what Python does", line="if self.steps % 3")
+class CounterThatDecides(CountersInIntegerBuffers):
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        if self.steps % 3 == 0:
+            return 2 * self.loss(batch)
+        return self.loss(batch)
+
+
+@case()
+class ValueOfABufferThatAnEpochChanges(Small):
+    """Python reads it in each step; it is written between epochs, in a way that torch counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("smoothing", torch.tensor(0.0))
+
+    def on_train_epoch_start(self):
+        self.smoothing.fill_(0.2 * self.current_epoch)
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1], label_smoothing=self.smoothing.item())
+
+
+@case()
+class ValueOfABufferWrittenThroughData(ValueOfABufferThatAnEpochChanges):
+    """The same, written past what torch counts."""
+
+    def on_train_epoch_start(self):
+        self.smoothing.data.fill_(0.2 * self.current_epoch)
+
+
+# -- lists and hidden states ------------------------------------------------------------------------------------------
+
+
+@case(eager="changes Python state")
+class OutputsInAList(Small):
+    """As the guide to Lightning 2 has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.outs = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("epoch", torch.stack(self.outs).mean())
+        self.outs.clear()
+
+
+@case(eager="changes Python state")
+class CounterInPython(Small):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def training_step(self, batch, batch_idx):
+        self.count += 1
+        return self.loss(batch)
+
+
+@case(eager="changes Python state")
+class CountsInALongList(Small):
+    """More numbers than anyone looks at one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = [0] * 3000
+
+    def training_step(self, batch, batch_idx):
+        self.counts[7] += 1
+        return self.loss(batch)
+
+
+@case(eager="changes Python state")
+class CountsInALargeArray(Small):
+    def __init__(self):
+        super().__init__()
+        self.counts = np.zeros((64, 64))
+
+    def training_step(self, batch, batch_idx):
+        self.counts[0, 0] += 1
+        return self.loss(batch)
+
+
+@case(eager="changes Python state")
+class CountsInAnObjectOfTheUsers(Small):
+    class Meter:
+        count = 0
+
+    def __init__(self):
+        super().__init__()
+        self.meter = self.Meter()
+
+    def training_step(self, batch, batch_idx):
+        self.meter.count += 1
+        return self.loss(batch)
+
+
+class Recurrent(Small):
+    """The hidden state goes on from batch to batch, cut off from the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRU(6, 8, batch_first=True)
+        self.out = nn.Linear(8, 3)
+        self.hidden = None
+
+    def on_train_epoch_start(self):
+        self.hidden = None
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        if self.hidden is None:
+            self.hidden = self.fresh(len(x))
+        states, hidden = self.cell(x.unsqueeze(1), self.hidden)
+        self.hidden = self.cut(hidden)
+        return nn.functional.cross_entropy(self.out(states[:, -1]), y)
+
+    def fresh(self, size):
+        return torch.zeros(1, size, 8)
+
+    def cut(self, hidden):
+        return hidden.detach()
+
+
+case(data=even, inductor=True)(Recurrent)
+
+
+@case(data=even)
+class RecurrentWithTwoStates(Recurrent):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTM(6, 8, batch_first=True)
+
+    def fresh(self, size):
+        return torch.zeros(1, size, 8), torch.zeros(1, size, 8)
+
+    def cut(self, hidden):
+        return tuple(state.detach() for state in hidden)
+
+
+@case(data=even)
+class RecurrentStateIsZeroedInPlace(Recurrent):
+    def on_train_epoch_start(self):
+        self.hidden = torch.zeros(1, 8, 8) if self.hidden is None else self.hidden.zero_()

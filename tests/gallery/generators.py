@@ -1,0 +1,185 @@
+"""Random numbers that no program can draw: other generators, decisions of Python's, hooks on the host."""
+
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+from gallery.case import Small, case
+from gallery.randomness import Dropping
+
+
+@case(eager="draws from a generator of its own", line="generator=self.generator")
+class GeneratorOfTheModules(Small):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss((batch[0] + 0.1 * torch.randn(6, generator=self.generator), batch[1]))
+
+
+@case(eager="torch.manual_seed()", line="torch.manual_seed(4)")
+class SeededInEachStep(Dropping):
+    def training_step(self, batch, batch_idx):
+        torch.manual_seed(4)
+        return self.loss(batch)
+
+
+@case(eager="is read", line="fork_rng")
+class DrawsThatAreUndone(Dropping):
+    def training_step(self, batch, batch_idx):
+        with torch.random.fork_rng(devices=[]):
+            noise = torch.randn(6)
+        return self.loss((batch[0] + 0.1 * noise, batch[1]))
+
+
+class Scaled(Small):
+    """The loss is scaled by a number from elsewhere."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + 0.1 * self.number())
+
+
+@case(eager="global random generator is drawn from")
+class PythonsGenerator(Scaled):
+    def number(self):
+        return random.random()
+
+
+@case(eager="global random generator is drawn from")
+class NumpysGenerator(Scaled):
+    def number(self):
+        return np.random.beta(0.4, 0.4)
+
+
+@case(eager="global random generator is drawn from")
+class PythonsGeneratorDrawnButSeldomUsed(Scaled):
+    def number(self):
+        return 10.0 if random.random() < 0.05 else 0.0
+
+
+@case(eager="changes Python state")
+class GeneratorOfPythonsInAnAttribute(Scaled):
+    def __init__(self):
+        super().__init__()
+        self.random = random.Random(3)
+
+    def number(self):
+        return 10.0 if self.random.random() < 0.05 else 0.0
+
+
+@case(eager="changes Python state")
+class GeneratorOfNumpysInAnAttribute(Scaled):
+    def __init__(self):
+        super().__init__()
+        self.random = np.random.default_rng(3)
+
+    def number(self):
+        return 10.0 if self.random.random() < 0.05 else 0.0
+
+
+@case(eager="changes Python state")
+class GeneratorOfNumpysInTheClass(Scaled):
+    """Made anew by each module, so that both trainings begin alike."""
+
+    def __init__(self):
+        super().__init__()
+        type(self).random = np.random.default_rng(3)
+
+    def number(self):
+        return 10.0 if self.random.random() < 0.05 else 0.0
+
+
+@case(eager="changes Python state")
+class GeneratorOfPythonsInTheClass(GeneratorOfNumpysInTheClass):
+    def __init__(self):
+        super().__init__()
+        type(self).random = random.Random(3)
+
+
+@case(eager="a value of a tensor decides", line="if torch.rand(1)")
+class LayersLeftOutAtRandom(Small):
+    """Stochastic depth, decided by Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            if torch.rand(1) < 0.7:
+                x = x + torch.tanh(block(x))
+        return self.net(x)
+
+
+@case()
+class LayersLeftOutByAMask(LayersLeftOutAtRandom):
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + torch.tanh(block(x)) * (torch.rand(1) < 0.7)
+        return self.net(x)
+
+
+@case(eager="a value of a tensor decides", line="int(torch.randint")
+class SizeDrawnAtRandom(Small):
+    """A crop of a random width."""
+
+    def forward(self, x):
+        width = int(torch.randint(3, 7, (1,)))
+        return self.net(nn.functional.pad(x[:, :width], (0, 6 - width)))
+
+
+# -- draws on the host, in the middle of a sink -----------------------------------------------------------------------
+
+
+@case()
+class DrawnInTheTransferHook(Dropping):
+    """The generator goes from hook to step and back at each batch."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
+
+
+@case()
+class DrawnInTheTransferHookWithPython(Dropping):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] * random.choice([0.5, 1.0]), batch[1]
+
+
+@case()
+class NumberSetByTheTransferHook(Scaled):
+    """A hook on the host looks at the batch and decides, now and then, what the step does."""
+
+    rare = False
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.rare = bool(batch[0].max() > 2.3)
+        return batch
+
+    def number(self):
+        return 10.0 if self.rare else 0.0
+
+
+@case()
+class TensorKeptByTheTransferHook(Scaled):
+    """The hook puts a tensor into an attribute, a new one for each batch."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.weight = torch.rand(())
+        return batch
+
+    def number(self):
+        return self.weight
+
+
+@case()
+class TensorKeptByTheTransferHookNowAndThen(TensorKeptByTheTransferHook):
+    calls = 0
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.calls += 1
+        if self.calls % 6 == 1:
+            self.weight = torch.rand(())
+        return batch

@@ -1,0 +1,189 @@
+"""Python state that a step depends on, in places where nobody expects it."""
+
+import array
+import contextvars
+import functools
+import types
+
+import numpy as np
+import torch
+from torch import nn
+
+from gallery.case import Small, add, case
+
+ANY = "runs eagerly"
+
+
+class Tripled(Small):
+    """Every seventh step counts thrice; who counts differs."""
+
+    def __init__(self, begin, count):
+        super().__init__()
+        self.count = count
+        begin(self)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (3.0 if self.count(self) % 7 == 6 else 1.0)
+
+
+class Counter:
+    def __init__(self):
+        self.steps = 0
+
+    def up(self):
+        self.steps += 1
+        return self.steps
+
+
+VARIABLE = contextvars.ContextVar("steps", default=0)
+
+
+def in_variable(module):
+    VARIABLE.set(VARIABLE.get() + 1)
+    return VARIABLE.get()
+
+
+def in_array(module):
+    module.numbers[0] += 1
+    return module.numbers[0]
+
+
+def holding(name, make):
+    return lambda module: setattr(module, name, make())
+
+
+COUNTED = {
+    "by a bound method": (holding("call", lambda: Counter().up), lambda module: module.call()),
+    "by part of a bound method": (holding("call", lambda: functools.partial(Counter().up)), lambda m: m.call()),
+    "by an object": (holding("counter", Counter), lambda module: module.counter.up()),
+    "by an object in a list": (holding("counters", lambda: [Counter()]), lambda module: module.counters[0].up()),
+    "in an array of Python's": (holding("numbers", lambda: array.array("l", [0])), in_array),
+    "in an array of bytes": (holding("numbers", lambda: bytearray([0])), in_array),
+    "in an array of numpy's": (holding("numbers", lambda: np.zeros(4)), in_array),
+    "in a variable of the context": (lambda module: VARIABLE.set(0), in_variable),
+    "by an old generator of numpy's": (
+        holding("random", lambda: np.random.RandomState(3)),
+        lambda module: 6 if module.random.rand() < 0.1 else 0,
+    ),
+}
+for name, (begin, count) in COUNTED.items():
+    add(f"counted {name}", lambda begin=begin, count=count: Tripled(begin, count), eager=ANY)
+
+
+class Layer(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * (3.0 if self.calls % 7 == 6 else 1.0)
+
+
+class Holder:
+    def __init__(self, layer):
+        self.layer = layer
+
+
+class Held(Small):
+    """A layer that the module does not know as its own."""
+
+    def __init__(self, hold, get):
+        super().__init__()
+        self.held, self.get = hold(Layer()), get
+
+    def training_step(self, batch, batch_idx):
+        return self.get(self.held)(self.loss(batch))
+
+
+HOLDERS = {
+    "a list": (lambda layer: [layer], lambda held: held[0]),
+    "a tuple": (lambda layer: (layer,), lambda held: held[0]),
+    "a dictionary": (lambda layer: {"it": layer}, lambda held: held["it"]),
+    "an object": (Holder, lambda held: held.layer),
+}
+for name, (hold, get) in HOLDERS.items():
+    add(f"a layer that counts, in {name}", lambda hold=hold, get=get: Held(hold, get), eager=ANY)
+
+
+@case(eager=ANY)
+class LayerThatCountsInAGlobalModule(Small):
+    def __init__(self):
+        super().__init__()
+        GLOBAL.calls = 0
+
+    def training_step(self, batch, batch_idx):
+        return GLOBAL(self.loss(batch))
+
+
+GLOBAL = Layer()
+
+
+# -- constant within an epoch -----------------------------------------------------------------------------------------
+
+
+@case()
+class ModeOfALayerInAList(Small):
+    """A part is kept out of the checkpoint by a list, and is switched to evaluation in the second epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [nn.Dropout(0.5)]
+
+    def on_train_epoch_start(self):
+        self.parts[0].train(self.current_epoch == 0)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss((self.parts[0](batch[0]), batch[1]))
+
+
+CONFIG = types.ModuleType("config")
+
+
+class Smoothed(Small):
+    """The loss takes a number that changes from epoch to epoch."""
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1], label_smoothing=self.number())
+
+
+@case()
+class NumberInAnotherModuleOfPythons(Smoothed):
+    """As with `import config`."""
+
+    def on_train_epoch_start(self):
+        CONFIG.hardness = 0.2 * self.current_epoch
+
+    def number(self):
+        return CONFIG.hardness
+
+
+@case()
+class MethodOfTheClassIsReplaced(Smoothed):
+    def on_train_epoch_start(self):
+        type(self).number = (lambda self: 0.2) if self.current_epoch else (lambda self: 0.0)
+
+
+@case()
+class MethodOfTheModuleIsReplaced(Smoothed):
+    def on_train_epoch_start(self):
+        self.number = (lambda: 0.2) if self.current_epoch else (lambda: 0.0)
+
+
+@case(options={"gradient_clip_val": 1.0})
+class ClippingIsChangedOnTheTrainer(Small):
+    def on_train_epoch_start(self):
+        self.trainer.gradient_clip_val = 0.1 if self.current_epoch else 1.0
+
+
+@case()
+class WeightsOfClassesOnTheTrainer(Small):
+    """A tensor that another object holds is replaced between epochs."""
+
+    def on_train_epoch_start(self):
+        self.trainer.class_weights = torch.ones(3) + self.current_epoch * torch.arange(3.0)
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1], weight=self.trainer.class_weights)

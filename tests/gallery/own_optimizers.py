@@ -1,0 +1,184 @@
+"""Optimizers that users write: in plain Python, with counters, with state of every kind."""
+
+from functools import partial
+
+import torch
+from torch import optim
+
+from gallery.case import add
+from gallery.optimizers import Optimized
+
+
+class Sign(optim.Optimizer):
+    """The sign of the gradient, in plain Python."""
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(parameter, group)
+        return loss
+
+    def update(self, parameter, group):
+        parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
+
+
+class Counting(Sign):
+    """Counts its steps in Python, in the state of each parameter."""
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        state["step"] = state.get("step", 0) + 1
+        parameter.add_(parameter.grad, alpha=-group["lr"] / state["step"] ** 0.5)
+
+
+class CountingItself(Sign):
+    """Counts its steps in an attribute."""
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, lr)
+        self.count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        return super().step(closure)
+
+
+class CountingInItsGroup(Sign):
+    """Counts its steps in the parameter group."""
+
+    def update(self, parameter, group):
+        group["step"] = group.get("step", 0) + 1
+        super().update(parameter, group)
+
+
+class Lion(Sign):
+    """State tensors that it makes at the first step and writes in place."""
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        if not state:
+            state["average"] = torch.zeros_like(parameter)
+        update = state["average"].mul(0.9).add(parameter.grad, alpha=0.1).sign_()
+        parameter.mul_(1 - group["lr"] * 0.1).add_(update, alpha=-group["lr"])
+        state["average"].lerp_(parameter.grad, 0.01)
+
+
+class Replacing(Sign):
+    """State tensors that it replaces at each step."""
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        state["average"] = 0.9 * state.get("average", 0.0) + 0.1 * parameter.grad
+        parameter.sub_(group["lr"] * state["average"])
+
+
+class Nested(Sign):
+    """State in a dictionary of its own below the parameter's."""
+
+    def update(self, parameter, group):
+        inner = self.state[parameter].setdefault("inner", {"average": torch.zeros_like(parameter)})
+        inner["average"] = 0.9 * inner["average"] + 0.1 * parameter.grad
+        parameter.sub_(group["lr"] * inner["average"])
+
+
+class KeepingItsNorm(Sign):
+    """A tensor in an attribute, replaced at each step."""
+
+    norm = torch.zeros(())
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        squares = [p.grad.square().sum() for group in self.param_groups for p in group["params"]]
+        self.norm = 0.9 * self.norm + 0.1 * torch.stack(squares).sum().sqrt()
+        return loss
+
+
+class WritingThroughData(Sign):
+    """An old style: `.data` everywhere."""
+
+    def update(self, parameter, group):
+        parameter.data = parameter.data - group["lr"] * parameter.grad.data
+
+
+class WritingInDataInPlace(Sign):
+    def update(self, parameter, group):
+        parameter.data.add_(parameter.grad.data, alpha=-group["lr"])
+
+
+class Centralized(optim.Adam):
+    """A subclass of torch's that changes the gradients first."""
+
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad.dim() > 1:
+                    parameter.grad.sub_(parameter.grad.mean(1, keepdim=True))
+        super().step()
+        return loss
+
+
+class Lookahead(optim.Optimizer):
+    """Wraps another optimizer and goes back to slow weights every fifth step."""
+
+    def __init__(self, parameters):
+        self.inner, self.count = optim.SGD(parameters, lr=0.05, momentum=0.9), 0
+        super().__init__(self.inner.param_groups, {"lr": 0.05})
+        self.param_groups = self.inner.param_groups
+        self.slow = [parameter.detach().clone() for parameter in self.param_groups[0]["params"]]
+
+    def step(self, closure=None):
+        loss = self.inner.step(closure)
+        self.count += 1
+        if self.count % 5 == 0:
+            for slow, parameter in zip(self.slow, self.param_groups[0]["params"], strict=True):
+                slow.lerp_(parameter.detach(), 0.5)
+                parameter.data.copy_(slow)
+        return loss
+
+
+class SharpnessAware(optim.SGD):
+    """Two gradients for each step: the closure is called twice."""
+
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm() + 1e-12
+        moves = [0.05 * p.grad / norm for p in parameters]
+        with torch.no_grad():
+            torch._foreach_add_(parameters, moves)
+        with torch.enable_grad():
+            closure()
+        with torch.no_grad():
+            torch._foreach_sub_(parameters, moves)
+        super().step()
+        return loss
+
+
+OWN = {
+    Sign: None,
+    Counting: "changes Python state",
+    CountingItself: "changes Python state",
+    CountingInItsGroup: "sets the optimizer's 'step'",
+    Lion: None,
+    Replacing: None,
+    Nested: "changes Python state",
+    KeepingItsNorm: "changes Python state",
+    WritingThroughData: "replaces `.data`",
+    WritingInDataInPlace: None,
+    Centralized: None,
+    Lookahead: "changes Python state",
+    SharpnessAware: None,
+}
+for kind, eager in OWN.items():
+    add(f"own optimizer {kind.__name__}", partial(Optimized, kind), eager=eager, inductor=kind is SharpnessAware)
