@@ -41,6 +41,7 @@ class Candidate:
         seen: How many steps came in all.
         seen_in_sink: How many of them came in the present sink.
         sink: Number of that sink.
+        problem: Why the last recording made no program.
         hazard: Why there will be no program.
     """
 
@@ -49,6 +50,7 @@ class Candidate:
     seen: int = 0
     seen_in_sink: int = 0
     sink: int = -1
+    problem: Hazard | None = None
     hazard: Hazard | None = None
 
     def is_due(self, first_of_its_kind: bool) -> bool:
@@ -78,6 +80,7 @@ class Candidate:
             problems = [item for item in found if isinstance(item, Hazard)]
         if not problems and self.recordings >= MOST_BRANCHES:
             problems = observation.recording.frozen
+        self.problem = problems[0] if problems else None
         if problems and self.recordings >= MAX_RECORDINGS:
             self.give_up(problems[0])
         return None
@@ -86,6 +89,7 @@ class Candidate:
         """Takes note that a step has a program."""
         self.last.pop(observation.way, None)
         self.recordings = self.seen = self.seen_in_sink = 0
+        self.problem = None
 
     def give_up(self, hazard: Hazard) -> None:
         """Leaves steps of this kind to the eager path."""
@@ -121,6 +125,11 @@ class Candidates:
     def never_come_again(self) -> bool:
         """Whether many kinds of steps came and each of them once, so that nothing is ever compiled."""
         return len(self._known) >= _MANY_KINDS and all(known.seen == 1 for known in self._known.values())
+
+    def problems(self) -> list[tuple[Hashable, Hazard]]:
+        """Returns the kinds whose last recording made no program, and why; not those that have been given up."""
+        items = self._known.items()
+        return [(key, known.problem) for key, known in items if known.problem is not None and known.hazard is None]
 
     def drop(self, key: Hashable) -> None:
         """Forgets one kind."""

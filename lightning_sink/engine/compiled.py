@@ -88,7 +88,7 @@ class CompiledEngine(Engine):
         self._verified: dict[str, int] = {}
         self._programs: dict[_Key, list[Program]] = {}
         self._candidates = Candidates()
-        self._failures: dict[_Key, int] = {}
+        self._failures: dict[Hashable, int] = {}
         self._state: Hashable = None
         self._sinks = 0
         self._reported: set[str] = set()
@@ -205,7 +205,15 @@ class CompiledEngine(Engine):
     def _forget(self) -> None:
         self._restless += any(self._programs.values()) or bool(self._candidates)
         self._programs.clear()
+        # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
+        for key, problem in self._candidates.problems():
+            self._fail(key, problem)
         self._candidates.clear()
+
+    def _fail(self, key: Hashable, hazard: Hazard) -> None:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        if failures >= _MOST_FAILURES:
+            self._report(hazard)
 
     # -- recordings -------------------------------------------------------------------------------------------------
 
@@ -233,7 +241,7 @@ class CompiledEngine(Engine):
         if bindings is not None:
             self._make(key, candidate, observation, bindings)
         elif candidate.hazard is not None:
-            self._failures[key] = self._failures.get(key, 0) + 1
+            self._fail(key, candidate.hazard)
             self._report(candidate.hazard)
 
     def _record(self, sink: Sink, step: Step) -> Observation:
