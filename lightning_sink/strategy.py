@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
@@ -30,6 +31,7 @@ from lightning_sink.trainer.batch_hooks import in_step
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
 from lightning_sink.trainer.loops import data_place, take_over
 from lightning_sink.trainer.optimizers import require_optimizer
+from lightning_sink.trainer.reach import reached_through
 from lightning_sink.trainer.reads import counters, machinery, watched_getters
 from lightning_sink.trainer.sink import TrainerSink
 from lightning_sink.trainer.transfer import Transfer
@@ -88,6 +90,7 @@ class SinkStrategy(SingleDeviceStrategy):
         self._queue: BatchQueue | None = None
         self._queue_report = QueueReport()
         self._engine: Engine | None = None
+        self._engine_optimizers: list[Optimizer] = []
         self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
         self._last_sink: TrainerSink | None = None
         self._history: dict[str, Tensor] | None = None
@@ -134,8 +137,10 @@ class SinkStrategy(SingleDeviceStrategy):
     @property
     def engine(self) -> Engine:
         """The engine of this fit."""
+        if self._engine is not None and self._engine_optimizers != self.optimizers:
+            self._close_engine()  # `trainer.optimizers` has been replaced
         if self._engine is None:
-            self._engine = self._make_engine()
+            self._engine, self._engine_optimizers = self._make_engine(), list(self.optimizers)
         return self._engine
 
     @property
@@ -188,6 +193,7 @@ class SinkStrategy(SingleDeviceStrategy):
             codes=watched_getters(module.trainer),
             ignore=machinery(),
             others=in_step(module.trainer),
+            outside=reached_through(module.trainer),
         )
 
     def _fall_back(self, hazard: Hazard) -> None:
@@ -234,6 +240,10 @@ class SinkStrategy(SingleDeviceStrategy):
     def connect(self, model: LightningModule) -> None:
         """Puts loops with sinks into the Trainer before anything asks it for its data."""
         super().connect(model)
+        if model.trainer.num_nodes > 1:
+            raise UnsupportedError(
+                f"`SinkStrategy` trains on one node so far; got {model.trainer.num_nodes}. Pass `Trainer(num_nodes=1, ...)`."
+            )
         if self.dataset_sink_mode and model.trainer.state.fn == TrainerFn.FITTING:
             take_over(model.trainer, self)
 

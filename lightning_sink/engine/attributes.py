@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 import sys
+from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from contextvars import ContextVar
 from copy import copy
 from functools import partial
 from itertools import count
@@ -27,14 +29,19 @@ from lightning_sink.engine.watch import is_library
 _MOST_VALUES = 2_000
 """Values looked at in one attribute; beyond them a container counts as the same while it is the same object."""
 
+_MOST_BYTES = 1 << 20
+"""Bytes, and plain numbers, that are compared as a whole."""
+
 _DEEPEST = 8
 
 # Of the standard library's objects only these are looked into: nobody keeps numbers in a lock or a logger.
 _TRANSPARENT = frozenset(["__main__", "argparse", "queue", "types"])
 _COUNTING: tuple[type, ...] = (count, type(iter([])), type(iter(())), type(iter(range(0))))
 
-# What classes hold that is no method.
-_SHARED = (int, float, complex, str, list, tuple, dict, set, deque)
+_SCALARS = frozenset([int, float, bool, complex, str, type(None)])
+
+# What classes hold that a step may read: methods too, which users replace.
+_SHARED = (int, float, complex, str, list, tuple, dict, set, deque, FunctionType)
 
 _TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
@@ -85,7 +92,8 @@ def class_state(kind: type) -> dict[str, Hashable]:
     """Returns a fingerprint of what a class of the user's holds beside its methods."""
     if is_library(kind.__module__):
         return {}
-    shared = {name: value for name, value in vars(kind).items() if isinstance(value, _SHARED)}
+    held = {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+    shared = {name: value for name, value in held.items() if isinstance(value, _SHARED) or _is_users_object(value)}
     return {f"{kind.__qualname__}.{name}": fingerprint(value) for name, value in shared.items()}
 
 
@@ -159,9 +167,14 @@ class _Walk:
             return value.getstate()
         if type(value).__module__.partition(".")[0] == "numpy":
             return self._numpy(value, depth)
+        if isinstance(value, (bytearray, array)) and len(value) <= _MOST_BYTES:
+            return type(value), bytes(value)
         children = self._children(value) if depth else None
-        if children is None or len(children) > self._left:
-            return _Same(value), len(children or ())
+        if children is None:
+            return _Same(value), 0
+        if len(children) > self._left:
+            plain = len(children) <= _MOST_BYTES and all(type(child) in _SCALARS for child in children)
+            return _Same(value), tuple(children) if plain else len(children)
         seen = (self.visit(child, depth - 1) for child in children)
         kind = _Same(value) if isinstance(value, FunctionType) else type(value)
         return kind, frozenset(seen) if isinstance(value, (set, frozenset)) else tuple(seen)
@@ -178,6 +191,10 @@ class _Walk:
             return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
         if isinstance(value, partial):
             return [value.func, value.args, value.keywords]
+        if isinstance(value, MethodType):
+            return [value.__func__, value.__self__]
+        if isinstance(value, ContextVar):
+            return [value.get(None)]
         if isinstance(value, _COUNTING):
             return [repr(value) if isinstance(value, count) else value.__reduce__()[1:]]
         return _attributes(value) if _is_users_object(value) else None
@@ -186,7 +203,7 @@ class _Walk:
         generator = getattr(value, "bit_generator", None)
         if generator is not None:
             return self.visit(generator.state, depth)
-        if hasattr(value, "tobytes") and value.nbytes <= _MOST_VALUES * 8 and not value.dtype.hasobject:
+        if hasattr(value, "tobytes") and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
             return str(value.dtype), value.shape, value.tobytes()
         return _Same(value)
 

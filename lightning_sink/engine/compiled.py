@@ -8,14 +8,13 @@ the batch's signature, the branches that numbers decide (a kind has a program fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import random_state
 from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.counts import Counts
@@ -28,7 +27,7 @@ from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Snapshot
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
-from lightning_sink.engine.watch import DRAWN, Hazard
+from lightning_sink.engine.watch import Hazard
 
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
@@ -56,6 +55,7 @@ class CompiledEngine(Engine):
         codes: Code objects of getters whose reads depend on the step, with their names.
         ignore: Attributes of the module that say nothing about the step.
         others: Objects that take part in the step besides the module.
+        outside: Returns a fingerprint of what some code reaches in a way that only the owner knows.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class CompiledEngine(Engine):
         codes: Mapping[CodeType, str],
         ignore: frozenset[str] = frozenset(),
         others: Sequence[Any] = (),
+        outside: Callable[[Collection[CodeType]], dict[str, Hashable]] = lambda codes: {},
     ) -> None:
         self.name = name
         self._module = module
@@ -81,7 +82,8 @@ class CompiledEngine(Engine):
         self._fallback = fallback
         self._codes = codes
         self._others = others
-        self._granted = Granted(module, optimizers, ignore, others)
+        self._granted = Granted(module, optimizers, ignore, others, outside)
+        self._glance: list[Any] = []
         self._hyper = Hyperparameters(optimizers)
         self._counts = Counts(counters)
         self._functions = Functions(compiler)
@@ -121,11 +123,16 @@ class CompiledEngine(Engine):
             for step in sink.steps():
                 sink.run(step, tape)
             return
-        self._begin()
+        begun = False
         try:
             for step in sink.steps():
+                if not begun:  # not before callbacks have seen the first batch, and changed what they change
+                    begun = True
+                    self._begin()
                 if self._hyper.update():
                     self._forget()
+                if sink.disturbed:
+                    self._look()
                 key = (step.kind, step.signature)
                 program = self._find(key, step)
                 if program is None:
@@ -187,6 +194,14 @@ class CompiledEngine(Engine):
             (program, outputs), self._unsettled = self._unsettled, None
             program.store(outputs)
 
+    def _look(self) -> None:
+        """Sees whether the user's code changed something since the step before."""
+        self._settle()
+        glance = self._granted.glance()
+        if len(glance) != len(self._glance) or any(a is not b for a, b in zip(glance, self._glance, strict=True)):
+            self._glance = glance
+            self._begin()
+
     def _begin(self) -> None:
         """Looks at what programs take for granted and forgets those that are no longer right."""
         if self._hyper.refresh() or self._hyper.update():
@@ -246,15 +261,8 @@ class CompiledEngine(Engine):
 
     def _record(self, sink: Sink, step: Step) -> Observation:
         before = Snapshot(self._module, self._optimizers, self._others)
-        python, drawn = self._granted.python(), random_state()
-        recorder = Recorder(self._hyper, self._counts, before, self._codes, step.leaves)
+        recorder = Recorder(self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python)
         result = sink.run(step, recorder)
-        if random_state() != drawn:
-            recorder.hazard(DRAWN)
-        after = self._granted.python()
-        changed = [name for name in {**python, **after} if python.get(name) != after.get(name)]
-        if changed:
-            recorder.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
         self._granted.learn(recorder.ran)
         return observe(recorder, before, Snapshot(self._module, self._optimizers, self._others), step, result)
 
@@ -283,6 +291,7 @@ class CompiledEngine(Engine):
         self._state = self._present_state()
 
     def _report(self, hazard: Hazard) -> None:
-        if hazard.what not in self._reported:
-            self._reported.add(hazard.what)
+        what = hazard.what.partition(":")[0]
+        if what not in self._reported:
+            self._reported.add(what)
             self._fallback(hazard)

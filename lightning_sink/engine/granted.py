@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import python_state
 from lightning_sink.engine.closures import find_functions, outside_state
+from lightning_sink.engine.private import global_hooks
+from lightning_sink.engine.slots import holders
 
 
 class Granted:
@@ -22,15 +24,22 @@ class Granted:
         optimizers: The optimizers.
         ignore: Attributes of the module that say nothing about a step.
         others: Objects that take part in the step besides.
+        outside: Returns a fingerprint of what some code reaches in a way that only the owner knows.
     """
 
     def __init__(
-        self, module: nn.Module, optimizers: list[Optimizer], ignore: frozenset[str], others: Sequence[Any] = ()
+        self,
+        module: nn.Module,
+        optimizers: list[Optimizer],
+        ignore: frozenset[str],
+        others: Sequence[Any] = (),
+        outside: Callable[[Collection[CodeType]], dict[str, Hashable]] = lambda codes: {},
     ) -> None:
         self._module = module
         self._optimizers = optimizers
         self._ignore = ignore
         self._others = others
+        self._outside = outside
         self._codes: set[CodeType] = set()
         self._functions: list[FunctionType] = []
 
@@ -43,7 +52,15 @@ class Granted:
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
         state = python_state(self._module, self._optimizers, self._ignore, self._others)
-        return {**state, **outside_state(self._functions, self._module)}
+        return {**state, **outside_state(self._functions, self._module), **self._outside(self._codes)}
+
+    def glance(self) -> list[Any]:
+        """Returns what attributes hold, to compare by identity: a look that is cheap enough for each step."""
+        held = [value for _, holder in holders(self._module, self._others) for value in vars(holder).values()]
+        held += [value for state in self._optimizers for kept in state.state.values() for value in kept.values()]
+        for tensor in (*self._module.parameters(), *self._module.buffers()):
+            held += (tensor, tensor.requires_grad)
+        return held
 
     def state(self) -> Hashable:
         """Returns something that is equal as long as the programs made now are right."""
@@ -51,7 +68,7 @@ class Granted:
         groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
         parameters = (*self._module.parameters(), *(parameter for group in groups for parameter in group))
         gradients = tuple(parameter.requires_grad for parameter in parameters)
-        return modules, gradients, tuple(self.python().items()), torch.is_anomaly_enabled()
+        return modules, gradients, tuple(self.python().items()), torch.is_anomaly_enabled(), global_hooks()
 
     def forget(self) -> None:
         """Lets go of the functions."""

@@ -24,6 +24,7 @@ __all__ = [
     "WeakIdKeyDictionary",
     "compile_graph",
     "find_compiler",
+    "global_hooks",
     "is_mutable",
     "pytree",
     "schema_name",
@@ -37,9 +38,24 @@ __all__ = [
 MODULE_HOOKS = frozenset(["_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"])
 
 
+_GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
+
 def tensor_hooks(tensor: Tensor) -> list[Any]:
     """Returns a leaf's hooks on its gradient. `register_hook` and its like add to these; nothing public lists them."""
     return [tensor._backward_hooks, tensor._post_accumulate_grad_hooks]
+
+
+def global_hooks() -> tuple[Any, ...]:
+    """Returns the hooks on every module (`register_module_forward_hook`); nothing public lists them."""
+    from torch.nn.modules import module
+
+    return tuple(hook for name in _GLOBAL_HOOKS for hook in getattr(module, name).values())
 
 
 def is_mutable(operation: Any) -> bool:

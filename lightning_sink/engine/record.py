@@ -13,7 +13,7 @@ steps is decided in `binding.py`, by comparing it with the recording of the step
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import CodeType
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine.attributes import Attributes
+from lightning_sink.engine.attributes import Attributes, random_state
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
@@ -39,7 +39,7 @@ from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot, holders
 from lightning_sink.engine.step_counts import StandInMode, StepCounts
 from lightning_sink.engine.undo import Undo
-from lightning_sink.engine.watch import Hazard, user_line, watch_reads
+from lightning_sink.engine.watch import DRAWN, Hazard, user_line, watch_reads
 
 # Keeps what its backward needs only where gradients are on.
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
@@ -59,6 +59,7 @@ class Recorder(TorchDispatchMode):
         before: What every slot holds before the step.
         codes: Code objects of getters whose reads depend on the step, with their names.
         changing: Tensors that are others at each step: the batch's.
+        look: Returns a fingerprint of the Python values that the step may change, by name.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class Recorder(TorchDispatchMode):
         before: Snapshot,
         codes: Mapping[CodeType, str],
         changing: Iterable[Tensor] = (),
+        look: Callable[[], dict[str, Hashable]] = dict,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
         self.ran: set[CodeType] = set()
         self._uses = Uses(self.hazard, self._frozen)
+        self._look = look
         self._hyper = hyper
         self._counts = counts
         self._before = before
@@ -94,6 +97,7 @@ class Recorder(TorchDispatchMode):
         generator = torch.get_rng_state()
         present, attributes = self._before.again(), Attributes(self._before.module, self._before.others)
         self._undo.forget()
+        python, drawn = self._look(), random_state()
         try:
             with ExitStack() as stack:
                 stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
@@ -101,10 +105,12 @@ class Recorder(TorchDispatchMode):
                 stack.enter_context(self)
                 stack.enter_context(self._hyper.lifted(self._uses))
                 try:
-                    return released(body())
+                    out = released(body())
                 finally:
                     for _, holder in holders(self._before.module, self._before.others):
                         released(vars(holder))
+            self._compare(python, drawn)
+            return out
         except Exception as error:
             self.hazard(f"recording it failed: {type(error).__name__}: {error}", user_line(error))
         self._undo.restore()
@@ -114,6 +120,14 @@ class Recorder(TorchDispatchMode):
         rewind()
         self._failed = True
         return body()
+
+    def _compare(self, python: dict[str, Hashable], drawn: Hashable) -> None:
+        if random_state() != drawn:
+            self.hazard(DRAWN)
+        after = self._look()
+        changed = [name for name in {**python, **after} if python.get(name) != after.get(name)]
+        if changed:
+            self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""

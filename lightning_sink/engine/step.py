@@ -102,6 +102,9 @@ class Sink(ABC):
     eager_reason: Hazard | None = None
     """Why every step of this sink has to run the plain way; None where an engine may choose."""
 
+    disturbed: bool = False
+    """Whether code of the user's runs between its steps, which may change what programs take for granted."""
+
     @abstractmethod
     def steps(self) -> Iterator[Step]:
         """Yields each step when it is about to run; ends with the sink."""

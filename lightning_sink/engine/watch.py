@@ -8,6 +8,7 @@ step (`global_step`, the clock, the data of a tensor as numpy sees it). What a s
 from __future__ import annotations
 
 import gc
+import io
 import random
 import sys
 import traceback
@@ -93,7 +94,9 @@ DRAWN = "Python's or numpy's global random generator is drawn from"
 _PYTHONS_GENERATOR = getattr(random.random, "__self__", None)
 _CLOCKS = {f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")}
 _CALENDARS = {"now", "utcnow", "today"}
+_BOARD = "torch.utils.tensorboard.writer"
 _OUTER_WORLD = (print, input, open)
+_WRITES = {"write", "writelines"}
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
 _GENERATOR_CODES = {
@@ -122,6 +125,8 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType
         if event == "call":
             if is_user_frame(frame):
                 ran.add(frame.f_code)
+            elif frame.f_globals.get("__name__", "").startswith(_BOARD) and frame.f_code.co_name.startswith("add_"):
+                report(f"`SummaryWriter.{frame.f_code.co_name}()` is called")
             name = names.get(frame.f_code)
             if frame.f_code in _ESCAPE_CODES:
                 report(f"`Tensor.{_ESCAPE_CODES[frame.f_code]}()` takes values out of the step")
@@ -157,6 +162,8 @@ def _read_by(function: Any) -> str | None:
     module = getattr(owner, "__name__", "")
     if (module == "time" and name in _CLOCKS) or (name in _CALENDARS and module in ("datetime", "date")):
         return f"`{module}.{name}()` is read"
+    if name in _WRITES and isinstance(owner, io.IOBase):
+        return f"`{type(owner).__name__}.{name}()` is called"
     if owner is _PYTHONS_GENERATOR:
         return DRAWN
     if function in _OUTER_WORLD:

@@ -35,26 +35,25 @@ class Counters:
         current.ready += 1
 
     @property
-    def optimizer_steps(self) -> int:
-        """Optimizer steps made since training began."""
-        made: int = self._step[0].completed
-        return made
+    def optimization(self) -> tuple[int, int]:
+        """How often gradients were cleared at Lightning's bidding, and optimizer steps made, since training began."""
+        return self._zero_grad[0].completed, self._step[0].completed
 
-    def trained(self, clears: bool, steps: int) -> None:
+    def trained(self, clearings: int, steps: int) -> None:
         """A program trained the batch.
 
         Args:
-            clears: Whether it cleared the gradients at Lightning's bidding.
+            clearings: How often it cleared the gradients at Lightning's bidding.
             steps: Optimizer steps that it made.
         """
         for tracker in self._batch:
             tracker.started += 1
             tracker.processed += 1
-        if clears:
+        if clearings:
             for tracker in self._zero_grad:
-                tracker.ready += 1
-                tracker.started += 1
-                tracker.completed += 1
+                tracker.ready += clearings
+                tracker.started += clearings
+                tracker.completed += clearings
         if steps:
             for tracker in self._step:
                 tracker.ready += steps

@@ -110,6 +110,8 @@ def in_step_reason(trainer: Any) -> str:
 
 def eager_reason(trainer: Trainer) -> Hazard | None:
     """Returns why no step of this trainer may be compiled at present, None if steps may."""
+    if torch.is_anomaly_enabled():
+        return Hazard("`detect_anomaly=True` looks at the values of every step")
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and config.interval == "step":
             return Hazard(f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step")

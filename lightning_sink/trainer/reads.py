@@ -22,7 +22,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from lightning_sink.engine.numbers import released
+from lightning_sink.engine.numbers import Number, released
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.watch import is_user_frame
 
@@ -83,11 +83,9 @@ def lifted_counters(trainer: Any, tape: Tape) -> Iterator[None]:
             for name in names:
                 stack.enter_context(_lifted(kind, name, owners, tape))
         stack.enter_context(_lifted_arguments(module, tape))
-        try:
-            yield
-        finally:
-            for config in trainer.lr_scheduler_configs:
-                released(vars(config.scheduler))  # stepped by hand, it keeps the rates that it has seen
+        for config in trainer.lr_scheduler_configs:
+            stack.enter_context(_lifted_rates(config.scheduler))
+        yield
 
 
 @contextmanager
@@ -105,6 +103,24 @@ def _lifted(kind: type, name: str, owners: set[int], tape: Tape) -> Iterator[Non
         yield
     finally:
         setattr(kind, name, present)
+
+
+@contextmanager
+def _lifted_rates(scheduler: Any) -> Iterator[None]:
+    """Lets `scheduler.get_last_lr()` give the optimizer's rates, stand-ins by now, where it tells the same."""
+    told = vars(scheduler).get("_last_lr")
+    rates = [group["lr"] for group in scheduler.optimizer.param_groups] if hasattr(scheduler, "optimizer") else []
+    plain = [rate.value if type(rate) is Number else rate for rate in rates]
+    if not isinstance(told, list) or told != plain:
+        yield
+        return
+    scheduler._last_lr = rates
+    try:
+        yield
+    finally:
+        if scheduler._last_lr is rates:
+            scheduler._last_lr = told
+        released(vars(scheduler))  # stepped by hand, it keeps the rates that it has seen
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -46,6 +46,7 @@ class _Note:
     """What a step did besides its tensors: the same for every step that a program stands for."""
 
     calls: tuple[LogCall, ...]
+    clearings: int
     optimizer_steps: int
 
 
@@ -88,6 +89,9 @@ class TrainerSink(Sink):
         self._hooks = BatchHooks(self._trainer, alone=length == 1)
         self._accumulate = self._trainer.accumulate_grad_batches
         self._automatic = self._module.automatic_optimization
+        self._options: Hashable = None
+        steps_schedules = self._schedulers and is_overridden("lr_scheduler_step", self._module)
+        self.disturbed = steps_schedules or not self._transfer.is_plain
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
         self._first = self._last = True
@@ -144,6 +148,8 @@ class TrainerSink(Sink):
                 started = True
                 if self._first:
                     self._hooks.start(batch, loop.batch_idx)
+                    self._accumulate = trainer.accumulate_grad_batches
+                    self._options = self._accumulate, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
                 elif self._hooks.is_monitored():
                     self._logs.deliver()
                     self._hooks.monitor(batch, loop.batch_idx)
@@ -173,11 +179,11 @@ class TrainerSink(Sink):
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
         self._logs.deliver()
 
-    def _kind(self) -> tuple[bool, bool, int]:
+    def _kind(self) -> tuple[bool, bool, Hashable]:
         if self._accumulate == 1:
-            return self._automatic, True, 1
+            return self._automatic, True, self._options
         clears = self._loop.batch_idx % self._accumulate == 0
-        return clears, not self._loop._should_accumulate(), self._accumulate
+        return clears, not self._loop._should_accumulate(), self._options
 
     # -- the plain way ----------------------------------------------------------------------------------------------
 
@@ -187,7 +193,7 @@ class TrainerSink(Sink):
         self._announce()
         loop, trainer, module = self._loop, self._trainer, self._module
         batch, batch_idx = self.batch, loop.batch_idx
-        log, made = StepLog(), self._counters.optimizer_steps
+        log, counted = StepLog(), self._counters.optimization
         saved = None if isinstance(tape, PlainTape) else save_counts(loop)
 
         def train() -> Any:
@@ -222,7 +228,7 @@ class TrainerSink(Sink):
         if self.skip_epoch:
             return result
         self._result = lambda: result
-        made = self._counters.optimizer_steps - made
+        cleared, made = (now - then for now, then in zip(self._counters.optimization, counted, strict=True))
         self._last = self._last or trainer.should_stop or self._is_due(made)
         if self._last:
             self._hooks.end(output, batch, batch_idx)
@@ -244,7 +250,7 @@ class TrainerSink(Sink):
             tape.hazard(hazard)
         self._completed()
         self.history.add(loss, [(entry.name, value) for entry, value in zip(log.calls, log.values, strict=True)])
-        result.note = _Note(tuple(log.calls), made)
+        result.note = _Note(tuple(log.calls), cleared, made)
         return result
 
     def _lifted(self, tape: Tape) -> AbstractContextManager[None]:
@@ -257,8 +263,8 @@ class TrainerSink(Sink):
     ) -> None:
         """Does Lightning's part of a step that a program ran."""
         loop, calls = self._loop, note.calls
-        clears, steps, _ = cast(tuple[bool, bool, int], step.kind)
-        self._counters.trained(clears, note.optimizer_steps)
+        steps = cast(tuple[bool, bool, Hashable], step.kind)[1]
+        self._counters.trained(note.clearings, note.optimizer_steps)
         if self._schedulers:
             self._step_schedulers()
         if not self._last and self._hooks.shows:
@@ -291,7 +297,7 @@ class TrainerSink(Sink):
         self._completed()
 
     def _is_due(self, made: int) -> bool:
-        return made > 0 and self._ends_at is not None and self._ends_at(self._counters.optimizer_steps)
+        return made > 0 and self._ends_at is not None and self._ends_at(self._counters.optimization[1])
 
     def _add(self, pairs: _Logged, number: int) -> None:
         if pairs:
@@ -337,7 +343,7 @@ class TrainerSink(Sink):
         self._logs.deliver()
         if self._trained is None:
             return
-        loop, stepped = self._loop, cast(tuple[bool, bool, int], self._trained.kind)[1]
+        loop, stepped = self._loop, cast(tuple[bool, bool, Hashable], self._trained.kind)[1]
         loop._batches_that_stepped -= stepped
         with self._counters.as_before(announced):
             self._trainer._logger_connector.on_batch_end()

@@ -37,6 +37,11 @@ class Transfer:
             for hook in _HOOKS
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether none of the user's hooks run when a batch is transferred here."""
+        return self._done or self._plain
+
     def __call__(self, batch: Any) -> Any:
         """Returns the batch on the device, through the user's hooks."""
         if self._done:
