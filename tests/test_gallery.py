@@ -5,19 +5,24 @@ written beside it. The modules are in `gallery/`, a file for each subject.
 """
 
 import warnings
+from importlib import import_module
 
 import lightning as L
 import pytest
 import torch
 
-from gallery import hooks, manual, optimizers, options, precision, randomness, state  # noqa: F401 - they fill CASES
 from gallery.case import CASES, Small
 from gallery.recorder import recorded
 from lightning_sink import SinkStrategy
 from lightning_sink.errors import SinkError
-from parity import QUIET, Events, Rows, assert_parity, both, loader
+from parity import QUIET, Events, Rows, assert_parity, both
 
-TRAINED = [case for case in CASES if case.refused is None]
+SUBJECTS = ["hooks", "around", "steps", "manual", "options", "callbacks"]
+SUBJECTS += ["optimizers", "precision", "randomness", "state"]
+for subject in SUBJECTS:
+    import_module(f"gallery.{subject}")
+
+TRAINED = [case for case in CASES if case.refused is None and case.raises is None]
 
 
 def names(case):
@@ -33,7 +38,7 @@ def trained(case, engine, sink_size=4):
     options = case.trainer_options()
     callbacks = case.options.get("callbacks", list)
     options.pop("callbacks", None)
-    return both(case.make, case.data, strategy, callbacks=callbacks, **options)
+    return both(case.make, case.data, strategy, callbacks=callbacks, loggers=case.loggers, **options)
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=names)
@@ -69,13 +74,31 @@ def test_refused(case):
     trained_by = SinkStrategy(4, epoch="dataset", engine="traced")
     module = case.make()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    warnings.simplefilter("ignore", category=UserWarning)
     with pytest.raises(SinkError) as caught:
         L.Trainer(strategy=trained_by, **{**QUIET, **options}).fit(module, case.data())
     assert case.refused in str(caught.value)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
-# -- the order of all hooks ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("case", [case for case in CASES if case.raises is not None], ids=names)
+def test_raises_what_plain_lightning_raises(case, engine):
+    raised = []
+    for strategy in ("auto", SinkStrategy(4, epoch="dataset", engine=engine)):
+        torch.manual_seed(7)
+        module = case.make()
+        warnings.simplefilter("ignore", category=UserWarning)
+        trainer = L.Trainer(strategy=strategy, **{**QUIET, **case.trainer_options(), "logger": False})
+        with pytest.raises(Exception, match=case.raises) as caught:
+            trainer.fit(module, case.data())
+        raised.append((caught.type, str(caught.value), module.state_dict()))
+    (kind, text, expected), (found_kind, found_text, found) = raised
+    assert (kind, text) == (found_kind, found_text)
+    assert all(torch.allclose(tensor, found[name], rtol=1e-4) for name, tensor in expected.items())
+
+
+# -- the order of all hooks -------------------------------------------------------------------------------------------
 
 
 def sequence(case, strategy):
@@ -83,7 +106,7 @@ def sequence(case, strategy):
     options = case.trainer_options()
     trainer = L.Trainer(
         strategy=strategy,
-        logger=Rows(),
+        logger=[Rows(), *case.loggers()],
         callbacks=[Events(), *options.pop("callbacks", [])],
         **{**QUIET, "log_every_n_steps": 3, **options},
     )
@@ -112,7 +135,7 @@ def test_hooks_are_called_in_plain_lightnings_order(case):
     for index, (expected, found) in enumerate(zip(plain, sinks, strict=False)):
         assert expected == found, f"call {index}"
     assert len(plain) == len(sinks)
-    assert {"on_train_batch_start", "training_step", "on_train_start"} <= {name for _, name, _ in plain}
+    assert {"on_train_batch_start", "on_train_start"} <= {name for _, name, _ in plain}
 
 
 def test_control_longer_sinks_call_fewer_hooks():
