@@ -2,8 +2,11 @@
 
 import torch
 from torch import nn
+from torch.optim import SGD, Adam, lr_scheduler
 
 from gallery.case import Small, case
+
+MANUAL = "manual optimization"
 
 
 class Manual(Small):
@@ -22,12 +25,190 @@ class Manual(Small):
         self.log("loss", loss)
 
 
-@case(eager="manual optimization")
+# -- one optimizer ----------------------------------------------------------------------------------------------------
+
+
+@case(eager=MANUAL)
 class OneOptimizer(Manual):
     pass
 
 
-@case(eager="manual optimization")
+@case(eager=MANUAL)
+class ReturnsItsLoss(Manual):
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        loss = self.loss(batch)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return {"loss": loss.detach(), "extra": 3} if batch_idx % 2 else loss
+
+
+@case(eager=MANUAL)
+class GoesBackwardTwice(Manual):
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch), retain_graph=True)
+        self.manual_backward(sum(parameter.square().sum() for parameter in self.parameters()) * 0.01)
+        optimizer.step()
+
+
+@case(eager=MANUAL)
+class PenalizesGradients(Manual):
+    """A second derivative, through gradients that have a graph."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        x = x.clone().requires_grad_()
+        loss = nn.functional.cross_entropy(self(x), y)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss + slope.norm(dim=1).sub(0.1).square().mean())
+        optimizer.step()
+        self.log("slope", slope.norm())
+
+
+@case(eager=MANUAL)
+class StepsThreeTimesInABatch(Manual):
+    def training_step(self, batch, batch_idx):
+        for _ in range(3):
+            super().training_step(batch, batch_idx)
+
+
+@case(eager=MANUAL)
+class StepsAsOftenAsTheBatchSays(Manual):
+    def training_step(self, batch, batch_idx):
+        for _ in range(batch_idx % 3):
+            super().training_step(batch, batch_idx)
+
+
+@case(eager=MANUAL)
+class NeverStepsByHand(Manual):
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(self.loss(batch))
+
+
+@case(eager=MANUAL)
+class AccumulatesByHand(Manual):
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        self.manual_backward(self.loss(batch) / 4)
+        if (batch_idx + 1) % 4 == 0 or self.trainer.is_last_batch:
+            self.clip_gradients(optimizer, gradient_clip_val=0.2, gradient_clip_algorithm="norm")
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@case(eager=MANUAL)
+class ClipsByValue(Manual):
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="value")
+        optimizer.step()
+
+
+@case(eager=MANUAL)
+class StepsWithAClosure(Manual):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+
+        def closure():
+            loss = self.loss(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            return loss
+
+        optimizer.step(closure=closure)
+
+
+@case(eager=MANUAL)
+class TogglesTheModel(Manual):
+    """Synchronization is blocked while gradients gather."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        with optimizer.toggle_model(sync_grad=bool(batch_idx % 2)):
+            self.manual_backward(self.loss(batch))
+            if batch_idx % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@case(eager=MANUAL)
+class ARawOptimizer(Manual):
+    """Lightning sees no step of it and counts none."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+@case(eager=MANUAL)
+class ReadsTheGlobalStep(Manual):
+    """Warm-up by the number of optimizer steps, in the middle of a batch."""
+
+    def training_step(self, batch, batch_idx):
+        for _ in range(2):
+            self.optimizers().param_groups[0]["lr"] = 0.05 * min(1.0, (self.global_step + 1) / 20)
+            super().training_step(batch, batch_idx)
+        self.log("step", float(self.global_step))
+
+
+@case(eager=MANUAL)
+class UsesItsHooks(Manual):
+    def on_before_optimizer_step(self, optimizer):
+        self.net[0].weight.grad.mul_(0.5)
+
+    def on_after_backward(self):
+        self.net[2].weight.grad.mul_(0.5)
+
+    def on_before_backward(self, loss):
+        self.log("before", loss)
+
+
+@case(eager=MANUAL)
+class EndsEpochsItself(Manual):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 6 else None
+
+
+# -- schedulers -------------------------------------------------------------------------------------------------------
+
+
+@case(eager=MANUAL)
+class StepsItsScheduler(Manual):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+        self.lr_schedulers().step()
+
+
+@case(eager=MANUAL)
+class StepsItsSchedulerAtEachEpochsEnd(Manual):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return {"optimizer": optimizer, "lr_scheduler": lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)}
+
+    def on_train_epoch_end(self):
+        self.lr_schedulers().step(self.trainer.callback_metrics["loss"])
+
+
+# -- several optimizers -----------------------------------------------------------------------------------------------
+
+
+@case(eager=MANUAL)
 class TwoOptimizersThatToggle(Manual):
     """A GAN: each optimizer in its turn, the other's parameters frozen meanwhile."""
 
@@ -54,4 +235,96 @@ class TwoOptimizersThatToggle(Manual):
         self.log_dict({"generator": loss, "critic": critic_loss}, on_step=True, on_epoch=True)
 
     def configure_optimizers(self):
-        return [torch.optim.Adam(self.generator.parameters(), 0.01), torch.optim.SGD(self.critic.parameters(), 0.05)]
+        return [Adam(self.generator.parameters(), 0.01), SGD(self.critic.parameters(), 0.05)]
+
+
+class Several(Manual):
+    """An optimizer for each of its layers."""
+
+    number = 2
+
+    def configure_optimizers(self):
+        layers = [self.net[0], self.net[2], self.net[1]][: self.number]
+        return [Adam(list(layer.parameters()), 0.01) for layer in layers]
+
+    def due(self, batch_idx):
+        """The optimizers that step at a batch."""
+        return range(len(self.optimizers()))
+
+    def training_step(self, batch, batch_idx):
+        optimizers = self.optimizers()
+        for index in self.due(batch_idx):
+            loss = self.loss(batch)
+            self.zero_grad()
+            self.manual_backward(loss)
+            optimizers[index].step()
+        self.log("loss", self.loss(batch).detach(), on_step=True, on_epoch=True)
+
+
+case(eager=MANUAL)(Several)
+
+
+@case(eager=MANUAL)
+class OneOfTwoAtEveryOtherBatch(Several):
+    def due(self, batch_idx):
+        return (0,) if batch_idx % 2 else (0, 1)
+
+
+@case(eager=MANUAL)
+class TheCriticFiveTimesAsOften(Several):
+    """As a Wasserstein GAN is trained."""
+
+    def due(self, batch_idx):
+        return (1, 0) if batch_idx % 5 == 4 else (1,)
+
+
+@case(eager=MANUAL)
+class ThreeOptimizers(Several):
+    number = 3
+
+    def __init__(self):
+        super().__init__()
+        self.net[1] = nn.PReLU()
+
+
+@case(eager=MANUAL)
+class SchedulersOfTwoOptimizers(Several):
+    def configure_optimizers(self):
+        optimizers = super().configure_optimizers()
+        return optimizers, [lr_scheduler.StepLR(optimizer, 3, gamma=0.5) for optimizer in optimizers]
+
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+        first, second = self.lr_schedulers()
+        first.step()
+        if self.trainer.is_last_batch:
+            second.step()
+
+
+@case(eager=MANUAL)
+class OptimizersWithSchedulersByFrequency(Several):
+    """As dictionaries; manual optimization leaves frequencies to the step."""
+
+    def configure_optimizers(self):
+        first, second = super().configure_optimizers()
+        return {"optimizer": first}, {"optimizer": second, "lr_scheduler": lr_scheduler.StepLR(second, 1)}
+
+
+# -- what manual optimization does not allow --------------------------------------------------------------------------
+
+
+@case(raises="Automatic gradient clipping is not supported", options={"gradient_clip_val": 0.1})
+class ClippingOfTheTrainer(Manual):
+    pass
+
+
+@case(raises="Automatic gradient accumulation is not supported", options={"accumulate_grad_batches": 2})
+class AccumulationOfTheTrainer(Manual):
+    pass
+
+
+@case(raises="Training with multiple optimizers is only supported with manual optimization")
+class TwoOptimizersWithoutIt(Several):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = True
