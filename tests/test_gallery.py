@@ -18,12 +18,13 @@ from lightning_sink import SinkStrategy
 from lightning_sink.errors import SinkError
 from parity import QUIET, Events, Rows, assert_parity, both
 
-SUBJECTS = ["hooks", "around", "steps", "manual", "options", "callbacks"]
+SUBJECTS = ["hooks", "around", "steps", "manual", "options", "callbacks", "sink_ends"]
 SUBJECTS += ["optimizers", "precision", "randomness", "state"]
 for subject in SUBJECTS:
     import_module(f"gallery.{subject}")
 
 TRAINED = [case for case in CASES if case.refused is None and case.raises is None]
+SAME = [case for case in TRAINED if case.warns is None]
 
 
 def names(case):
@@ -42,7 +43,7 @@ def trained(case, engine, sink_size=4):
     return both(case.make, case.data, strategy, callbacks=callbacks, loggers=case.loggers, **options)
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=names)
+@pytest.mark.parametrize("case", SAME, ids=names)
 def test_traced(case):
     plain, sink = trained(case, "traced")
     warned = [text for text in sink.warned if "runs eagerly" in text]
@@ -54,19 +55,31 @@ def test_traced(case):
     assert_parity(plain, sink, tolerance=case.tolerance)
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=names)
+@pytest.mark.parametrize("case", SAME, ids=names)
 def test_eager(case):
     plain, sink = trained(case, "eager")
     assert not [text for text in sink.warned if "runs eagerly" in text]
     assert_parity(plain, sink, exact=True)
 
 
-@pytest.mark.parametrize("case", [case for case in TRAINED if case.inductor], ids=names)
+@pytest.mark.parametrize("case", [case for case in SAME if case.inductor], ids=names)
 def test_inductor(case):
     plain, sink = trained(case, "inductor")
     assert not [text for text in sink.warned if "runs eagerly" in text]
     assert sink.engine == "inductor"
     assert_parity(plain, sink, tolerance=case.tolerance)
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("case", [case for case in TRAINED if case.warns is not None], ids=names)
+def test_says_that_it_differs(case, engine):
+    plain, sink = trained(case, engine)
+    different = any(not torch.equal(plain.tensors[name], found) for name, found in sink.tensors.items())
+    assert different, "this case shows nothing"
+    assert any(case.warns in text for text in sink.warned), "it differs, and nothing says so"
+    plain, sink = trained(case, engine, sink_size=1)
+    assert not any(case.warns in text for text in sink.warned)
+    assert_parity(plain, sink, exact=engine == "eager")
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.refused is not None], ids=names)
