@@ -1,5 +1,6 @@
 """What a training leaves behind, and how two of them are compared."""
 
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -187,9 +188,11 @@ def both(make: Callable[[], L.LightningModule], data: Callable[[], Any], strateg
     callbacks, loggers = options.pop("callbacks", list), options.pop("loggers", list)
     length = strategy.sink_size if strategy.is_endless else None
     torch.manual_seed(7)
+    random.seed(7)
     plain_data = ContinuedLoader(data(), length) if length else data()
     plain = train(make(), plain_data, callbacks=callbacks(), loggers=loggers(), **options)
     torch.manual_seed(7)
+    random.seed(7)
     return plain, train(make(), data(), strategy, callbacks=callbacks(), loggers=loggers(), **options)
 
 

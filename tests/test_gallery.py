@@ -4,6 +4,7 @@ What a case shows is its name; whether its steps are compiled, run eagerly with 
 written beside it. The modules are in `gallery/`, a file for each subject.
 """
 
+import random
 import warnings
 from importlib import import_module
 
@@ -18,7 +19,8 @@ from lightning_sink import SinkStrategy
 from lightning_sink.errors import SinkError
 from parity import QUIET, Events, Rows, assert_parity, both
 
-SUBJECTS = ["hooks", "around", "steps", "manual", "options", "callbacks", "sink_ends"]
+SUBJECTS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several"]
+SUBJECTS += ["options", "callbacks", "sink_ends"]
 SUBJECTS += ["optimizers", "precision", "randomness", "state"]
 for subject in SUBJECTS:
     import_module(f"gallery.{subject}")
@@ -35,8 +37,8 @@ def test_names_are_there_once():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-def trained(case, engine, sink_size=4):
-    strategy = SinkStrategy(sink_size, epoch="dataset", engine=engine)
+def trained(case, engine, sink_size=None):
+    strategy = SinkStrategy(sink_size or case.size, epoch="dataset", engine=engine)
     options = case.trainer_options()
     callbacks = case.options.get("callbacks", list)
     options.pop("callbacks", None)
@@ -49,7 +51,7 @@ def test_traced(case):
     warned = [text for text in sink.warned if "runs eagerly" in text]
     if case.eager is None:
         assert not warned, warned
-        assert sink.engine == ("eager" if case.few else "traced")
+        assert case.few or sink.engine == "traced"
     elif not case.few:
         assert any(case.eager in text for text in warned), warned
     assert_parity(plain, sink, tolerance=case.tolerance)
@@ -101,6 +103,7 @@ def test_raises_what_plain_lightning_raises(case, engine):
     raised = []
     for strategy in ("auto", SinkStrategy(4, epoch="dataset", engine=engine)):
         torch.manual_seed(7)
+        random.seed(7)
         module = case.make()
         warnings.simplefilter("ignore", category=UserWarning)
         trainer = L.Trainer(strategy=strategy, **{**QUIET, **case.trainer_options(), "logger": False})
@@ -125,6 +128,7 @@ def sequence(case, strategy):
         **{**QUIET, "log_every_n_steps": 3, **options},
     )
     torch.manual_seed(7)
+    random.seed(7)
     module, data, calls = case.make(), case.data(), []
     inner = getattr(module, "_orig_mod", module)
     validates = inner.val_dataloader if is_overridden("val_dataloader", inner) else None

@@ -8,13 +8,11 @@ from gallery.manual import (
     AccumulatesByHand,
     ARawOptimizer,
     Manual,
-    OneOfTwoAtEveryOtherBatch,
     OneOptimizer,
-    Several,
     StepsAsOftenAsTheBatchSays,
     StepsThreeTimesInABatch,
-    ThreeOptimizers,
 )
+from gallery.several import OneOfTwoAtEveryOtherBatch, Several, ThreeOptimizers
 from lightning_sink import SinkStrategy
 from parity import assert_parity, both, loader, train
 

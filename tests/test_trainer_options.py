@@ -121,12 +121,12 @@ def test_testing_and_predicting_after_a_fit(options):
 @pytest.mark.parametrize("weights_only", [True, False, None])
 def test_weights_only_when_a_checkpoint_is_loaded(weights_only, tmp_path):
     results = []
-    for strategy in ("auto", sinks(engine="eager")):
-        trainer, _ = fit(strategy, max_epochs=1)
+    for strategy in (lambda: "auto", lambda: sinks(engine="eager")):
+        trainer, _ = fit(strategy(), max_epochs=1)
         trainer.save_checkpoint(tmp_path / "one.ckpt")
         torch.manual_seed(3)
         module = Logged()
-        second = L.Trainer(strategy=strategy, max_epochs=2, logger=False, **QUIET)
+        second = L.Trainer(strategy=strategy(), max_epochs=2, logger=False, **QUIET)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", category=UserWarning)
             second.fit(module, loader(), ckpt_path=tmp_path / "one.ckpt", weights_only=weights_only)

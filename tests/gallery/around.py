@@ -1,14 +1,10 @@
-"""Hooks around a step: batches, epochs, schedulers, transfer, validation, and what belongs to the whole fit."""
-
-from dataclasses import dataclass
+"""Hooks around a step: batches, schedulers and epochs."""
 
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader
 
 from gallery.case import Kept, Small, case
-from parity import loader
 
 # -- batches ----------------------------------------------------------------------------------------------------------
 
@@ -158,6 +154,16 @@ class ChangesWeightsWhenItStepsItsScheduler(Scheduled):
             self.net[0].weight.mul_(0.98)
 
 
+@case(eager="the step changes Python state: `much`", size=-1)
+class KeepsANumberWhenItStepsItsScheduler(Scheduled):
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+        self.much = scheduler.last_epoch
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + 0.1 * getattr(self, "much", 0))
+
+
 @case(raises="You can't `self.log")
 class LogsWhenItStepsItsScheduler(Scheduled):
     def lr_scheduler_step(self, scheduler, metric):
@@ -267,116 +273,3 @@ class PutsALayerIntoEvaluationByEpoch(Small):
 
     def on_train_epoch_start(self):
         self.net[1].train(self.current_epoch != 1)
-
-
-# -- transfer ---------------------------------------------------------------------------------------------------------
-
-
-@case()
-class AddsNoiseBeforeTransfer(Small):
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
-
-
-@case()
-class MixesAfterTransfer(Small):
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        x, y = batch
-        return 0.7 * x + 0.3 * x[torch.randperm(len(x))], y
-
-
-@case()
-class LooksAtTheTrainerInTransfer(Small):
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        return batch[0] * (1 + 0.01 * self.trainer.global_step), batch[1]
-
-
-@dataclass
-class Pair:
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-class Pairs(Small):
-    """A batch of a class of the user's."""
-
-    def loss(self, batch):
-        return super().loss((batch.x, batch.y))
-
-
-case(data=lambda: Kept(Pair))(Pairs)
-
-
-@case(data=lambda: Kept(Pair))
-class TransfersItsOwnKindOfBatch(Pairs):
-    def transfer_batch_to_device(self, batch, device, dataloader_idx):
-        return Pair(batch.x.to(device) * 2, batch.y.to(device))
-
-
-# -- validation and the fit -------------------------------------------------------------------------------------------
-
-
-class Validated(Small):
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.loss(batch))
-
-    def val_dataloader(self):
-        return DataLoader(loader(3).dataset, 8)
-
-
-case(options={"val_check_interval": 5})(Validated)
-
-
-@case(options={"val_check_interval": 5})
-class DecaysTheRateAfterValidation(Validated):
-    def on_validation_epoch_end(self):
-        if not self.trainer.sanity_checking:
-            self.trainer.optimizers[0].param_groups[0]["lr"] *= 0.8
-
-
-@case(options={"val_check_interval": 5})
-class ChangesWeightsInValidation(Validated):
-    def on_validation_end(self):
-        with torch.no_grad():
-            self.net[0].weight.mul_(0.9)
-
-
-@case(options={"val_check_interval": 5})
-class StaysInEvaluationAfterValidation(Validated):
-    def __init__(self):
-        super().__init__()
-        self.net.insert(1, nn.Dropout(0.5))
-
-    def on_validation_model_train(self):
-        pass
-
-
-@case(options={"val_check_interval": 5, "accumulate_grad_batches": 2})
-class KeepsGradientsInValidation(Validated):
-    def on_validation_model_zero_grad(self):
-        pass
-
-
-@case()
-class MakesItsLayersLate(Small):
-    def __init__(self):
-        super().__init__()
-        del self.net
-
-    def configure_model(self):
-        if not hasattr(self, "net"):
-            self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-@case()
-class ChangesWeightsWhenTrainingStarts(Small):
-    def on_train_start(self):
-        nn.init.orthogonal_(self.net[0].weight)
-
-
-@case()
-class ConfiguresCallbacks(Small):
-    def configure_callbacks(self):
-        from lightning.pytorch.callbacks import GradientAccumulationScheduler
-
-        return [GradientAccumulationScheduler({0: 1, 1: 3})]

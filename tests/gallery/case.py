@@ -63,6 +63,7 @@ class Case:
         data: Makes the training data.
         inductor: Whether it is trained by Inductor too; each such case costs seconds.
         tolerance: Of the comparison, for precisions other than float32.
+        size: Size of the sinks.
         warns: Part of the warning that the training is another one in sinks of several steps.
         few: Whether there are too few steps for a program or for a warning.
         ordered: Whether its hooks can be written down; another profiler takes the place of the recorder.
@@ -79,6 +80,7 @@ class Case:
     data: Callable[[], Any] = loader
     inductor: bool = False
     tolerance: float = 1e-4
+    size: int = 4
     warns: str | None = None
     few: bool = False
     ordered: bool = True
