@@ -242,7 +242,8 @@ class SinkStrategy(SingleDeviceStrategy):
         super().connect(model)
         if model.trainer.num_nodes > 1:
             raise UnsupportedError(
-                f"`SinkStrategy` trains on one node so far; got {model.trainer.num_nodes}. Pass `Trainer(num_nodes=1, ...)`."
+                f"`SinkStrategy` trains on one node so far; got {model.trainer.num_nodes}. Pass"
+                " `Trainer(num_nodes=1, ...)`."
             )
         if self.dataset_sink_mode and model.trainer.state.fn == TrainerFn.FITTING:
             take_over(model.trainer, self)

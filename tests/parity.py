@@ -172,10 +172,13 @@ def train(module: L.LightningModule, data: Any, strategy: Any = "auto", seed: in
     """Trains and returns what is left."""
     validation = options.pop("validation", None)
     checkpoint = options.pop("checkpoint", None)
-    callbacks = options.pop("callbacks", [])
+    callbacks, loggers = options.pop("callbacks", []), options.pop("loggers", [])
     events, rows = Events(), Rows()
     trainer = L.Trainer(
-        strategy=strategy, logger=rows, callbacks=[events, *callbacks], **{**QUIET, "log_every_n_steps": 3, **options}
+        strategy=strategy,
+        logger=[rows, *loggers],
+        callbacks=[events, *callbacks],
+        **{**QUIET, "log_every_n_steps": 3, **options},
     )
     torch.manual_seed(seed)
     random.seed(seed)
@@ -194,13 +197,15 @@ def generators() -> tuple:
 
 def both(make: Callable[[], L.LightningModule], data: Callable[[], Any], strategy: SinkStrategy, **options: Any):
     """Trains plain and in sinks from the same seed; returns both runs."""
-    callbacks = options.pop("callbacks", list)
+    callbacks, loggers = options.pop("callbacks", list), options.pop("loggers", list)
     length = strategy.sink_size if strategy.is_endless else None
     torch.manual_seed(7)
+    random.seed(7)
     plain_data = ContinuedLoader(data(), length) if length else data()
-    plain = train(make(), plain_data, callbacks=callbacks(), **options)
+    plain = train(make(), plain_data, callbacks=callbacks(), loggers=loggers(), **options)
     torch.manual_seed(7)
-    return plain, train(make(), data(), strategy, callbacks=callbacks(), **options)
+    random.seed(7)
+    return plain, train(make(), data(), strategy, callbacks=callbacks(), loggers=loggers(), **options)
 
 
 def compare(

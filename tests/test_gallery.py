@@ -4,14 +4,16 @@ What a case shows is its name; whether its steps are compiled, run eagerly with 
 written beside it. The modules are in `gallery/`, a file for each subject.
 """
 
-import importlib
 import linecache
+import random
 import re
 import warnings
+from importlib import import_module
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from gallery.case import CASES, Small
 from gallery.kept import assert_kept
@@ -20,12 +22,6 @@ from lightning_sink import SinkStrategy
 from lightning_sink.errors import SinkError
 from parity import QUIET, Events, Rows, assert_parity, both
 
-SUBJECTS = ["hooks", "manual", "options"]
-SUBJECTS += ["generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision"]
-SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers"]
-for subject in SUBJECTS:
-    importlib.import_module(f"gallery.{subject}")  # fills CASES
-
 # What plain Lightning and torch themselves warn of in some of the cases.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You passed .* AMP with fp16 is not supported on CPU:UserWarning"),
@@ -33,7 +29,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning"),
 ]
 
-TRAINED = [case for case in CASES if case.refused is None]
+SUBJECTS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several"]
+SUBJECTS += ["options", "callbacks", "sink_ends"]
+SUBJECTS += ["generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision"]
+SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers"]
+for subject in SUBJECTS:
+    import_module(f"gallery.{subject}")  # fills CASES
+
+TRAINED = [case for case in CASES if case.refused is None and case.raises is None]
+SAME = [case for case in TRAINED if case.warns is None]
 
 
 def names(case):
@@ -44,12 +48,12 @@ def test_names_are_there_once():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-def trained(case, engine, sink_size=4):
-    strategy = SinkStrategy(sink_size, epoch="dataset", engine=engine)
+def trained(case, engine, sink_size=None):
+    strategy = SinkStrategy(sink_size or case.size, epoch="dataset", engine=engine)
     options = case.trainer_options()
     callbacks = case.options.get("callbacks", list)
     options.pop("callbacks", None)
-    return both(case.make, case.data, strategy, callbacks=callbacks, **options)
+    return both(case.make, case.data, strategy, callbacks=callbacks, loggers=case.loggers, **options)
 
 
 def line_named(text):
@@ -65,14 +69,14 @@ def assert_left_alike(case, plain, sink, exact=False):
         assert expected == found, f"the final state of the random generator of {name}"
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=names)
+@pytest.mark.parametrize("case", SAME, ids=names)
 def test_traced(case):
     plain, sink = trained(case, "traced")
     warned = [text for text in sink.warned if "runs eagerly" in text]
     if case.eager is None:
         assert not warned, warned
-        assert sink.engine == "traced"
-    else:
+        assert case.few or sink.engine == "traced"
+    elif not case.few:
         fitting = [text for text in warned if case.eager in text]
         assert fitting, warned
         assert case.line is None or any(case.line in line_named(text) for text in fitting), warned
@@ -80,7 +84,7 @@ def test_traced(case):
     assert_left_alike(case, plain, sink)
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=names)
+@pytest.mark.parametrize("case", SAME, ids=names)
 def test_eager(case):
     plain, sink = trained(case, "eager")
     assert not [text for text in sink.warned if "runs eagerly" in text]
@@ -88,7 +92,7 @@ def test_eager(case):
     assert_left_alike(case, plain, sink, exact=True)
 
 
-@pytest.mark.parametrize("case", [case for case in TRAINED if case.inductor], ids=names)
+@pytest.mark.parametrize("case", [case for case in SAME if case.inductor], ids=names)
 def test_inductor(case):
     plain, sink = trained(case, "inductor")
     assert not [text for text in sink.warned if "runs eagerly" in text]
@@ -97,18 +101,50 @@ def test_inductor(case):
     assert_left_alike(case, plain, sink)
 
 
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("case", [case for case in TRAINED if case.warns is not None], ids=names)
+def test_says_that_it_differs(case, engine):
+    plain, sink = trained(case, engine)
+    different = any(not torch.equal(plain.tensors[name], found) for name, found in sink.tensors.items())
+    assert different, "this case shows nothing"
+    assert any(case.warns in text for text in sink.warned), "it differs, and nothing says so"
+    plain, sink = trained(case, engine, sink_size=1)
+    assert not any(case.warns in text for text in sink.warned)
+    assert_parity(plain, sink, exact=engine == "eager")
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.refused is not None], ids=names)
 def test_refused(case):
     options = {**case.trainer_options(), "logger": False}
     trained_by = SinkStrategy(4, epoch="dataset", engine="traced")
     module = case.make()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    warnings.simplefilter("ignore", category=UserWarning)
     with pytest.raises(SinkError) as caught:
         L.Trainer(strategy=trained_by, **{**QUIET, **options}).fit(module, case.data())
     assert case.refused in str(caught.value)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("case", [case for case in CASES if case.raises is not None], ids=names)
+def test_raises_what_plain_lightning_raises(case, engine):
+    raised = []
+    for strategy in ("auto", SinkStrategy(4, epoch="dataset", engine=engine)):
+        torch.manual_seed(7)
+        random.seed(7)
+        module = case.make()
+        warnings.simplefilter("ignore", category=UserWarning)
+        trainer = L.Trainer(strategy=strategy, **{**QUIET, **case.trainer_options(), "logger": False})
+        with pytest.raises(Exception, match=case.raises) as caught:
+            trainer.fit(module, case.data())
+        raised.append((caught.type, str(caught.value), module.state_dict()))
+    (kind, text, expected), (found_kind, found_text, found) = raised
+    assert (kind, text) == (found_kind, found_text)
+    assert all(torch.allclose(tensor, found[name], rtol=1e-4) for name, tensor in expected.items())
+
+
+# -- the order of all hooks -------------------------------------------------------------------------------------------
 # -- the order of all hooks --------------------------------------------------------------------------------------------
 
 
@@ -117,16 +153,21 @@ def sequence(case, strategy):
     options = case.trainer_options()
     trainer = L.Trainer(
         strategy=strategy,
-        logger=Rows(),
+        logger=[Rows(), *case.loggers()],
         callbacks=[Events(), *options.pop("callbacks", [])],
         **{**QUIET, "log_every_n_steps": 3, **options},
     )
     torch.manual_seed(7)
+    random.seed(7)
     module, data, calls = case.make(), case.data(), []
+    inner = getattr(module, "_orig_mod", module)
+    validates = inner.val_dataloader if is_overridden("val_dataloader", inner) else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=UserWarning)
         with recorded(trainer, module, calls):
-            trainer.fit(module, datamodule=data if isinstance(data, L.LightningDataModule) else Data(data))
+            if not isinstance(data, L.LightningDataModule):
+                data = Data(data) if validates is None else ValidatedData(data, validates())
+            trainer.fit(module, datamodule=data)
     return calls
 
 
@@ -139,14 +180,23 @@ class Data(L.LightningDataModule):
         return self.train
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=names)
+class ValidatedData(Data):
+    def __init__(self, train, validation):
+        super().__init__(train)
+        self.validation = validation
+
+    def val_dataloader(self):
+        return self.validation
+
+
+@pytest.mark.parametrize("case", [case for case in TRAINED if case.ordered], ids=names)
 def test_hooks_are_called_in_plain_lightnings_order(case):
     plain = sequence(case, "auto")
     sinks = sequence(case, SinkStrategy(1, epoch="dataset", engine="eager"))
     for index, (expected, found) in enumerate(zip(plain, sinks, strict=False)):
         assert expected == found, f"call {index}"
     assert len(plain) == len(sinks)
-    assert {"on_train_batch_start", "training_step", "on_train_start"} <= {name for _, name, _ in plain}
+    assert case.few or {"on_train_batch_start", "on_train_start"} <= {name for _, name, _ in plain}
 
 
 def test_control_longer_sinks_call_fewer_hooks():

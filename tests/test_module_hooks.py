@@ -207,8 +207,8 @@ class Manual(Net):
 
 @ENGINES
 @pytest.mark.parametrize("sink_size", [4, -1])
-def test_manual_optimization_runs_eagerly(sink_size, engine):
-    compare(Manual, engine, sink_size, "manual optimization", data=short)
+def test_manual_optimization(sink_size, engine):
+    compare(Manual, engine, sink_size, data=short)
 
 
 class Skips(Net):

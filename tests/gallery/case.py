@@ -34,6 +34,20 @@ class Small(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
 
+class Kept:
+    """A loader whose batches are made once: what a step changes in them, it finds again."""
+
+    def __init__(self, make: Callable[..., Any] = lambda *batch: tuple(tensor.clone() for tensor in batch)) -> None:
+        x, y = loader().dataset.tensors
+        self.batches = [make(x[start : start + 8], y[start : start + 8]) for start in range(0, len(x), 8)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
 @dataclass(frozen=True)
 class Case:
     """A module and what is promised of it.
@@ -44,11 +58,16 @@ class Case:
         eager: Part of the warning with which its steps run eagerly; None where they are compiled.
         line: The text of the line in the case's source that the warning names; None where any line may be named.
         refused: Part of the error with which training it in sinks is refused.
+        raises: Part of the error that the module raises in plain Lightning and in sinks alike.
         options: Options of the Trainer; callables are called for each training.
         data: Makes the training data.
         inductor: Whether it is trained by Inductor too; each such case costs seconds.
         tolerance: Of the comparison, for precisions other than float32.
-        exact: Whether compiled steps must give the same bits (random numbers, integers).
+        size: Size of the sinks.
+        warns: Part of the warning that the training is another one in sinks of several steps.
+        few: Whether there are too few steps for a program or for a warning.
+        ordered: Whether its hooks can be written down; another profiler takes the place of the recorder.
+        loggers: Makes loggers beside the one that keeps rows.
     """
 
     name: str
@@ -56,10 +75,16 @@ class Case:
     eager: str | None = None
     line: str | None = None
     refused: str | None = None
+    raises: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     data: Callable[[], Any] = loader
     inductor: bool = False
     tolerance: float = 1e-4
+    size: int = 4
+    warns: str | None = None
+    few: bool = False
+    ordered: bool = True
+    loggers: Callable[[], list[Any]] = list
 
     def trainer_options(self) -> dict[str, Any]:
         """Returns fresh options for one training."""

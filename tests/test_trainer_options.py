@@ -1,0 +1,219 @@
+"""Every option of the Trainer: in the gallery, or here."""
+
+import inspect
+import warnings
+from datetime import timedelta
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+import gallery.options
+from gallery.case import CASES, Small
+from gallery.options import Logged
+from lightning_sink import SinkStrategy
+from lightning_sink.errors import SinkError
+from parity import QUIET, assert_parity, both, loader, train
+
+HERE = {"accelerator", "strategy", "logger", "limit_test_batches", "limit_predict_batches", "barebones"}
+HERE |= {"model_registry", "benchmark"}
+
+
+def sinks(**options):
+    return SinkStrategy(**{"sink_size": 4, "epoch": "dataset", "engine": "traced", **options})
+
+
+def test_every_option_is_trained_with():
+    known = set(inspect.signature(L.Trainer.__init__).parameters) - {"self"}
+    in_gallery = {name for case in CASES if case.make.__module__ == gallery.options.__name__ for name in case.options}
+    in_gallery |= {name for case in CASES for name in case.options}
+    assert known - in_gallery - HERE == set()
+    assert known >= HERE
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"devices": 2}, {"devices": 3}, {"num_nodes": 2}], ids=str)
+def test_more_than_one_process_is_refused(options):
+    with pytest.raises(SinkError, match="one device so far"):
+        L.Trainer(strategy=sinks(), **{**QUIET, "logger": False, **options})
+
+
+@pytest.mark.parametrize("options", [{"accelerator": "gpu"}, {"accelerator": "mps"}, {"devices": 0}], ids=str)
+def test_a_device_that_is_not_there_is_lightnings_error(options):
+    texts = []
+    for strategy in ("auto", sinks()):
+        with pytest.raises(MisconfigurationException) as caught:
+            L.Trainer(strategy=strategy, **{**QUIET, **options})
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+# -- without this suite's logger --------------------------------------------------------------------------------------
+
+
+def fit(strategy, module=Logged, **options):
+    defaults = {**QUIET, "logger": False, "max_epochs": 2}
+    if options.get("barebones"):
+        defaults = {"accelerator": "cpu", "max_epochs": 2}
+    trainer = L.Trainer(strategy=strategy, **{**defaults, **options})
+    torch.manual_seed(7)
+    module = module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=UserWarning)
+        trainer.fit(module, loader())
+    return trainer, module
+
+
+def assert_same(plain, sink, exact):
+    (one, expected), (two, found) = plain, sink
+    assert one.global_step == two.global_step
+    assert one.fit_loop.state_dict() == two.fit_loop.state_dict()
+    assert set(one.callback_metrics) == set(two.callback_metrics)
+    tensors = [*zip(expected.parameters(), found.parameters(), strict=True)]
+    tensors += [(value, two.callback_metrics[name]) for name, value in one.callback_metrics.items()]
+    assert all(torch.equal(a, b) if exact else torch.allclose(a, b, 1e-4, 1e-6) for a, b in tensors)
+
+
+OTHERS = {
+    "no logger": {"logger": False},
+    "the default logger": {"logger": True},
+    "barebones": {"barebones": True},
+    "barebones with steps": {"barebones": True, "max_steps": 9},
+    "a registry of models": {"model_registry": "nowhere"},
+    "everything that Lightning turns on": {key: None for key in QUIET if key != "accelerator"} | {"logger": None},
+    "the device that is there": {"accelerator": "auto"} if not torch.cuda.is_available() else {},
+    "benchmark": {"benchmark": False},
+}
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_trained_without_this_suites_logger(name, engine):
+    plain = fit("auto", **OTHERS[name])
+    sink = fit(sinks(engine=engine), **OTHERS[name])
+    assert_same(plain, sink, exact=engine == "eager")
+    assert sink[0].strategy.active_engine == engine
+
+
+def test_the_strategy_by_its_name():
+    trainer, _ = fit("sink", module=Small, max_epochs=1)
+    assert isinstance(trainer.strategy, SinkStrategy)
+
+
+@pytest.mark.parametrize("options", [{"limit_test_batches": 2}, {"limit_test_batches": 0.5}, {}], ids=str)
+def test_testing_and_predicting_after_a_fit(options):
+    given = {**options, **{name.replace("test", "predict"): value for name, value in options.items()}}
+    results = []
+    for strategy in ("auto", sinks(engine="eager")):
+        trainer, module = fit(strategy, **given)
+        tested, validated = trainer.test(module, loader(5), verbose=False), trainer.validate(module, verbose=False)
+        results.append((tested, validated, trainer.predict(module, loader(5))))
+    (tested, validated, predicted), found = results
+    assert (tested, validated) == found[:2]
+    assert len(predicted) == len(found[2]) == {None: 5, 2: 2, 0.5: 2}[options.get("limit_test_batches")]
+    assert all(torch.equal(a, b) for a, b in zip(predicted, found[2], strict=True))
+
+
+@pytest.mark.parametrize("weights_only", [True, False, None])
+def test_weights_only_when_a_checkpoint_is_loaded(weights_only, tmp_path):
+    results = []
+    for strategy in (lambda: "auto", lambda: sinks(engine="eager")):
+        trainer, _ = fit(strategy(), max_epochs=1)
+        trainer.save_checkpoint(tmp_path / "one.ckpt")
+        torch.manual_seed(3)
+        module = Logged()
+        second = L.Trainer(strategy=strategy(), max_epochs=2, logger=False, **QUIET)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category=UserWarning)
+            second.fit(module, loader(), ckpt_path=tmp_path / "one.ckpt", weights_only=weights_only)
+        results.append((second, module))
+    assert_same(*results, exact=True)
+
+
+# -- checkpoints that plain Lightning keeps are kept ------------------------------------------------------------------
+
+KEPT = {
+    "steps": {"every_n_train_steps": 5, "save_top_k": -1},
+    "steps that accumulate": {"every_n_train_steps": 2, "save_top_k": -1},
+    "epochs": {"every_n_epochs": 1, "save_top_k": -1},
+    "the best of steps": {"monitor": "loss_step", "every_n_train_steps": 3, "save_top_k": 2},
+    "the best of validation": {"monitor": "val_loss", "save_top_k": 2, "save_last": True},
+    "the worst of validation": {"monitor": "val_loss", "save_top_k": 2, "mode": "max"},
+    "epochs ends": {"save_on_train_epoch_end": True, "monitor": "loss_epoch", "save_top_k": 1},
+    "links": {"save_last": "link", "every_n_train_steps": 4},
+    "weights": {"save_weights_only": True, "every_n_train_steps": 4, "save_top_k": -1},
+    "every time": {"train_time_interval": timedelta(seconds=0), "save_top_k": -1},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.parametrize("size", [4, -1])
+@pytest.mark.parametrize("name", KEPT)
+def test_the_same_files_with_the_same_weights(name, size, tmp_path):
+    folders = iter([tmp_path / "plain", tmp_path / "sink"])
+
+    def callbacks():
+        return [ModelCheckpoint(next(folders), filename="{epoch}-{step}", **KEPT[name])]
+
+    accumulate = 3 if "accumulate" in name else 1
+    options = {"max_epochs": 2, "enable_checkpointing": True, "val_check_interval": 6, "validation": loader(3)}
+    both(
+        Logged, loader, sinks(sink_size=size, engine="eager"), callbacks=callbacks,
+        accumulate_grad_batches=accumulate, **options,
+    )  # fmt: skip
+    files = [sorted(path.name for path in (tmp_path / kind).iterdir()) for kind in ("plain", "sink")]
+    assert files[0]
+    assert files[0] == files[1]
+    for file in files[0]:
+        plain, sink = (torch.load(tmp_path / kind / file, weights_only=False) for kind in ("plain", "sink"))
+        assert plain["global_step"] == sink["global_step"]
+        assert plain["epoch"] == sink["epoch"]
+        assert set(sink) - set(plain) <= {"lightning_sink"}
+        assert plain.get("loops") == sink.get("loops")
+        assert plain.get("optimizer_states", [{}])[0].keys() == sink.get("optimizer_states", [{}])[0].keys()
+        assert all(torch.equal(value, sink["state_dict"][key]) for key, value in plain["state_dict"].items())
+
+
+# -- profilers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_profiler_sees_eager_steps_as_in_plain_lightning():
+    seen = []
+    for strategy in ("auto", sinks(engine="eager", sink_size=1)):
+        run = train(Logged(), loader(), strategy, max_epochs=1, profiler="simple")
+        durations = run.trainer.profiler.recorded_durations
+        seen.append({name: len(times) for name, times in durations.items() if "[Strategy]" not in name})
+    renamed = {name.replace("SinkEpochLoop", "_TrainingEpochLoop"): count for name, count in seen[1].items()}
+    renamed = {name.replace("SinkStrategy", "SingleDeviceStrategy"): count for name, count in renamed.items()}
+    assert seen[0] == renamed
+
+
+# -- one trainer, several fits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_a_fit_that_goes_on_with_more_epochs(engine):
+    """The limits of a trainer may be raised between two fits."""
+    results = []
+    for strategy in ("auto", sinks(engine=engine)):
+        trainer, module = fit(strategy, max_epochs=1)
+        trainer.fit_loop.max_epochs = 3
+        torch.manual_seed(11)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category=UserWarning)
+            trainer.fit(module, loader(9))
+        results.append((trainer, module))
+    assert_same(*results, exact=engine == "eager")
+
+
+@pytest.mark.parametrize("size", [-1, 1, 4, 40])
+@pytest.mark.parametrize(
+    "options", [{"max_steps": 20}, {"val_check_interval": 5}, {"limit_train_batches": 0.3}], ids=str
+)
+def test_sizes(options, size):
+    plain, sink = both(Logged, loader, sinks(sink_size=size), **{"max_epochs": 3, **options})
+    assert_parity(plain, sink)
