@@ -19,13 +19,13 @@ from typing import Any
 
 from lightning_sink.data.device import Device, HostDevice, Slot
 from lightning_sink.data.fetches import Fetches, Found
+from lightning_sink.data.generators import keep_states
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Item, Producer
 from lightning_sink.data.report import QueueReport, Telemetry
 from lightning_sink.data.source import NotYet, Source
 from lightning_sink.data.texts import BOUND, DRAWS, HANGS, lateness
-from lightning_sink.data.turn import keep_states
 from lightning_sink.errors import DataTimeoutError
 
 _PROBES = 2

@@ -51,7 +51,7 @@ def watched(wait: Wait) -> Iterator[None]:
     previous = sys.getprofile()
     _here.wait = wait
     try:
-        with dispatching_here(_Draws(wait)):
+        with dispatching_here(_TorchDraws(wait)):
             sys.setprofile(_profile)
             try:
                 yield
@@ -61,22 +61,7 @@ def watched(wait: Wait) -> Iterator[None]:
         del _here.wait
 
 
-def keep_states() -> Callable[[], None]:
-    """Returns what puts the three global generators back to where they are now."""
-    numpy = sys.modules.get("numpy")
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    numpy_state = numpy.random.get_state(legacy=False) if numpy is not None else None
-
-    def restore() -> None:
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
-
-    return restore
-
-
-class _Draws(TorchDispatchMode):
+class _TorchDraws(TorchDispatchMode):
     """Sees operations that draw from torch's default generator."""
 
     def __init__(self, wait: Wait) -> None:
