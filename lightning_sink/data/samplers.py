@@ -30,9 +30,7 @@ def of_rows(loader: Any) -> Any:
 
 def is_sequential(loader: Any) -> bool:
     """Tells whether the order is always the same."""
-    batches = getattr(loader, "batch_sampler", None)
-    plain = batches is None or type(batches) is BatchSampler
-    return plain and type(getattr(loader, "sampler", None)) is SequentialSampler
+    return type(of_rows(loader)) is SequentialSampler
 
 
 def is_repeatable(loader: Any) -> bool:

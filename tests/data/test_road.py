@@ -257,6 +257,14 @@ def test_which_orders_can_be_had_again_from_torchs_generators(name):
     assert road_of(name).is_repeatable is REPEATABLE[name]
 
 
+SEQUENTIAL = {**dict.fromkeys(LOADERS, False), "sequential": True}
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_which_orders_are_always_the_same(name):
+    assert road_of(name).is_sequential is SEQUENTIAL[name]
+
+
 def test_a_subclass_of_a_sampler_may_do_anything():
     class Own(SequentialSampler):
         pass
