@@ -996,6 +996,7 @@ def test_a_queue_that_nobody_holds_ends(begin):
     with mock.patch.object(module, "Pace", FakePace), mock.patch.object(module, "_PROBES", 0):
         queue = BatchQueue(Numbers(), QueueOptions())
     begin(queue)
+    settle(queue)  # the thread that ends behind a fetch under way leaves numpy's generator to the next training
     producer, gone = queue._producer, weakref.ref(queue)
     try:
         del queue
@@ -1007,6 +1008,24 @@ def test_a_queue_that_nobody_holds_ends(begin):
     finally:
         producer.close(LONG)
     assert set(threading.enumerate()) == before
+
+
+def test_a_queue_that_nobody_holds_ends_in_the_midst_of_a_fetch():
+    before, go = set(threading.enumerate()), threading.Event()
+    source = Numbers(act=lambda number: go.wait(LONG))
+    with mock.patch.object(module, "Pace", FakePace), mock.patch.object(module, "_PROBES", 0):
+        queue = BatchQueue(source, QueueOptions())
+    queue.expect(5)
+    source.until_begun(1)
+    producer, gone = queue._producer, weakref.ref(queue)
+    del queue
+    gc.collect()
+    assert gone() is None
+    go.set()
+    producer._thread.join(LONG)
+    assert set(threading.enumerate()) == before
+    assert source.begun == 1
+    assert producer.close(LONG)
 
 
 # -- the first fetches on the thread -----------------------------------------------------------------------------------
