@@ -10,7 +10,6 @@ of the step that loggers see).
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -18,7 +17,7 @@ from lightning.pytorch.trainer import call
 
 from lightning_sink.engine.private import version
 from lightning_sink.engine.watch import first_line
-from lightning_sink.errors import SinkWarning
+from lightning_sink.errors import warn_at
 
 
 class BatchHooks:
@@ -72,6 +71,4 @@ class BatchHooks:
             " name, or train with `SinkStrategy(sink_size=1, epoch='dataset')`."
         )
         users = [item for item in self._trainer.callbacks if not type(item).__module__.startswith("lightning.")]
-        where = next((first_line(getattr(item, hook)) for item in users if hook in vars(type(item))), "")
-        filename, _, line = where.rpartition(":")
-        warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)
+        warn_at(text, next((first_line(getattr(item, hook)) for item in users if hook in vars(type(item))), ""))
