@@ -1,6 +1,11 @@
 """Each test starts from the same state and leaves the process as it found it: no thread, no child, no file."""
 
 import os
+
+# Models here are tiny. With more threads than one, beside any other busy process, threads that wait for each other at
+# every operation make the suite ten times slower. The variable is for the processes that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import random
 import signal
 from unittest import mock
@@ -19,10 +24,11 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.register_profile("explore", max_examples=10_000, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
-
-# Models here are tiny. With more threads than one, beside any other busy process, threads that wait for each other at
-# every operation make the suite ten times slower.
 torch.set_num_threads(1)
+
+# A shell lets what it runs in the background ignore Ctrl-C, which tests press.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
