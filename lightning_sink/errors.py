@@ -12,6 +12,8 @@
 Wrong options are `ValueError` or `TypeError`, raised when the strategy is built.
 """
 
+import warnings
+
 
 class SinkError(Exception):
     """Base of every error this package raises by itself."""
@@ -39,3 +41,14 @@ class SinkWarning(UserWarning):
 
 class DataTimeoutError(SinkError, TimeoutError):
     """No batch came within `timeout` seconds; says which stage is late, and what to try."""
+
+
+def warn_at(text: str, where: str) -> None:
+    """Gives a `SinkWarning` as if the user's own code did, so that a filter may choose it by its place.
+
+    Args:
+        text: What to say.
+        where: File and line, as in "train.py:12"; "" where there is no such place.
+    """
+    filename, _, line = where.rpartition(":")
+    warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import Hazard, first_line
-from lightning_sink.errors import CompileError, SinkWarning, UnsupportedError
+from lightning_sink.errors import CompileError, UnsupportedError, warn_at
 from lightning_sink.trainer.batch_hooks import in_step
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
 from lightning_sink.trainer.loops import data_place, take_over
@@ -206,8 +205,7 @@ class SinkStrategy(SingleDeviceStrategy):
         )
         if self.fallback == "error":
             raise CompileError(text)
-        filename, _, line = where.rpartition(":")
-        warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)
+        warn_at(text, where)
 
     # -- Lightning's side -------------------------------------------------------------------------------------------
 

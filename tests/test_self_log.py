@@ -61,8 +61,12 @@ def shown(run):
     }
 
 
+def name_of(options):
+    return "-".join(f"{key}={getattr(value, '__name__', value)}" for key, value in options.items())
+
+
 @ENGINES
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()))
+@pytest.mark.parametrize("options", OPTIONS, ids=name_of)
 def test_every_option(options, engine):
     plain, sink = compare(lambda: Value(**options), engine, data=short)
     assert_tensors(shown(plain), shown(sink), engine == "eager")

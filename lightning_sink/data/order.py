@@ -1,7 +1,7 @@
 """The order of a DataLoader's batches: which rows the next ones hold, read at the moments at which it would draw them.
 
-`Order` owns one traversal of the loader's own batch sampler. It does no arithmetic of a sampler again; it only knows
-when a sampler draws, and so how far it may be read ahead without a draw from any generator coming early.
+`Order` owns one traversal of the loader's own batch sampler. It does no arithmetic of a sampler again; it goes by when
+a sampler draws (`samplers.py`), and so how far it may be read ahead without a draw from any generator coming early.
 """
 
 from __future__ import annotations
@@ -13,17 +13,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader
 
-_PLAIN_INTS = (SequentialSampler, RandomSampler, WeightedRandomSampler, DistributedSampler)
+from lightning_sink.data.samplers import draws, gives_ints
 
 
 class Order:
@@ -40,11 +32,11 @@ class Order:
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the seed of the workers
             if loader.num_workers:  # starts its sampler twice, the first one unused
                 self._batches = iter(loader.batch_sampler)  # type: ignore[arg-type]
-        self.gives_ints = _gives_ints(loader)
+        self.gives_ints = gives_ints(loader)
         self._read: deque[Any] = deque()
         self._samples = 0
         self._failed: Exception | None = None
-        self.batch_size, self._period = _draws(loader)
+        self.batch_size, self._period = draws(loader)
         # With workers a loader begins by reading this many, and is ahead by as many from then on.
         self._pull((loader.prefetch_factor or 0) * loader.num_workers)
         if self._failed is not None:
@@ -81,28 +73,3 @@ class Order:
         pulled = len(self._read) - before
         self._samples += pulled * self.batch_size
         return pulled
-
-
-def _gives_ints(loader: DataLoader[Any]) -> bool:
-    """Whether the rows are lists of Python ints by the making of the sampler, so that nobody need look."""
-    batches: Any = loader.batch_sampler
-    return type(batches) is BatchSampler and type(batches.sampler) in _PLAIN_INTS
-
-
-def _draws(loader: DataLoader[Any]) -> tuple[int, int | None]:
-    """Returns the batch size, and the number of samples between two draws of the sampler.
-
-    The number is None if it draws only when it begins, and 0 if it may draw, or look at anything, at every sample.
-    """
-    batches: Any = loader.batch_sampler
-    if type(batches) is not BatchSampler:
-        return 1, 0
-    sampler: Any = batches.sampler
-    if type(sampler) is RandomSampler and sampler.generator is not None:
-        # Draws from the user's generator in blocks, the block after the last one too. (Without one it draws a seed
-        # when it begins and all else from a generator of its own.)
-        return batches.batch_size, 32 if sampler.replacement else len(sampler.data_source)
-    if type(sampler) is SubsetRandomSampler and type(sampler.indices) not in (list, tuple, range):
-        return batches.batch_size, 0
-    known = type(sampler) in _PLAIN_INTS or type(sampler) is SubsetRandomSampler
-    return batches.batch_size, None if known else 0

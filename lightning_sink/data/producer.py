@@ -54,7 +54,7 @@ Work = Callable[[bool], Item]
 class Producer:
     """Fetches items ahead on a thread of its own.
 
-    All methods are for the owner's thread.
+    All methods are for the owner's thread. What both threads write is written with the lock held, but for `wanted`.
 
     Args:
         most: Most items fetched and not yet taken.
@@ -62,8 +62,11 @@ class Producer:
         telemetry: Takes the time for which there was work and no room.
 
     Attributes:
-        wanted: Items still to be fetched before the owner says more.
-        running: Whether the thread may fetch ahead.
+        wanted: Items still to be fetched before the owner says more. The thread lowers it by one, with the lock held,
+            as it begins a fetch. The owner writes it without the lock, where no fetch may begin: nothing is demanded
+            and it is not running, or wants nothing more. (Where there is no end to it, a lost step down is none.)
+        running: Whether the thread may fetch ahead. Only the owner writes it; a fetch that had begun before counts as
+            `pending`.
     """
 
     def __init__(self, most: int, most_bytes: int, telemetry: Telemetry) -> None:
@@ -146,14 +149,14 @@ class Producer:
         return item
 
     def pause(self, wait: bool = True, seconds: float | None = None) -> bool:
-        """Lets no fetch begin and, with `wait`, returns when none is running: at most one waits for its turn.
-
-        Returns:
-            False where one is still running after so many seconds.
+        """Lets no fetch begin, and waits for the one under way.
 
         Args:
-            wait: Whether to wait for a fetch under way.
+            wait: Whether to wait: until it has ended, or waits for its turn.
             seconds: How long at most; None for as long as it takes.
+
+        Returns:
+            False where it still runs after so many seconds.
         """
         with self._changed:
             self.running = self._demanded = False
@@ -209,7 +212,7 @@ class Producer:
     def _loop(self) -> None:
         while self._step():
             pass
-        self._numpy.remove()  # where a fetch hung when the queue was closed
+        self._numpy.give_up()  # where a fetch hung when the queue was closed
 
     def _step(self) -> bool:
         """Waits until a fetch may begin and makes it; False at the end."""

@@ -64,7 +64,11 @@ class QueueReport:
 
 
 class Telemetry:
-    """Counts for a `QueueReport`; written by one thread at a time."""
+    """Counts for a `QueueReport`, taken without a lock.
+
+    What `fetched` counts is written by the thread that fetches, of which there is one at a time; the time without room
+    by the queue's thread; everything else by the trainer's.
+    """
 
     def __init__(self) -> None:
         self.batches_produced = self.batches_consumed = self.bytes_produced = self.bytes_consumed = 0

@@ -1,36 +1,18 @@
 """One training loader as it is traversed: by the fast road where there is one, and from the middle after a resume.
 
 A `Road` stands in front of a loader while an iterator is made of it and changes nothing that the user can see of it.
-`Draws` keeps the generators that an order of batches may come from, so that the same order can be had again.
 """
 
 from __future__ import annotations
 
-import random
-import sys
-from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, cast
 
-import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, IterableDataset
 
-_REPEATABLE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
-"""Samplers whose order depends on torch's generators and on `set_epoch`, and on nothing else."""
-
-Saved = dict[str, Any]
-"""States of generators as strings and numbers, fit for a checkpoint."""
+from lightning_sink.data.generators import Saved, drawing_from
+from lightning_sink.data.samplers import is_repeatable, is_sequential
 
 
 class Road:
@@ -62,18 +44,12 @@ class Road:
     @property
     def is_sequential(self) -> bool:
         """Whether its order is always the same."""
-        batches = getattr(self.loader, "batch_sampler", None)
-        plain = batches is None or type(batches) is BatchSampler
-        return plain and type(getattr(self.loader, "sampler", None)) is SequentialSampler
+        return is_sequential(self.loader)
 
     @property
     def is_repeatable(self) -> bool:
         """Whether its order can be had again from the state of torch's generators."""
-        sampler = getattr(self.loader, "sampler", None)
-        batches = getattr(self.loader, "batch_sampler", None)
-        if batches is not None and type(batches) is not BatchSampler:
-            return False
-        return type(getattr(batches, "sampler", sampler)) in _REPEATABLE
+        return is_repeatable(self.loader)
 
     @property
     def restarts_workers(self) -> bool:
@@ -113,7 +89,7 @@ class Road:
             return cast(Iterator[Any], iter(self.loader if self.fast is None else self.fast))
         if self.fast is not None:
             iterator = iter(self.fast)
-            with drawing_from(self._sampler_begins, [self]):
+            with drawing_from(self._sampler_begins, [self.loader]):
                 iterator.skip(skip)
             return cast(Iterator[Any], iterator)
         if self.skips:
@@ -127,7 +103,7 @@ class Road:
         # DataLoader forbids to set these by assignment, and reads them once for each iterator.
         attributes = vars(self.loader)
         name = "sampler" if self.loader.batch_sampler is None else "batch_sampler"
-        sampler, rows = attributes[name], _Rows(self, attributes[name], skip, self._sampler_begins)
+        sampler, rows = attributes[name], _Rows(self.loader, attributes[name], skip, self._sampler_begins)
         attributes[name] = rows
         try:
             iterator = iter(self.loader)
@@ -147,9 +123,9 @@ class _Rows:
     A loader with workers begins two of them for one iterator, and uses the second.
     """
 
-    def __init__(self, road: Road, sampler: Any, skip: int, begins: Saved) -> None:
+    def __init__(self, loader: Any, sampler: Any, skip: int, begins: Saved) -> None:
         self.skip = skip
-        self._road, self._sampler, self._begins = road, sampler, begins
+        self._loader, self._sampler, self._begins = loader, sampler, begins
         self._last: Any = None
         self._again = False
 
@@ -162,7 +138,7 @@ class _Rows:
 
     def _give(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
         if skip:
-            with drawing_from(self._begins, [self._road]):
+            with drawing_from(self._begins, [self._loader]):
                 pass_over(iterator, skip)
         for rows in iterator:
             self._last, self._again = rows, True
@@ -180,95 +156,3 @@ def pass_over(iterator: Iterator[Any], batches: int) -> None:
     """Takes so many items, or all that there are: what follows will show that there are no more."""
     for _ in islice(iterator, batches):
         pass
-
-
-def set_epoch(loader: Any, epoch: int) -> None:
-    """Tells the samplers of a loader which traversal begins."""
-    sampler = getattr(loader, "sampler", None)
-    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    for item in [sampler] if inner is sampler else [sampler, inner]:
-        tell = getattr(item, "set_epoch", None)
-        if callable(tell):
-            tell(epoch)
-
-
-class Draws:
-    """The generators that an order may come from, as they are now.
-
-    Args:
-        roads: The loaders: their own generators are kept too, and those of numpy and Python where a sampler is not one
-            of torch's.
-    """
-
-    def __init__(self, roads: list[Road]) -> None:
-        self._torch = torch.get_rng_state()
-        self._own = [generator.get_state() for generator in _own_generators(roads)]
-        others = not all(road.is_repeatable for road in roads)
-        self._python = random.getstate() if others else None
-        self._numpy = _numpy_state() if others else None
-
-    def saved(self) -> Saved:
-        """Returns the states as strings and numbers."""
-        saved: Saved = {"torch": _text(self._torch.tolist()), "own": [_text(state.tolist()) for state in self._own]}
-        if self._python is not None:
-            version, numbers, gauss = self._python
-            saved["python"] = [version, _text(numbers), gauss]
-        if isinstance(self._numpy, tuple):  # another kind of generator than the usual one has a dictionary
-            name, keys, *rest = self._numpy
-            saved["numpy"] = [name, _text(keys.tolist()), *rest]
-        return saved
-
-
-@contextmanager
-def drawing_from(saved: Saved, roads: list[Road]) -> Iterator[None]:
-    """Puts the process's generators where they stood, for a while; loaders' own generators stay there."""
-    if not saved:
-        yield
-        return
-    present = torch.get_rng_state(), random.getstate(), _numpy_state()
-    torch.set_rng_state(_tensor(saved["torch"]))
-    for generator, state in zip(_own_generators(roads), saved["own"], strict=False):
-        generator.set_state(_tensor(state))
-    if "python" in saved:
-        version, numbers, gauss = saved["python"]
-        random.setstate((version, tuple(_numbers(numbers)), gauss))
-    if "numpy" in saved and "numpy" in sys.modules:
-        name, keys, *rest = saved["numpy"]
-        sys.modules["numpy"].random.set_state((name, _numbers(keys), *rest))
-    try:
-        yield
-    finally:
-        torch.set_rng_state(present[0])
-        random.setstate(present[1])
-        if present[2] is not None:
-            sys.modules["numpy"].random.set_state(present[2])
-
-
-def _own_generators(roads: list[Road]) -> list[torch.Generator]:
-    found: list[torch.Generator] = []
-    for road in roads:
-        batches = getattr(road.loader, "batch_sampler", None)
-        for owner in (road.loader, getattr(road.loader, "sampler", None), batches, getattr(batches, "sampler", None)):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator) and not any(generator is other for other in found):
-                found.append(generator)
-    return found
-
-
-def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy")
-    return numpy.random.get_state() if numpy is not None else None
-
-
-def _text(numbers: Sequence[int]) -> str:
-    return array("I", numbers).tobytes().hex()
-
-
-def _numbers(text: str) -> list[int]:
-    numbers = array("I")
-    numbers.frombytes(bytes.fromhex(text))
-    return numbers.tolist()
-
-
-def _tensor(text: str) -> torch.Tensor:
-    return torch.tensor(_numbers(text), dtype=torch.uint8)

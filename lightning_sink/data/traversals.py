@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from lightning_sink.data.generators import Draws, drawing_from
 from lightning_sink.data.resuming import finds_its_place, length_of, look_at
-from lightning_sink.data.road import Draws, Road, drawing_from, pass_over, set_epoch
+from lightning_sink.data.road import Road, pass_over
+from lightning_sink.data.samplers import set_epoch
 from lightning_sink.data.source import NotYet
 from lightning_sink.errors import EmptyDatasetError
 
@@ -98,6 +100,10 @@ class Traversals:
         return f"Traversals({kind}traversal {max(0, self.traversal)}, batch {self.batch})"
 
     @property
+    def _loaders(self) -> list[Any]:
+        return [road.loader for road in self.roads]
+
+    @property
     def has_begun(self) -> bool:
         """Whether there is an iterator."""
         return self._iterator is not None
@@ -131,7 +137,7 @@ class Traversals:
             self._begin_again(saved)
         else:
             self.batch = self.resumed_at
-            self._begin = self._first = Draws(self.roads)
+            self._begin = self._first = Draws(self._loaders)
             self._iterator = self._iterate()
         self._length = length_of(self.roads)
         if follows and self.endless and any(road.restarts_workers for road in self.roads):
@@ -143,10 +149,10 @@ class Traversals:
         alone = len(self.roads) == 1
         if alone:
             self.roads[0].resume(self.batch, first, begin=begin, follows=self.traversal > 0)
-        with drawing_from(begin, self.roads):
+        with drawing_from(begin, self._loaders):
             self._iterator = self._iterate()
         if not alone:
-            with drawing_from(first, self.roads):
+            with drawing_from(first, self._loaders):
                 pass_over(self._iterator, self.batch)
         self._begin, self._first = _Again(begin), _Again(first)
 
@@ -166,7 +172,7 @@ class Traversals:
                 self.begin()
                 due = self.begin_due and self.batch > 0  # a place saved at a traversal's end is behind it
             if self.batch == 0:
-                self._first = Draws(self.roads)
+                self._first = Draws(self._loaders)
             self._fresh = False
         try:
             batch = next(self._iterator)  # type: ignore[arg-type]

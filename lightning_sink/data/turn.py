@@ -51,7 +51,7 @@ def watched(wait: Wait) -> Iterator[None]:
     previous = sys.getprofile()
     _here.wait = wait
     try:
-        with dispatching_here(_Draws(wait)):
+        with dispatching_here(_TorchDraws(wait)):
             sys.setprofile(_profile)
             try:
                 yield
@@ -61,22 +61,7 @@ def watched(wait: Wait) -> Iterator[None]:
         del _here.wait
 
 
-def keep_states() -> Callable[[], None]:
-    """Returns what puts the three global generators back to where they are now."""
-    numpy = sys.modules.get("numpy")
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    numpy_state = numpy.random.get_state(legacy=False) if numpy is not None else None
-
-    def restore() -> None:
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
-
-    return restore
-
-
-class _Draws(TorchDispatchMode):
+class _TorchDraws(TorchDispatchMode):
     """Sees operations that draw from torch's default generator."""
 
     def __init__(self, wait: Wait) -> None:
@@ -110,7 +95,8 @@ class NumpyTurns:
     """Gives numpy's global generator a lock that knows about turns, from `install` to `remove`.
 
     Several at a time share it; the last one to be removed takes it away. Does nothing while numpy has not been
-    imported.
+    imported. `install` and `remove` swap the generator, so they are for a trainer's thread: a draw of another thread
+    between the two halves of a swap would be lost.
     """
 
     _users = 0
@@ -133,15 +119,18 @@ class NumpyTurns:
                 shared._original = present
                 _replace(numpy, _turning(type(present))())
 
+    def give_up(self) -> None:
+        """Ends this use and swaps nothing, on whichever thread: the next `install` or `remove` of any goes by it."""
+        with self._guard:
+            NumpyTurns._users -= self._installed
+            self._installed = False
+
     def remove(self) -> None:
         """Puts the generator back that was there before, where the draws stand now."""
         numpy, shared = sys.modules.get("numpy"), NumpyTurns
-        if numpy is None or not self._installed:
-            return
+        self.give_up()
         with self._guard:
-            self._installed = False
-            shared._users -= 1
-            if shared._users == 0:
+            if numpy is not None and shared._users == 0 and shared._original is not None:
                 # One that the user has put there since stays.
                 if hasattr(numpy.random.get_bit_generator(), "knows_turns"):
                     _replace(numpy, shared._original)

@@ -13,16 +13,15 @@ of the step that loggers see).
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor
 from lightning.pytorch.trainer import call
 
-from lightning_sink.engine.private import version
 from lightning_sink.engine.watch import first_line
-from lightning_sink.errors import SinkWarning
+from lightning_sink.errors import warn_at
+from lightning_sink.trainer.host_state import HostState
 from lightning_sink.trainer.step_callback import StepCallback
 
 try:
@@ -66,9 +65,9 @@ class BatchHooks:
 
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""
-        before = None if self._alone else self._state()
+        before = self._state(batch)
         self._call("on_train_batch_start", [*self._shown, *self._others], batch, batch_idx)
-        self._compare(before, "on_train_batch_start")
+        self._compare(before, "on_train_batch_start", batch)
 
     def start_step(self, batch: Any, batch_idx: Any) -> None:
         """A step begins, for callbacks that belong to it."""
@@ -94,9 +93,9 @@ class BatchHooks:
         """The last batch of the sink has been trained."""
         if self._shown and self._showed != batch_idx:
             self.show(output, batch, batch_idx)
-        before = None if self._alone else self._state()
+        before = self._state(batch)
         self._call("on_train_batch_end", self._others, output, batch, batch_idx)
-        self._compare(before, "on_train_batch_end")
+        self._compare(before, "on_train_batch_end", batch)
 
     def is_monitored(self) -> bool:
         """Tells whether a monitor would log the next step although it does not begin the sink."""
@@ -115,21 +114,17 @@ class BatchHooks:
         finally:
             self._trainer.callbacks = everybody
 
-    def _state(self) -> Any:
-        groups = [group for optimizer in self._trainer.optimizers for group in optimizer.param_groups]
-        options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-        return options, [version(parameter) for group in groups for parameter in group["params"]]
+    def _state(self, batch: Any) -> HostState | None:
+        return None if self._alone else HostState(self._trainer, self._others, batch)
 
-    def _compare(self, before: Any, hook: str) -> None:
-        if before is None or before == self._state():
+    def _compare(self, before: HostState | None, hook: str, batch: Any) -> None:
+        if before is None or before == self._state(batch):
             return
         text = (
-            f"A callback changes weights or the optimizer's options in `{hook}`, which a sink calls once, not for every"
-            " step: the training differs from plain Lightning's. Derive it from `lightning_sink.StepCallback`, move"
+            f"A callback changes weights, the optimizer's options or something else that the training depends on in"
+            f" `{hook}`, which a sink calls once, not for every step: the training differs from plain Lightning's. Derive it from `lightning_sink.StepCallback`, move"
             " that into the LightningModule's hook of the same name, or train with `SinkStrategy(sink_size=1,"
             " epoch='dataset')`."
         )
         users = [item for item in self._others if not type(item).__module__.startswith("lightning.")]
-        where = next((first_line(getattr(item, hook)) for item in users if hook in vars(type(item))), "")
-        filename, _, line = where.rpartition(":")
-        warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)
+        warn_at(text, next((first_line(getattr(item, hook)) for item in users if hook in vars(type(item))), ""))

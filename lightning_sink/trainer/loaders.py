@@ -4,14 +4,15 @@
 loaders, its mode and its limits. The user's loaders stay what `trainer.train_dataloader` shows. With `epoch_batches`
 its length is that of a sink and its traversals are endless.
 
-Private names of Lightning (2.6): `_DataLoaderSource`, where Lightning asks for the loaders; `_state_dicts` of
-`CombinedLoader`, what a checkpoint gets; `_Stateful`, what Lightning takes for a loader with a state.
+Private names of Lightning (2.6): `_DataLoaderSource`, where Lightning asks for the loaders; of `CombinedLoader`
+`_state_dicts`, what a checkpoint gets, and `_flattened`, the list of the loaders; `_Stateful`, what Lightning takes for
+a loader with a state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -44,8 +45,6 @@ class TrainingLoaders(CombinedLoader):
     _device: torch.device
     _trained: Callable[[], Place | None]
     _roads: list[Road]
-    _iterating: bool
-    _hidden: bool
 
     @classmethod
     def adopt(
@@ -73,7 +72,6 @@ class TrainingLoaders(CombinedLoader):
         adopted.__dict__.update(vars(loader))
         adopted._epoch_batches, adopted._options, adopted._horizon = epoch_batches, options, horizon
         adopted._device, adopted._roads, adopted._trained = device, [], trained
-        adopted._iterating = adopted._hidden = False
         adopted.traversals = Traversals(
             adopted._roads, adopted._iterate, endless=epoch_batches is not None, states=super(cls, adopted)._state_dicts
         )
@@ -82,17 +80,6 @@ class TrainingLoaders(CombinedLoader):
 
     def __repr__(self) -> str:
         return f"TrainingLoaders({self._roads or self.iterables}, {self.traversals!r})"
-
-    @property
-    def flattened(self) -> list[Any]:
-        """The flat list of loaders; while an iterator is made, of the roads in front of them."""
-        if self._hidden:
-            return []
-        return self._roads if self._iterating else super().flattened
-
-    @flattened.setter
-    def flattened(self, flattened: list[Any]) -> None:
-        CombinedLoader.flattened.fset(self, flattened)  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
         if self._epoch_batches is None:
@@ -116,11 +103,8 @@ class TrainingLoaders(CombinedLoader):
         return Road(loader, gathered(loader, self._horizon, device=device, cache_bytes=self._options.cache_bytes))
 
     def _iterate(self) -> Iterator[Any]:
-        self._iterating = True
-        try:
+        with self._shown_as(self._roads):
             super().__iter__()
-        finally:
-            self._iterating = False
         inner, traversals = _Inner(self), self.traversals
         traversals.keeps_states = any(isinstance(loader, _Stateful) for loader in self.flattened)
         if traversals.endless:
@@ -134,14 +118,18 @@ class TrainingLoaders(CombinedLoader):
         self.traversals.close()
         super().reset()
 
-    @contextmanager
-    def hidden(self, hide: bool) -> Iterator[None]:
+    def hidden(self, hide: bool) -> AbstractContextManager[None]:
         """Hides the loaders from Lightning, for a while."""
-        self._hidden = hide
+        return self._shown_as([]) if hide else nullcontext()
+
+    @contextmanager
+    def _shown_as(self, loaders: list[Any]) -> Iterator[None]:
+        """Lets `flattened` be these, for a while; its setter would make them the user's loaders."""
+        present, self._flattened = self._flattened, loaders
         try:
             yield
         finally:
-            self._hidden = False
+            self._flattened = present
 
     # -- states -----------------------------------------------------------------------------------------------------
 

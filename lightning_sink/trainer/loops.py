@@ -14,7 +14,6 @@ happens between two batches; `_should_check_val_fx`, `_skip_next_val`, `_save_lo
 from __future__ import annotations
 
 import sys
-import warnings
 from typing import Any, Protocol, cast
 
 from lightning.pytorch import Trainer
@@ -29,7 +28,7 @@ from lightning_sink.data.source import Source
 from lightning_sink.data.traversals import Place
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import user_line
-from lightning_sink.errors import EmptyDatasetError, SinkWarning
+from lightning_sink.errors import EmptyDatasetError, warn_at
 from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
 from lightning_sink.trainer.fetcher import LoaderBatches, SinkFetcher
@@ -122,7 +121,7 @@ class SinkFitLoop(_FitLoop):
         self._data_fetcher = SinkFetcher(fetcher, loaders, self.queue)
         loaders.traversals.on_restart = self._say_restart
         if loaders.traversals.doubt:
-            _warn(loaders.traversals.doubt)
+            warn_at(loaders.traversals.doubt, user_line())
 
     def _say_restart(self, seconds: float) -> None:
         if not self.said_restart:
@@ -258,11 +257,6 @@ class SinkEpochLoop(_TrainingEpochLoop):
         if not self._should_accumulate():
             self._batches_that_stepped += 1
         self._save_loggers_on_train_batch_end()
-
-
-def _warn(text: str) -> None:
-    filename, _, line = user_line().rpartition(":")
-    warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)
 
 
 def data_place(trainer: Trainer) -> Place | None:

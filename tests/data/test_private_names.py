@@ -123,7 +123,9 @@ def test_the_processes_of_workers():
     del iterator
 
 
-def test_ending_the_processes_ends_what_a_fetch_waits_for():
+def test_ending_the_processes_ends_what_a_fetch_waits_for(monkeypatch):
+    # Else torch looks after its workers every five seconds.
+    monkeypatch.setattr(loaders._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
     iterator = iter(DataLoader([1, 2, 3], num_workers=1, worker_init_fn=_hang))
 
     def end():

@@ -516,6 +516,25 @@ def test_a_fetch_that_hangs_is_told(make):
     assert work.begun == 1
 
 
+def test_a_thread_that_ends_late_swaps_no_generator_beside_another_training(make):
+    original, go = np.random.get_bit_generator(), threading.Event()
+    producer, work = make(), Count(lambda number: go.wait(LONG))
+    producer.run(work, 9)
+    work.until_begun(1)
+    during = np.random.get_bit_generator()
+    assert during is not original
+    assert not producer.close(0.0)
+    go.set()
+    producer._thread.join(LONG)
+    assert np.random.get_bit_generator() is during
+    later = make()
+    later.run(Count(), 1)
+    assert later.get(LONG).value == 0
+    assert np.random.get_bit_generator() is during
+    assert later.close(LONG)
+    assert np.random.get_bit_generator() is original
+
+
 def test_an_end_in_the_midst_of_a_draw_leaves_the_generators(make):
     before = random.getstate()
     producer = make()

@@ -351,7 +351,7 @@ def test_control_a_draw_out_of_turn_is_noticed(monkeypatch):
 def test_control_a_fetch_between_sinks_is_noticed(monkeypatch):
     monkeypatch.setattr(BatchQueue, "rest", lambda self, wait: self._release())
     monkeypatch.setattr(module, "_ENDLESS", 9)
-    monkeypatch.setattr(BatchQueue, "expect", lambda self, count: self._producer.run(self._work, 3 * count))
+    monkeypatch.setattr(BatchQueue, "expect", lambda self, count: self._producer.run(self._fetches.work, 3 * count))
     with pytest.raises(AssertionError, match="expected|between"):
         check(lambda: Numbers((20,), Plan([], ())), SINKS, [True], [True], QueueOptions())
 
@@ -893,7 +893,7 @@ def begin_full(queue):
 
 
 def begin_suspended(queue):
-    queue._source.act = lambda number: random.random()
+    queue._fetches.source.act = lambda number: random.random()
     queue.expect(99)
     until_suspended(queue)
 
@@ -909,7 +909,7 @@ def begin_restarted(queue):
 
 
 def begin_failed(queue):
-    queue._source.act = lambda number: 1 / 0
+    queue._fetches.source.act = lambda number: 1 / 0
     begin_full(queue)
 
 
@@ -925,7 +925,7 @@ def begin_in_midst(queue):
 
 
 def begin_ended(queue):
-    queue._source.lengths = [2]
+    queue._fetches.source.lengths = [2]
     queue.expect(5)
     notes(queue, 2)
     with pytest.raises(StopIteration):
@@ -996,6 +996,7 @@ def test_a_queue_that_nobody_holds_ends(begin):
     with mock.patch.object(module, "Pace", FakePace), mock.patch.object(module, "_PROBES", 0):
         queue = BatchQueue(Numbers(), QueueOptions())
     begin(queue)
+    settle(queue)  # the thread that ends behind a fetch under way leaves numpy's generator to the next training
     producer, gone = queue._producer, weakref.ref(queue)
     try:
         del queue
@@ -1007,6 +1008,24 @@ def test_a_queue_that_nobody_holds_ends(begin):
     finally:
         producer.close(LONG)
     assert set(threading.enumerate()) == before
+
+
+def test_a_queue_that_nobody_holds_ends_in_the_midst_of_a_fetch():
+    before, go = set(threading.enumerate()), threading.Event()
+    source = Numbers(act=lambda number: go.wait(LONG))
+    with mock.patch.object(module, "Pace", FakePace), mock.patch.object(module, "_PROBES", 0):
+        queue = BatchQueue(source, QueueOptions())
+    queue.expect(5)
+    source.until_begun(1)
+    producer, gone = queue._producer, weakref.ref(queue)
+    del queue
+    gc.collect()
+    assert gone() is None
+    go.set()
+    producer._thread.join(LONG)
+    assert set(threading.enumerate()) == before
+    assert source.begun == 1
+    assert producer.close(LONG)
 
 
 # -- the first fetches on the thread -----------------------------------------------------------------------------------

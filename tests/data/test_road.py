@@ -19,7 +19,9 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_sink.data.gather import gathered
-from lightning_sink.data.road import Draws, Road, drawing_from, set_epoch
+from lightning_sink.data.generators import Draws, drawing_from
+from lightning_sink.data.road import Road
+from lightning_sink.data.samplers import set_epoch
 
 
 def data(length=11):
@@ -138,9 +140,9 @@ def test_from_any_batch_on(name, fast):
     road = road_of(name, fast)
     assert (road.fast is not None) is fast
     seed_all(1)
-    begin = Draws([road])
+    begin = Draws([road.loader])
     iterator = iter(road)
-    first = Draws([road])
+    first = Draws([road.loader])
     expected = plain(iterator)
     assert len(expected) > 1
     for skip in range(1, len(expected)):
@@ -148,7 +150,7 @@ def test_from_any_batch_on(name, fast):
         seed_all(2)
         vars_before, before = dict(vars(other.loader)), states()
         other.resume(skip, first.saved())
-        with drawing_from(begin.saved(), [other]):
+        with drawing_from(begin.saved(), [other.loader]):
             iterator = iter(other)
         found = [next(iterator)]
         assert states() == before or name == "default generator"  # which draws with the last batch, too
@@ -173,7 +175,7 @@ def test_control_another_state_gives_another_order():
     seed_all(1)
     expected = plain(road)
     seed_all(2)
-    first = Draws([road])
+    first = Draws([road.loader])
     other = road_of("shuffle")
     other.resume(1, first.saved())
     assert plain(other) != expected[1:]
@@ -255,6 +257,14 @@ def test_which_orders_can_be_had_again_from_torchs_generators(name):
     assert road_of(name).is_repeatable is REPEATABLE[name]
 
 
+SEQUENTIAL = {**dict.fromkeys(LOADERS, False), "sequential": True}
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_which_orders_are_always_the_same(name):
+    assert road_of(name).is_sequential is SEQUENTIAL[name]
+
+
 def test_a_subclass_of_a_sampler_may_do_anything():
     class Own(SequentialSampler):
         pass
@@ -282,7 +292,7 @@ def test_the_generators_stand_where_they_stood_for_a_while(name):
     seed_all(3)
     random.gauss(0, 1)
     np.random.normal()
-    saved = Draws([road]).saved()
+    saved = Draws([road.loader]).saved()
 
     def numbers():
         own = [torch.rand(2, generator=owner).tolist() for owner in own_generators(road)]
@@ -294,10 +304,10 @@ def test_the_generators_stand_where_they_stood_for_a_while(name):
     expected = numbers()
     seed_all(4)
     before = states()
-    with drawing_from(saved, [road]):
+    with drawing_from(saved, [road.loader]):
         assert numbers() == expected
     assert states() == before
-    with pytest.raises(ZeroDivisionError), drawing_from(saved, [road]):
+    with pytest.raises(ZeroDivisionError), drawing_from(saved, [road.loader]):
         raise ZeroDivisionError
     assert states() == before
 
@@ -309,16 +319,16 @@ def own_generators(road):
 
 def test_own_generators_go_on_from_there():
     road = road_of("own generator")
-    saved = Draws([road]).saved()
+    saved = Draws([road.loader]).saved()
     first = torch.rand(3, generator=road.loader.generator).tolist()
-    with drawing_from(saved, [road]):
+    with drawing_from(saved, [road.loader]):
         assert torch.rand(1, generator=road.loader.generator).tolist() == first[:1]
     assert torch.rand(2, generator=road.loader.generator).tolist() == first[1:]
 
 
 def test_nothing_saved_changes_nothing():
     before = states()
-    with drawing_from({}, [road_of("shuffle")]):
+    with drawing_from({}, [road_of("shuffle").loader]):
         torch.rand(1)
     assert states() != before
 
@@ -327,7 +337,7 @@ def test_nothing_saved_changes_nothing():
 def test_saved_generators_are_fit_for_a_checkpoint(name):
     random.gauss(0, 1)
     np.random.normal()
-    saved = Draws([road_of(name)]).saved()
+    saved = Draws([road_of(name).loader]).saved()
     torch.save(saved, "draws.pt")
     assert torch.load("draws.pt", weights_only=True) == saved
     assert ("numpy" in saved) == ("python" in saved) == (name == "numpy")
@@ -340,9 +350,9 @@ def test_another_kind_of_numpy_generator_is_not_kept():
     np.random.set_bit_generator(np.random.PCG64(1))
     try:
         road = road_of("numpy")
-        saved = Draws([road]).saved()
+        saved = Draws([road.loader]).saved()
         assert set(saved) == {"torch", "own", "python"}
-        with drawing_from(saved, [road]):
+        with drawing_from(saved, [road.loader]):
             pass
     finally:
         np.random.set_bit_generator(original)
@@ -350,7 +360,7 @@ def test_another_kind_of_numpy_generator_is_not_kept():
 
 def test_saving_draws_nothing():
     before = states()
-    Draws([road_of("numpy"), road_of("own generator")]).saved()
+    Draws([road_of("numpy").loader, road_of("own generator").loader]).saved()
     assert states() == before
 
 
@@ -358,7 +368,7 @@ def test_each_generator_is_kept_once():
     shared = generator()
     road = Road(DataLoader(data(), 2, shuffle=True, generator=shared))
     other = Road(DataLoader(data(), 2, sampler=RandomSampler(data(), generator=shared), generator=generator()))
-    assert len(Draws([road, other]).saved()["own"]) == 2
+    assert len(Draws([road.loader, other.loader]).saved()["own"]) == 2
 
 
 # -- set_epoch ---------------------------------------------------------------------------------------------------------

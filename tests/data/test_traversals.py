@@ -435,7 +435,9 @@ def test_from_every_place_on_with_workers(name, fast):
 
 
 def test_control_without_the_generators_another_order_follows(monkeypatch):
-    monkeypatch.setattr("lightning_sink.data.road._tensor", lambda text: torch.Generator().manual_seed(9).get_state())
+    monkeypatch.setattr(
+        "lightning_sink.data.generators._tensor", lambda text: torch.Generator().manual_seed(9).get_state()
+    )
     with pytest.raises(AssertionError, match="resumed behind batch 1"):
         check_every_place("shuffle", False, 11)
 

@@ -461,6 +461,28 @@ def test_two_queues_share_the_lock_until_the_last_one_ends(last):
     assert np.random.get_bit_generator() is original
 
 
+@pytest.mark.parametrize("then", ["the same", "another", "another that is installed"])
+def test_a_use_that_is_given_up_swaps_nothing_until_the_next(then):
+    original = np.random.get_bit_generator()
+    np.random.seed(4)
+    expected = [np.random.normal() for _ in range(3)]
+    np.random.seed(4)
+    turns, other = NumpyTurns(), NumpyTurns()
+    turns.install()
+    installed, found = np.random.get_bit_generator(), [np.random.normal()]
+    turns.give_up()
+    turns.give_up()
+    assert np.random.get_bit_generator() is installed is not original
+    found.append(np.random.normal())
+    if then == "another that is installed":
+        other.install()
+        turns.remove()
+        assert np.random.get_bit_generator() is installed
+    (turns if then == "the same" else other).remove()
+    assert np.random.get_bit_generator() is original
+    assert [*found, np.random.normal()] == expected
+
+
 def test_a_generator_that_the_user_put_in_place_meanwhile_stays():
     original, users = np.random.get_bit_generator(), np.random.PCG64(1)
     turns = NumpyTurns()

@@ -531,7 +531,9 @@ def test_a_step_that_sets_the_rate_keeps_it_set(rate):
     both(sets_rate(rate))
 
 
-@pytest.mark.parametrize("use", [lambda lr: lr, lambda lr: max(lr, 0.03), float, torch.tensor], ids=str)
+@pytest.mark.parametrize(
+    "use", [lambda lr: lr, lambda lr: max(lr, 0.03), float, torch.tensor], ids=["itself", "max", "float", "tensor"]
+)
 def test_a_step_that_reads_the_rate(use):
     def make():
         module = mlp()

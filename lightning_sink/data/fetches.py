@@ -1,0 +1,118 @@
+"""One fetch, on whichever thread: a batch out of the source, through the transfer hooks, into a slot.
+
+`Fetches` owns the source, and knows what the fetch under way on the queue's thread is at, for whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from lightning_sink.data.batch import nbytes
+from lightning_sink.data.device import Slot
+from lightning_sink.data.producer import Abandoned, Item
+from lightning_sink.data.report import Telemetry
+from lightning_sink.data.source import NotYet, Source
+from lightning_sink.data.texts import note_place
+
+Found = tuple[Slot, Any, int]
+"""A slot with a batch in it, the batch's note and its bytes."""
+
+_NO_ERRORS = (StopIteration, KeyboardInterrupt, NotYet, Abandoned)
+"""What leaves a fetch that did not fail."""
+
+
+class Fetches:
+    """Fetches batches, one at a time.
+
+    Args:
+        source: Where they come from.
+        free: Slots that may be filled; one is taken for each fetch, and put back if that fails.
+        prepare: Applied to each batch; None for nothing.
+        telemetry: Counts the batches.
+
+    Attributes:
+        source: Where they come from.
+        stage: Who is late where a fetch on the queue's thread does not return.
+        since: When the last one there began, on the clock of `time.perf_counter`.
+    """
+
+    def __init__(
+        self, source: Source, free: deque[Slot], prepare: Callable[[Any], Any] | None, telemetry: Telemetry
+    ) -> None:
+        self.source = source
+        self.stage, self.since = _LOADER, 0.0
+        self._free, self._prepare, self._telemetry = free, prepare, telemetry
+
+    @property
+    def prepares(self) -> bool:
+        """Whether batches are prepared where they are fetched."""
+        return self._prepare is not None
+
+    def begin(self) -> None:
+        """Begins the source's next traversal, if one is due."""
+        if self.source.begin_due:
+            try:
+                self.source.begin()
+            except BaseException as error:
+                self._note_place(error, False)
+                raise
+
+    def fetch(self, in_turn: bool, *, on_thread: bool = False) -> Found:
+        """Fetches a batch; adds its place to an error.
+
+        Args:
+            in_turn: Whether the training has used every batch before and waits for this one.
+            on_thread: Whether this is the queue's thread.
+        """
+        began, slot = time.perf_counter(), self._free.popleft()
+        try:
+            batch, note = self.source.fetch(in_turn)
+            size = nbytes(batch)
+            if self._prepare is not None:
+                self.stage = "one of the batch-transfer hooks"
+                batch = self._prepare(batch)
+            slot.fill(batch)
+        except BaseException as error:
+            self._free.append(slot)
+            self._note_place(error, on_thread)
+            raise
+        self._telemetry.fetched(time.perf_counter() - began, size)
+        return slot, note, size
+
+    def retry(self, error: BaseException | None) -> bool:
+        """Lets the next fetch make again the one that has just ended so, if it failed; tells whether it will."""
+        return isinstance(error, Exception) and not isinstance(error, StopIteration) and self.source.retry()
+
+    def weakly(self) -> Callable[[bool], Item]:
+        """Returns `work` for a thread that is to keep nothing alive between two fetches."""
+        reference = weakref.ref(self)
+
+        def work(in_turn: bool) -> Item:
+            fetches = reference()
+            if fetches is None:
+                raise Abandoned
+            return fetches.work(in_turn)
+
+        return work
+
+    def work(self, in_turn: bool) -> Item:
+        """What the producer does for one batch, on the queue's thread."""
+        self.stage, self.since = _LOADER, time.perf_counter()
+        try:
+            found = self.fetch(in_turn, on_thread=True)
+        except Abandoned:
+            raise
+        except BaseException as error:
+            return Item(error=error, is_last=True)
+        return Item(found, size=found[2])
+
+    def _note_place(self, error: BaseException, on_thread: bool) -> None:
+        if not isinstance(error, _NO_ERRORS):
+            note_place(error, self.source.describe(), on_thread)
+
+
+_LOADER = "the loader"

@@ -1,0 +1,113 @@
+"""The random generators that an order of batches may come from: as they are, as they were, and put back for a while.
+
+`Draws` keeps them so that the same order can be had again, in this process or out of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lightning_sink.data.samplers import is_repeatable
+
+Saved = dict[str, Any]
+"""States of generators as strings and numbers, fit for a checkpoint."""
+
+
+class Draws:
+    """The generators that an order may come from, as they are now.
+
+    Args:
+        loaders: Their own generators are kept too, and those of numpy and Python where a sampler is not one of torch's.
+    """
+
+    def __init__(self, loaders: list[Any]) -> None:
+        self._torch = torch.get_rng_state()
+        self._own = [generator.get_state() for generator in _own_generators(loaders)]
+        others = not all(map(is_repeatable, loaders))
+        self._python = random.getstate() if others else None
+        self._numpy = _numpy_state() if others else None
+
+    def saved(self) -> Saved:
+        """Returns the states as strings and numbers."""
+        saved: Saved = {"torch": _text(self._torch.tolist()), "own": [_text(state.tolist()) for state in self._own]}
+        if self._python is not None:
+            version, numbers, gauss = self._python
+            saved["python"] = [version, _text(numbers), gauss]
+        if isinstance(self._numpy, tuple):  # another kind of generator than the usual one has a dictionary
+            name, keys, *rest = self._numpy
+            saved["numpy"] = [name, _text(keys.tolist()), *rest]
+        return saved
+
+
+@contextmanager
+def drawing_from(saved: Saved, loaders: list[Any]) -> Iterator[None]:
+    """Puts the process's generators where they stood, for a while; loaders' own generators stay there."""
+    if not saved:
+        yield
+        return
+    restore = keep_states()
+    torch.set_rng_state(_tensor(saved["torch"]))
+    for generator, state in zip(_own_generators(loaders), saved["own"], strict=False):
+        generator.set_state(_tensor(state))
+    if "python" in saved:
+        version, numbers, gauss = saved["python"]
+        random.setstate((version, tuple(_numbers(numbers)), gauss))
+    if "numpy" in saved and "numpy" in sys.modules:
+        name, keys, *rest = saved["numpy"]
+        sys.modules["numpy"].random.set_state((name, _numbers(keys), *rest))
+    try:
+        yield
+    finally:
+        restore()
+
+
+def keep_states() -> Callable[[], None]:
+    """Returns what puts the three global generators back to where they are now."""
+    numpy = sys.modules.get("numpy")
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = numpy.random.get_state(legacy=False) if numpy is not None else None
+
+    def restore() -> None:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+
+    return restore
+
+
+def _own_generators(loaders: list[Any]) -> list[torch.Generator]:
+    found: list[torch.Generator] = []
+    for loader in loaders:
+        batches = getattr(loader, "batch_sampler", None)
+        for owner in (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator) and not any(generator is other for other in found):
+                found.append(generator)
+    return found
+
+
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy")
+    return numpy.random.get_state() if numpy is not None else None
+
+
+def _text(numbers: Sequence[int]) -> str:
+    return array("I", numbers).tobytes().hex()
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = array("I")
+    numbers.frombytes(bytes.fromhex(text))
+    return numbers.tolist()
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.tensor(_numbers(text), dtype=torch.uint8)

@@ -1,0 +1,60 @@
+"""What the queue says: lines for the user, the text of a timeout, and the note that tells where an error came from."""
+
+from __future__ import annotations
+
+import time
+
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.report import Telemetry
+
+DRAWS = (
+    "batches are fetched when they are due and not ahead: each fetch touches {}, and its draws keep plain Lightning's"
+    " order. Workers (`num_workers=1` or more) draw from generators of their own."
+)
+"""Why nothing is fetched ahead, for the name of what each fetch touches."""
+
+BOUND = (
+    "batches are fetched when they are due and not ahead: on another thread one could not be fetched ({})."
+    " `SinkDataModule(..., buffer_size=0)` does not try."
+)
+"""Why nothing is fetched ahead, for the error of a fetch."""
+
+HANGS = "{} does not return; the thread that it runs on ends when it does, or with the process"
+"""What is left behind at the end, for the name of the stage."""
+
+_NOTE = "[lightning_sink]"
+_ON_THREAD = ", on the queue's thread (`SinkDataModule(..., buffer_size=0)` fetches on the trainer's)"
+
+
+def lateness(telemetry: Telemetry, options: QueueOptions, stage: str, place: str, since: float) -> str:
+    """Returns the text of a timeout.
+
+    Args:
+        telemetry: What the queue counted before.
+        options: The queue's options.
+        stage: What does not return.
+        place: Name of the batch that did not come.
+        since: When its fetch began, on the clock of `time.perf_counter`.
+    """
+    count = telemetry.batches_produced
+    mean = telemetry.fetch_seconds / max(1, count)
+    slowest = f", the slowest {telemetry.slowest_fetch_seconds:.3f} s (fetch {telemetry.slowest_fetch_batch})"
+    return (
+        f"No batch came for {options.timeout:g} s. Late is {stage}, at {place},"
+        f" since {time.perf_counter() - since:.1f} s. Before it {count} batches were fetched,"
+        f" {mean:.3f} s each on average{slowest if count else ''}; the last takes found"
+        f" {[*telemetry.last_depths, 0]} batches ready, of at most {options.buffer_size}. If one sample"
+        " takes that long, raise `SinkDataModule(timeout=...)` or make it cheaper; if all do, use more workers"
+        " (`DataLoader(num_workers=...)`); if a worker hangs, look for locks and open files that it shares with"
+        " the process that forked it, or try `SinkStrategy(dataset_sink_mode=False)`."
+    )
+
+
+def note_place(error: BaseException, place: str, on_thread: bool) -> None:
+    """Adds to an error which batch was being fetched, unless it says so already.
+
+    Python 3.10 keeps the note where later versions and test runners look for it.
+    """
+    notes = getattr(error, "__notes__", [])
+    if not any(note.startswith(_NOTE) for note in notes):
+        error.__notes__ = [*notes, f"{_NOTE} while fetching {place}{_ON_THREAD if on_thread else ''}"]

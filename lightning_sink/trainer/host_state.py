@@ -1,0 +1,70 @@
+"""What a callback can change on the host so that a training goes on differently: looked at before and after its hook."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_sink.data.batch import flatten
+from lightning_sink.engine.private import pytree, version
+from lightning_sink.trainer.reads import machinery
+
+_OF_LIGHTNING = machinery()
+
+
+class HostState:
+    """The state of a training at one moment: two are equal where nothing has changed that a step depends on.
+
+    What users' callbacks keep in tensors and modules belongs to it (an average of the weights is one step behind for
+    each call that is missed); what they count and collect in Python does not.
+
+    Args:
+        trainer: The trainer.
+        callbacks: The callbacks whose hook is looked at.
+        batch: The batch that the hook gets.
+    """
+
+    def __init__(self, trainer: Any, callbacks: list[Any], batch: Any) -> None:
+        module = trainer.lightning_module
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        states = [kept for optimizer in trainer.optimizers for kept in optimizer.state.values()]
+        tensors = [*module.parameters(), *module.buffers(), *(p for group in groups for p in group["params"])]
+        tensors += [value for kept in states for value in kept.values() if isinstance(value, Tensor)]
+        tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+        tensors += [*flatten(batch)[0], *(tensor for item in callbacks for tensor in _held_by(item))]
+        self._values = [
+            [{key: value for key, value in group.items() if key != "params"} for group in groups],
+            [(version(tensor), tensor.requires_grad) for tensor in tensors],
+            trainer.accumulate_grad_batches,
+            torch.get_rng_state().numpy().tobytes(),
+            random.getstate(),
+        ]
+        self._held = [*tensors, *_attributes(module)]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, HostState) or self._values != other._values or len(self._held) != len(other._held):
+            return False
+        return all(a is b for a, b in zip(self._held, other._held, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _attributes(module: nn.Module) -> Iterator[Any]:
+    for submodule in module.modules():
+        for name, value in vars(submodule).items():
+            if submodule is not module or name not in _OF_LIGHTNING or name == "training":
+                yield value
+
+
+def _held_by(callback: Any) -> Iterator[Tensor]:
+    if type(callback).__module__.startswith("lightning."):
+        return
+    for value in vars(callback).values():
+        if isinstance(value, nn.Module):
+            yield from (*value.parameters(), *value.buffers())
+        else:
+            yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
