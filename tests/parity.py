@@ -195,17 +195,25 @@ def generators() -> tuple:
     return torch.get_rng_state().tolist(), random.getstate(), (numpy[1].tolist(), *numpy[2:])
 
 
+def once(
+    make: Callable[[], L.LightningModule],
+    data: Callable[[], Any],
+    strategy: Any = "auto",
+    length: int | None = None,
+    **options: Any,
+) -> Run:
+    """Trains from a seed that module, data, callbacks and loggers are made under; `length` continues one traversal."""
+    torch.manual_seed(7)
+    random.seed(7)
+    loaded = data() if length is None else ContinuedLoader(data(), length)
+    callbacks, loggers = options.pop("callbacks", list), options.pop("loggers", list)
+    return train(make(), loaded, strategy, callbacks=callbacks(), loggers=loggers(), **options)
+
+
 def both(make: Callable[[], L.LightningModule], data: Callable[[], Any], strategy: SinkStrategy, **options: Any):
     """Trains plain and in sinks from the same seed; returns both runs."""
-    callbacks, loggers = options.pop("callbacks", list), options.pop("loggers", list)
     length = strategy.sink_size if strategy.is_endless else None
-    torch.manual_seed(7)
-    random.seed(7)
-    plain_data = ContinuedLoader(data(), length) if length else data()
-    plain = train(make(), plain_data, callbacks=callbacks(), loggers=loggers(), **options)
-    torch.manual_seed(7)
-    random.seed(7)
-    return plain, train(make(), data(), strategy, callbacks=callbacks(), loggers=loggers(), **options)
+    return once(make, data, length=length, **options), once(make, data, strategy, **options)
 
 
 def compare(

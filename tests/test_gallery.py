@@ -20,7 +20,7 @@ from gallery.kept import assert_kept
 from gallery.recorder import recorded
 from lightning_sink import SinkStrategy
 from lightning_sink.errors import SinkError
-from parity import QUIET, Events, Rows, assert_parity, both
+from parity import QUIET, Events, Rows, assert_parity, once
 
 # What plain Lightning and torch themselves warn of in some of the cases.
 pytestmark = [
@@ -48,12 +48,14 @@ def test_names_are_there_once():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-def trained(case, engine, sink_size=None):
-    strategy = SinkStrategy(sink_size or case.size, epoch="dataset", engine=engine)
-    options = case.trainer_options()
-    callbacks = case.options.get("callbacks", list)
-    options.pop("callbacks", None)
-    return both(case.make, case.data, strategy, callbacks=callbacks, loggers=case.loggers, **options)
+def trained(case, *engines, sink_size=None):
+    """Trains plainly, and in sinks by each engine."""
+    runs = []
+    for engine in (None, *engines):
+        strategy = "auto" if engine is None else SinkStrategy(sink_size or case.size, epoch="dataset", engine=engine)
+        options = {**case.trainer_options(), "callbacks": case.options.get("callbacks", list), "loggers": case.loggers}
+        runs.append(once(case.make, case.data, strategy, **options))
+    return runs
 
 
 def line_named(text):
@@ -70,26 +72,21 @@ def assert_left_alike(case, plain, sink, exact=False):
 
 
 @pytest.mark.parametrize("case", SAME, ids=names)
-def test_traced(case):
-    plain, sink = trained(case, "traced")
-    warned = [text for text in sink.warned if "runs eagerly" in text]
+def test_in_sinks(case):
+    plain, eager, traced = trained(case, "eager", "traced")
+    assert not [text for text in eager.warned if "runs eagerly" in text]
+    assert_parity(plain, eager, exact=True)
+    assert_left_alike(case, plain, eager, exact=True)
+    warned = [text for text in traced.warned if "runs eagerly" in text]
     if case.eager is None:
         assert not warned, warned
-        assert case.few or sink.engine == "traced"
+        assert case.few or traced.engine == "traced"
     elif not case.few:
         fitting = [text for text in warned if case.eager in text]
         assert fitting, warned
         assert case.line is None or any(case.line in line_named(text) for text in fitting), warned
-    assert_parity(plain, sink, tolerance=case.tolerance)
-    assert_left_alike(case, plain, sink)
-
-
-@pytest.mark.parametrize("case", SAME, ids=names)
-def test_eager(case):
-    plain, sink = trained(case, "eager")
-    assert not [text for text in sink.warned if "runs eagerly" in text]
-    assert_parity(plain, sink, exact=True)
-    assert_left_alike(case, plain, sink, exact=True)
+    assert_parity(plain, traced, tolerance=case.tolerance)
+    assert_left_alike(case, plain, traced)
 
 
 @pytest.mark.parametrize("case", [case for case in SAME if case.inductor], ids=names)
@@ -144,13 +141,12 @@ def test_raises_what_plain_lightning_raises(case, engine):
     assert all(torch.allclose(tensor, found[name], rtol=1e-4) for name, tensor in expected.items())
 
 
-# -- the order of all hooks -------------------------------------------------------------------------------------------
 # -- the order of all hooks --------------------------------------------------------------------------------------------
 
 
 def sequence(case, strategy):
     """Returns every hook that was called, with the counters that it saw."""
-    options = case.trainer_options()
+    options = {"limit_train_batches": 7, **case.trainer_options()}
     trainer = L.Trainer(
         strategy=strategy,
         logger=[Rows(), *case.loggers()],

@@ -195,17 +195,27 @@ class _Walk:
             return [value.__func__, value.__self__]
         if isinstance(value, ContextVar):
             return [value.get(None)]
+        if isinstance(value, nn.Module):
+            return _of_module(value)
         if isinstance(value, _COUNTING):
             return [repr(value) if isinstance(value, count) else value.__reduce__()[1:]]
         return _attributes(value) if _is_users_object(value) else None
 
     def _numpy(self, value: Any, depth: int) -> Hashable:
-        generator = getattr(value, "bit_generator", None)
+        generator = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
         if generator is not None:
             return self.visit(generator.state, depth)
         if hasattr(value, "tobytes") and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
             return str(value.dtype), value.shape, value.tobytes()
         return _Same(value)
+
+
+def _of_module(module: nn.Module) -> list[Any] | None:
+    """What is Python about a module that another object holds; None for one that knows its trainer."""
+    if hasattr(module, "_trainer"):
+        return None
+    held = [(name, value) for name, value in vars(module).items() if name not in _TENSOR_HOLDERS]
+    return [*held, *((name, child) for name, child in module.named_children())]
 
 
 def _is_full(cell: Any) -> bool:

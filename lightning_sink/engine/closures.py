@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Collection, Hashable, Iterable
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -63,7 +63,10 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
             continue
     for name in code.co_names:
         value = function.__globals__.get(name)
-        if not isinstance(value, (FunctionType, BuiltinFunctionType)):
+        if isinstance(value, ModuleType):
+            held = vars(value) if _is_users(value.__name__) else {}
+            yield from ((f"{name}.{key}", held[key]) for key in code.co_names if key in held)
+        elif not isinstance(value, (FunctionType, BuiltinFunctionType)):
             yield name, value
 
 

@@ -38,7 +38,8 @@ class Functions:
         try:
             function = self._made[recording.text] = self._compiler(recording)
         except Exception as error:
-            return Hazard(f"compiling it failed: {type(error).__name__}: {error}"[:500])
+            first = str(error).partition("\n")[0]
+            return Hazard(f"compiling it failed: {type(error).__name__}: {first}"[:500])
         finally:
             torch.set_rng_state(generator)
         return function

@@ -50,7 +50,7 @@ class Program:
         self._constants = observation.constants
         self._equal = observation.recording.equal
         read = (observation.recording.inputs[i] for i in sorted(observation.recording.read))
-        self._read = [(tensor, version(tensor)) for tensor in read]
+        self._read = [(tensor, version(tensor), tensor.detach().clone()) for tensor in read]
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
         self._layouts = layouts = [
             (tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs
@@ -79,7 +79,8 @@ class Program:
             return False
         if any(not torch.equal(first, other) for first, other in self._equal):
             return False
-        if any(version(tensor) != seen for tensor, seen in self._read):
+        # A write through `.data` counts no version.
+        if any(version(tensor) != seen or not torch.equal(tensor, value) for tensor, seen, value in self._read):
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]

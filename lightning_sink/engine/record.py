@@ -87,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self._undo = Undo()
         self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
         self._origins = Origins([*changing, *hyper.tensors.values(), *counts.begin()])
+        self._read_at: dict[int, str] = {}
         self._paused = False
         self._failed = False
 
@@ -107,8 +108,7 @@ class Recorder(TorchDispatchMode):
                 try:
                     out = released(body())
                 finally:
-                    for _, holder in holders(self._before.module, self._before.others):
-                        released(vars(holder))
+                    self._release()
             self._compare(python, drawn)
             return out
         except Exception as error:
@@ -120,6 +120,14 @@ class Recorder(TorchDispatchMode):
         rewind()
         self._failed = True
         return body()
+
+    def _release(self) -> None:
+        """Puts plain numbers where the step kept stand-ins."""
+        for _, holder in holders(self._before.module, self._before.others):
+            released(vars(holder))
+        for optimizer in self._before.optimizers:
+            for kept in optimizer.state.values():
+                released(kept)
 
     def _compare(self, python: dict[str, Hashable], drawn: Hashable) -> None:
         if random_state() != drawn:
@@ -158,8 +166,9 @@ class Recorder(TorchDispatchMode):
         recording.graph.erase_node(self._anchor)
         recording.guards = list(self._uses.guards.values())
         self._undo.forget()
-        if any(recording.inputs[i].untyped_storage().data_ptr() in recording.written for i in recording.read):
-            self.hazard(_DECIDES)
+        for index in sorted(recording.read):
+            if recording.inputs[index].untyped_storage().data_ptr() in recording.written:
+                self.hazard(_DECIDES, self._read_at[index])
         layouts = [f"{tuple(t.shape)}{t.stride()}{t.dtype}{t.device}{t.requires_grad}" for t in recording.inputs]
         returned = [str(self._indices[self._nodes[tensor]]) for tensor in outputs]
         recording.text = "\n".join([*layouts, *self._lines, ",".join(returned)])
@@ -206,6 +215,8 @@ class Recorder(TorchDispatchMode):
                 self.hazard(_DECIDES)
             else:
                 self.recording.read |= origin
+                for index in origin:
+                    self._read_at.setdefault(index, user_line())
         elif torch.Tag.dynamic_output_shape in func.tags and not _is_plain_indexing(func, args):
             self.hazard(f"`{func.name()}` gives a shape that depends on the data")
         elif schema_name(func) in _READS_LENGTHS:

@@ -181,21 +181,21 @@ class Snapshot:
         for name, tensor in self.tensors.items():
             if tensor is not None:
                 self.names.setdefault(id(tensor), []).append(name)
-        self._optimizers = optimizers
+        self.optimizers = optimizers
         self._states = [{key: dict(value) for key, value in item.state.items()} for item in optimizers]
 
     def again(self) -> Snapshot:
         """Returns a snapshot of the same training as it is now."""
-        return Snapshot(self.module, self._optimizers, self.others)
+        return Snapshot(self.module, self.optimizers, self.others)
 
     def is_optimizer_state(self, tensor: Tensor) -> bool:
         """Tells whether an optimizer keeps the tensor in its state, now."""
-        states = (state for optimizer in self._optimizers for state in optimizer.state.values())
+        states = (state for optimizer in self.optimizers for state in optimizer.state.values())
         return any(value is tensor for state in states for value in state.values())
 
     def restore(self) -> None:
         """Puts every tensor back into its slot and forgets optimizer state that was made since."""
-        for optimizer, states in zip(self._optimizers, self._states, strict=True):
+        for optimizer, states in zip(self.optimizers, self._states, strict=True):
             for key in list(optimizer.state):
                 if key in states:
                     optimizer.state[key].clear()

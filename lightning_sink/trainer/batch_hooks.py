@@ -118,13 +118,14 @@ class BatchHooks:
         return None if self._alone else HostState(self._trainer, self._others, batch)
 
     def _compare(self, before: HostState | None, hook: str, batch: Any) -> None:
-        if before is None or before == self._state(batch):
+        after = self._state(batch)
+        if before is None or after is None or not before.is_left(after):
             return
         text = (
-            f"A callback changes weights, the optimizer's options or something else that the training depends on in"
-            f" `{hook}`, which a sink calls once, not for every step: the training differs from plain Lightning's. Derive it from `lightning_sink.StepCallback`, move"
-            " that into the LightningModule's hook of the same name, or train with `SinkStrategy(sink_size=1,"
-            " epoch='dataset')`."
+            "A callback changes weights, the optimizer's options or something else that the training depends on in"
+            f" `{hook}`, which a sink calls once, not for every step: the training differs from plain Lightning's."
+            " Derive it from `lightning_sink.StepCallback`, move that into the LightningModule's hook of the same"
+            " name, or train with `SinkStrategy(sink_size=1, epoch='dataset')`."
         )
         users = [item for item in self._others if not type(item).__module__.startswith("lightning.")]
         warn_at(text, next((first_line(getattr(item, hook)) for item in users if hook in vars(type(item))), ""))

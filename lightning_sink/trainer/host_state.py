@@ -1,4 +1,4 @@
-"""What a callback can change on the host so that a training goes on differently: looked at before and after its hook."""
+"""What a callback can change on the host so that a training goes on differently."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OF_LIGHTNING = machinery()
 
 
 class HostState:
-    """The state of a training at one moment: two are equal where nothing has changed that a step depends on.
+    """What a training depends on, at one moment.
 
-    What users' callbacks keep in tensors and modules belongs to it (an average of the weights is one step behind for
-    each call that is missed); what they count and collect in Python does not.
+    A tensor or module that a user's callback keeps belongs to it while it is changed in place (an average of the
+    weights is a step behind for each call that is missed); what callbacks count and collect does not.
 
     Args:
         trainer: The trainer.
@@ -35,7 +35,7 @@ class HostState:
         tensors = [*module.parameters(), *module.buffers(), *(p for group in groups for p in group["params"])]
         tensors += [value for kept in states for value in kept.values() if isinstance(value, Tensor)]
         tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-        tensors += [*flatten(batch)[0], *(tensor for item in callbacks for tensor in _held_by(item))]
+        tensors += [*flatten(batch)[0]]
         self._values = [
             [{key: value for key, value in group.items() if key != "params"} for group in groups],
             [(version(tensor), tensor.requires_grad) for tensor in tensors],
@@ -44,13 +44,16 @@ class HostState:
             random.getstate(),
         ]
         self._held = [*tensors, *_attributes(module)]
+        kept = (tensor for item in callbacks for tensor in _held_by(item))
+        self._kept = [(tensor, version(tensor)) for tensor in kept]
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, HostState) or self._values != other._values or len(self._held) != len(other._held):
-            return False
-        return all(a is b for a, b in zip(self._held, other._held, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
+    def is_left(self, later: HostState) -> bool:
+        """Tells whether anything has changed since."""
+        if any(version(tensor) != seen for tensor, seen in self._kept) or self._values != later._values:
+            return True
+        return len(self._held) != len(later._held) or any(
+            a is not b for a, b in zip(self._held, later._held, strict=True)
+        )
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:

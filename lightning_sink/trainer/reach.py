@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Collection, Hashable, Iterator
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -30,8 +31,14 @@ def reached_through(trainer: Any) -> Callable[[Collection[CodeType]], dict[str, 
     return look
 
 
-def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """Yields the names behind each `trainer` in some code."""
+@lru_cache(maxsize=1024)
+def _paths(code: CodeType) -> frozenset[tuple[str, ...]]:
+    """Returns the names behind each `trainer` in some code."""
+    names = (*code.co_names, *code.co_varnames, *code.co_freevars)
+    return frozenset(_chains(code)) if "trainer" in names else frozenset()
+
+
+def _chains(code: CodeType) -> Iterator[tuple[str, ...]]:
     path: list[str] | None = None
     for instruction in dis.get_instructions(code):
         name = str(instruction.argval)
