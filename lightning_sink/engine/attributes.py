@@ -61,14 +61,16 @@ def python_state(
         others: Objects that take part in the step besides.
     """
     state: dict[str, Hashable] = {}
-    for prefix, holder in holders(module, others):
+    held = list(holders(module, others))
+    known = {id(holder) for _, holder in held}
+    for prefix, holder in held:
         state[f"{prefix}__class__"] = _Same(holder), type(holder)
         for kind in type(holder).__mro__:
             state |= class_state(kind)
         for name, value in vars(holder).items():
             ignored = holder is module and name in ignore and name not in MODULE_HOOKS
             if name not in _TENSOR_HOLDERS and not ignored:
-                state[prefix + name] = fingerprint(value, in_slots=True)
+                state[prefix + name] = fingerprint(value, in_slots=True, known=known)
         parameters = holder.named_parameters(recurse=False) if isinstance(holder, nn.Module) else ()
         for name, parameter in parameters:
             state[f"hooks of {prefix}{name}"] = fingerprint(tensor_hooks(parameter))
@@ -97,23 +99,24 @@ def class_state(kind: type) -> dict[str, Hashable]:
     return {f"{kind.__qualname__}.{name}": fingerprint(value) for name, value in shared.items()}
 
 
-def fingerprint(value: Any, in_slots: bool = False) -> Hashable:
+def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ()) -> Hashable:
     """Returns something that is equal for two values that a step cannot tell from each other.
 
     Args:
         value: The value.
         in_slots: Whether tensors that are the value or its items have slots and are left out here.
+        known: Identities of modules that are looked at by themselves.
     """
     if in_slots and isinstance(value, Tensor):
         return "tensor"
     if in_slots and type(value) in (tuple, list, dict):
         items = list(value.items()) if type(value) is dict else list(enumerate(value))
-        return type(value), tuple((fingerprint(key), _untensored(item)) for key, item in items)
-    return _Walk().visit(value, _DEEPEST)
+        return type(value), tuple((fingerprint(key), _untensored(item, known)) for key, item in items)
+    return _Walk(known).visit(value, _DEEPEST)
 
 
-def _untensored(item: Any) -> Hashable:
-    return "tensor" if isinstance(item, Tensor) else fingerprint(item)
+def _untensored(item: Any, known: Collection[int]) -> Hashable:
+    return "tensor" if isinstance(item, Tensor) else fingerprint(item, known=known)
 
 
 class Attributes:
@@ -156,8 +159,9 @@ class _Same:
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, known: Collection[int]) -> None:
         self._left = _MOST_VALUES
+        self._known = known
 
     def visit(self, value: Any, depth: int) -> Hashable:
         self._left -= 1
@@ -196,7 +200,7 @@ class _Walk:
         if isinstance(value, ContextVar):
             return [value.get(None)]
         if isinstance(value, nn.Module):
-            return _of_module(value)
+            return None if id(value) in self._known else _of_module(value)
         if isinstance(value, _COUNTING):
             return [repr(value) if isinstance(value, count) else value.__reduce__()[1:]]
         return _attributes(value) if _is_users_object(value) else None

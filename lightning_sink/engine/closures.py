@@ -34,13 +34,18 @@ def outside_state(functions: Iterable[FunctionType], inside: nn.Module) -> dict[
         inside: A module that is looked at by itself, with all its submodules.
     """
     known = set(inside.modules())
+    identities = {id(module) for module in known}
     state: dict[str, tuple[Hashable, ...]] = {}
     for function in functions:
         for name, value in _variables(function):
             if isinstance(value, nn.Module):
                 found: Hashable = None if value in known else _module(value)
             else:
-                found = tuple(class_state(value).items()) if isinstance(value, type) else fingerprint(value)
+                found = (
+                    tuple(class_state(value).items())
+                    if isinstance(value, type)
+                    else fingerprint(value, known=identities)
+                )
             key = f"{name} in {function.__qualname__}"
             state[key] = (*state.get(key, ()), found)
     return dict(state)

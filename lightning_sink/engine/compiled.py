@@ -210,8 +210,6 @@ class CompiledEngine(Engine):
         if state != self._state:
             self._forget()
             self._state = state
-        else:
-            self._restless = 0
         self._plain_steps += 1
 
     def _present_state(self) -> Hashable:

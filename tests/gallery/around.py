@@ -9,13 +9,13 @@ from gallery.case import Kept, Small, case
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
-@case(eager="`batch_idx` is read", line="if batch_idx == 5")
+@case()
 class EndsEachEpochAtABatch(Small):
     def on_train_batch_start(self, batch, batch_idx):
         return -1 if batch_idx == 5 else None
 
 
-@case(eager="`current_epoch` is read")
+@case()
 class LeavesOutAnEpoch(Small):
     def on_train_batch_start(self, batch, batch_idx):
         return -1 if self.current_epoch == 1 else None
@@ -154,7 +154,7 @@ class ChangesWeightsWhenItStepsItsScheduler(Scheduled):
             self.net[0].weight.mul_(0.98)
 
 
-@case(eager="the step changes Python state: `much`", size=-1)
+@case(eager="keeps changing", size=-1)
 class KeepsANumberWhenItStepsItsScheduler(Scheduled):
     def lr_scheduler_step(self, scheduler, metric):
         scheduler.step()

@@ -123,7 +123,7 @@ class LeavesClippingOut(Small):
         pass
 
 
-@case(eager="`current_epoch` is read", line="if self.current_epoch")
+@case()
 class ClipsFromTheSecondEpochOn(Small):
     def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
         if self.current_epoch > 0:
@@ -158,7 +158,7 @@ class HalvesGradientsInsteadOfClearingThem(Small):
             gradient.mul_(0.5)
 
 
-@case(eager="`batch_idx` is read", line="if batch_idx % 3")
+@case()
 class ClearsGradientsAtEveryThirdBatch(Small):
     def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
         if batch_idx % 3 == 0:

@@ -99,7 +99,7 @@ for name, given in {
     "a stop that waits for epochs": {"min_epochs": 2, "max_epochs": 4},
     "a stop that waits for both": {"min_epochs": 1, "min_steps": 21, "max_epochs": 4},
 }.items():
-    add(name, Stopping, options=given, eager="`batch_idx` is read", few=name == "a stop")
+    add(name, Stopping, options=given, few=name == "a stop")
 
 # -- what happens in a step -------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class ReadsItsIndex(Small):
         return self.loss(batch) * (1 + batch_idx % 2)
 
 
-@case(eager="`batch_idx` is read")
+@case()
 def a_compiled_module_that_reads_its_index():
     return torch.compile(ReadsItsIndex(), backend="aot_eager")
 
@@ -223,7 +223,7 @@ class CountsInItsLayers(Logged):
         return self.layers(x)
 
 
-case(eager="`global_step` is read")(CountsInItsLayers)
+case()(CountsInItsLayers)
 
 
 @case()

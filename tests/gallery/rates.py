@@ -145,7 +145,7 @@ class RateIsSetInTheStepFromTheEpoch(Small):
             group["lr"] = 0.05 / (1 + self.current_epoch)
 
 
-@case(eager="`global_step` is read", line="self.trainer.global_step")
+@case(eager="the step sets the optimizer's 'lr'")
 class WarmupByHandInOptimizerStep(Small):
     """As in Lightning's own documentation."""
 

@@ -139,7 +139,7 @@ class Tripled(Small):
         return self.loss(batch) * (3.0 if self.count() % 7 == 6 else 1.0)
 
 
-@case(eager="`batch_idx` is read")
+@case()
 class CountedByLightning(Small):
     def training_step(self, batch, batch_idx):
         return self.loss(batch) * (3.0 if batch_idx % 7 == 6 else 1.0)

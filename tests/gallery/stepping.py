@@ -8,7 +8,7 @@ from gallery.hooks import gradients
 # -- optimizer_step ---------------------------------------------------------------------------------------------------
 
 
-@case(eager="`global_step` is read", line="if self.trainer.global_step")
+@case(eager="the step sets the optimizer's 'lr'")
 class WarmsUpByHand(Small):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
         optimizer.step(closure=optimizer_closure)
@@ -78,7 +78,7 @@ class SharpnessAwareMinimization(Small):
         optimizer.step()
 
 
-@case(eager="`batch_idx` is read", line="if batch_idx % 2")
+@case()
 class StepsAtEveryOtherBatch(Small):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
         if batch_idx % 2:

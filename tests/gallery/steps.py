@@ -60,7 +60,7 @@ def a_step_put_on_the_instance():
 # -- what a step returns ----------------------------------------------------------------------------------------------
 
 
-@case(eager="`batch_idx` is read")
+@case(eager="the step returned no loss")
 class ReturnsNoneAtSomeBatches(Small):
     def training_step(self, batch, batch_idx):
         return None if batch_idx % 5 == 2 else self.loss(batch)
