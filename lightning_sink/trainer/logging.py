@@ -43,6 +43,10 @@ class LogCall:
     batch_size: int
 
 
+Logged = list[tuple[LogCall, Tensor]]
+"""Calls and their values."""
+
+
 @dataclass
 class StepLog:
     """What one step logged.
@@ -101,6 +105,13 @@ def _kept(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().reshape(()).clone()
     return torch.tensor(value, dtype=torch.get_default_dtype())
+
+
+def split_late(calls: tuple[LogCall, ...], values: list[Tensor]) -> tuple[Logged, Logged]:
+    """Parts what the callbacks' `on_train_batch_end` finds logged from what the module logs after them."""
+    pairs = list(zip(calls, values, strict=True))
+    late = [pair for pair in pairs if pair[0].hook == "on_train_batch_end"]
+    return [pair for pair in pairs if pair[0].hook != "on_train_batch_end"], late
 
 
 @dataclass

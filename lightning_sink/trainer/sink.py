@@ -1,22 +1,20 @@
 """One sink inside a Trainer: its steps, and Lightning's own order of events around each of them.
 
-`TrainerSink` owns the counters while a sink runs. `run` is `_TrainingEpochLoop.advance` of Lightning 2.6 cut into
-pieces: the same events in the same order, but that the callbacks' `on_train_batch_start` and `on_train_batch_end` are
-called for the first and the last batch only. `account` does for a step that a program ran what is left of it.
+`TrainerSink` owns the counters while a sink runs. `run`, with `plain_step.py`, is `_TrainingEpochLoop.advance` of
+Lightning 2.6 cut into pieces: the same events in the same order, but that the callbacks' `on_train_batch_start` and
+`on_train_batch_end` are called for the first and the last batch only. `account` does for a step that a program ran what
+is left of it.
 
 Private names of Lightning (2.6), each because the order of events has no public entry: `batch_progress`,
-`automatic_optimization`, `manual_optimization`, `update_lr_schedulers`, `_should_accumulate`,
-`_num_ready_batches_reached`, `_build_kwargs`, `_batches_that_stepped` of `_TrainingEpochLoop`; `_logger_connector` and
-`received_sigterm` of `Trainer`; `_on_before_batch_transfer` and `_current_fx_name` of `LightningModule`;
-`trainer.call`, which keeps `_current_fx_name` right for `self.log`.
+`update_lr_schedulers`, `_should_accumulate`, `_num_ready_batches_reached`, `_batches_that_stepped`, `_warning_cache` of
+`_TrainingEpochLoop`; `_logger_connector` and `received_sigterm` of `Trainer`; `trainer.call`, which keeps
+`_current_fx_name` right for `self.log`.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,19 +24,17 @@ from torch import Tensor
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.engine.history import History
-from lightning_sink.engine.step import PlainTape, Result, Sink, Step, Tape
+from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 from lightning_sink.trainer.batch_hooks import BatchHooks
-from lightning_sink.trainer.counters import Counters, load_counts, save_counts
+from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import counts_steps
 from lightning_sink.trainer.interrupt import DeferredInterrupt
-from lightning_sink.trainer.logging import LogBuffer, LogCall, StepLog, captured
-from lightning_sink.trainer.reads import lifted_counters
-from lightning_sink.trainer.transfer import Transfer
+from lightning_sink.trainer.logging import LogBuffer, LogCall, Logged, split_late
+from lightning_sink.trainer.plain_step import PlainStep
+from lightning_sink.trainer.transfer import PresentBatch, Transfer
 
-_NOTHING = object()
-
-_Logged = list[tuple[LogCall, Tensor]]
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -95,9 +91,7 @@ class TrainerSink(Sink):
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
         self._first = self._last = True
-        self._announced = False
-        self._raw: Any = _NOTHING
-        self._batch: Any = None
+        self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
         self._result: Callable[[], Result] = lambda: Result(None, [])
 
@@ -109,22 +103,9 @@ class TrainerSink(Sink):
         self._fetcher.before_wait = interrupt.raise_for_children
         progress, started = loop.batch_progress, False
         for index in range(self._length):
-            interrupt.held = False
-            try:
-                raw, _, _ = next(self._fetcher)
-            except StopIteration:
-                self.exhausted = True
-                self._end_without_batch(announced=0)
+            raw = self._next()
+            if raw is _END:
                 return
-            except KeyboardInterrupt as error:
-                interrupt.raised = error
-                self._end_without_batch(announced=0)
-                return
-            except Exception:
-                self._end_without_batch(announced=0)
-                raise
-            finally:
-                interrupt.held = True
             progress.is_last_batch = self._fetcher.done
             self._first = not started
             self._last = (
@@ -135,13 +116,13 @@ class TrainerSink(Sink):
                 or trainer.should_stop
                 or time.monotonic() >= self._deadline
             )
-            self._raw, self._batch, self._announced = raw, None, False
+            self._batch.take(raw)
             inner = not self._first and not self._last and self._transfer.is_identity(raw)
-            batch = raw if inner else self.batch
+            batch = raw if inner else self._batch.get()
             self._counters.ready()
             if not inner:
                 self._last = self._last or trainer.should_stop
-                self._announce()
+                self._batch.announce()
             if batch is None:
                 self._pass_over()
             else:
@@ -162,18 +143,25 @@ class TrainerSink(Sink):
                 self._logs.deliver()
                 return
 
-    def _announce(self) -> None:
-        """Shows the batch to Lightning's logging, which looks at it when something is logged."""
-        if not self._announced:
-            self._announced = True
-            self._trainer._logger_connector.on_batch_start(self.batch)
-
-    @property
-    def batch(self) -> Any:
-        """The present batch as the user's hooks see it, transferred once."""
-        if self._raw is not _NOTHING:
-            self._raw, self._batch = _NOTHING, self._transfer(self._raw)
-        return self._batch
+    def _next(self) -> Any:
+        """Fetches a batch. Ctrl-C takes effect here at once; elsewhere it waits until the step has ended."""
+        self._interrupt.held = False
+        try:
+            batch, _, _ = next(self._fetcher)
+        except StopIteration:
+            self.exhausted = True
+            self._end_without_batch(announced=0)
+            return _END
+        except KeyboardInterrupt as error:
+            self._interrupt.raised = error
+            self._end_without_batch(announced=0)
+            return _END
+        except Exception:
+            self._end_without_batch(announced=0)
+            raise
+        finally:
+            self._interrupt.held = True
+        return batch
 
     def close(self) -> None:
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
@@ -190,32 +178,11 @@ class TrainerSink(Sink):
     def run(self, step: Step, tape: Tape) -> Result:
         """Runs a step the plain way, in Lightning's own order."""
         self._logs.deliver()
-        self._announce()
-        loop, trainer, module = self._loop, self._trainer, self._module
-        batch, batch_idx = self.batch, loop.batch_idx
-        log, counted = StepLog(), self._counters.optimization
-        saved = None if isinstance(tape, PlainTape) else save_counts(loop)
-
-        def train() -> Any:
-            watched = tape.watched("batch_idx", batch_idx)
-            with captured(trainer, module, log, tape), self._lifted(tape):
-                self._hooks.start_step(batch, watched)
-                if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, watched) == -1:
-                    return None
-                call._call_strategy_hook(trainer, "on_train_batch_start", batch, batch_idx)
-                loop.batch_progress.increment_started()
-                kwargs = loop._build_kwargs(OrderedDict(), batch, watched)
-                with trainer.profiler.profile("run_training_batch"):
-                    if module.automatic_optimization:
-                        return loop.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
-                    return loop.manual_optimization.run(kwargs)
-
-        def rewind() -> None:
-            nonlocal log
-            log = StepLog()
-            load_counts(loop, saved)
-
-        output = tape.span(train, rewind)
+        self._batch.announce()
+        loop, trainer = self._loop, self._trainer
+        batch, batch_idx = self._batch.get(), loop.batch_idx
+        counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, tape, batch)
+        output = plain.train()
         if output is None:
             self.skip_epoch = self._last = True
             self._end_without_batch(announced=1)
@@ -223,7 +190,7 @@ class TrainerSink(Sink):
         elif not output and self._automatic:
             tape.hazard("the step returned no loss")
         self._processed()
-        loss = output.get("loss") if isinstance(output, dict) else None
+        loss, log = output.get("loss") if isinstance(output, dict) else None, plain.log
         result = Result(output, log.values, loss=loss)
         if self.skip_epoch:
             return result
@@ -235,13 +202,7 @@ class TrainerSink(Sink):
         elif self._hooks.shows:
             self._hooks.show(output, batch, batch_idx)
 
-        def end() -> None:
-            watched = tape.watched("batch_idx", batch_idx)
-            with captured(trainer, module, log, tape), self._lifted(tape):
-                self._hooks.end_step(output, batch, watched)
-                call._call_lightning_module_hook(trainer, "on_train_batch_end", output, batch, watched)
-
-        tape.span(end, lambda: None)
+        plain.end(output)
         if trainer.should_stop and not self._last:
             # A hook stopped the training after the callbacks' turn.
             self._last = True
@@ -252,9 +213,6 @@ class TrainerSink(Sink):
         self.history.add(loss, [(entry.name, value) for entry, value in zip(log.calls, log.values, strict=True)])
         result.note = _Note(tuple(log.calls), cleared, made)
         return result
-
-    def _lifted(self, tape: Tape) -> AbstractContextManager[None]:
-        return nullcontext() if isinstance(tape, PlainTape) else lifted_counters(self._trainer, tape)
 
     # -- around a step ----------------------------------------------------------------------------------------------
 
@@ -268,16 +226,16 @@ class TrainerSink(Sink):
         if self._schedulers:
             self._step_schedulers()
         if not self._last and self._hooks.shows:
-            self._announce()
-            self._hooks.show(result().output, self.batch, loop.batch_idx)
+            self._batch.announce()
+            self._hooks.show(result().output, self._batch.get(), loop.batch_idx)
         if not self._last and (self._trainer.should_stop or self._is_due(note.optimizer_steps)):
             # A hook on the host stopped the training, or a step by hand was one that something waits for.
-            self._announce()
+            self._batch.announce()
             self._last = True
         number = loop._batches_that_stepped
-        late: _Logged = []
+        late: Logged = []
         if self._last:
-            early, late = _split(calls, logged)
+            early, late = split_late(calls, logged)
             self._add(early, number)
         else:
             # A row is due at its step whether that step logged or an earlier one did.
@@ -291,7 +249,7 @@ class TrainerSink(Sink):
             loop._batches_that_stepped += steps
             return
         self._logs.deliver()
-        self._hooks.end(result().output, self.batch, loop.batch_idx)
+        self._hooks.end(result().output, self._batch.get(), loop.batch_idx)
         self._add(late, number)
         self._logs.deliver()
         self._completed()
@@ -299,7 +257,7 @@ class TrainerSink(Sink):
     def _is_due(self, made: int) -> bool:
         return made > 0 and self._ends_at is not None and self._ends_at(self._counters.optimization[1])
 
-    def _add(self, pairs: _Logged, number: int) -> None:
+    def _add(self, pairs: Logged, number: int) -> None:
         if pairs:
             self._logs.add(tuple(entry for entry, _ in pairs), [value for _, value in pairs], number, False)
 
@@ -349,10 +307,3 @@ class TrainerSink(Sink):
             self._trainer._logger_connector.on_batch_end()
             self._hooks.end(self._result().output, self._trained.batch, loop.batch_idx)
         loop._batches_that_stepped += stepped
-
-
-def _split(calls: tuple[LogCall, ...], values: list[Tensor]) -> tuple[_Logged, _Logged]:
-    """Parts what the callbacks' `on_train_batch_end` finds logged from what the module logs after them."""
-    pairs = list(zip(calls, values, strict=True))
-    late = [pair for pair in pairs if pair[0].hook == "on_train_batch_end"]
-    return [pair for pair in pairs if pair[0].hook != "on_train_batch_end"], late

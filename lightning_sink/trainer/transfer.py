@@ -1,7 +1,10 @@
 """From what the loader yields to what the step sees: precision, the user's transfer hooks, the device.
 
+`Transfer` knows how; `PresentBatch` owns the batch of the step that runs, and does it once.
+
 Private names of Lightning (2.6): `LightningModule._on_before_batch_transfer` and
-`_DataConnector._datahook_selector`, which decide between hooks of module and datamodule.
+`_DataConnector._datahook_selector`, which decide between hooks of module and datamodule;
+`_LoggerConnector.on_batch_start`, which takes the batch's size from the batch.
 """
 
 from __future__ import annotations
@@ -13,7 +16,41 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer import call
 from torch import Tensor
 
+_NOTHING = object()
+
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class PresentBatch:
+    """The batch of the present step.
+
+    Args:
+        trainer: The trainer.
+        transfer: What the user's hooks see is made of what the loader yields by.
+    """
+
+    def __init__(self, trainer: Any, transfer: Transfer) -> None:
+        self._connector = trainer._logger_connector
+        self._transfer = transfer
+        self._raw: Any = _NOTHING
+        self._batch: Any = None
+        self._announced = False
+
+    def take(self, raw: Any) -> None:
+        """The loader has yielded another batch."""
+        self._raw, self._batch, self._announced = raw, None, False
+
+    def get(self) -> Any:
+        """Returns the batch as the user's hooks see it, transferred once."""
+        if self._raw is not _NOTHING:
+            self._raw, self._batch = _NOTHING, self._transfer(self._raw)
+        return self._batch
+
+    def announce(self) -> None:
+        """Shows the batch to Lightning's logging, which looks at it when something is logged."""
+        if not self._announced:
+            self._announced = True
+            self._connector.on_batch_start(self.get())
 
 
 class Transfer:

@@ -88,7 +88,7 @@ class NeverStepsByHand(Manual):
         self.manual_backward(self.loss(batch))
 
 
-@case()
+@case(eager="`is_last_batch` is read")
 class AccumulatesByHand(Manual):
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
@@ -109,7 +109,7 @@ class ClipsByValue(Manual):
         optimizer.step()
 
 
-@case()
+@case(eager="a value of a tensor decides", tolerance=2e-3)
 class StepsWithAClosure(Manual):
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
@@ -150,7 +150,7 @@ class ARawOptimizer(Manual):
         optimizer.step()
 
 
-@case()
+@case(eager="the step sets the optimizer's 'lr'")
 class ReadsTheGlobalStep(Manual):
     """Warm-up by the number of optimizer steps, in the middle of a batch."""
 
@@ -182,7 +182,7 @@ class EndsEpochsItself(Manual):
 # -- schedulers -------------------------------------------------------------------------------------------------------
 
 
-@case()
+@case(eager="`ExponentialLR.step()` is called")
 class StepsItsScheduler(Manual):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()

@@ -88,7 +88,7 @@ class ThreeOptimizers(Several):
         self.net[1] = nn.PReLU()
 
 
-@case()
+@case(eager="`StepLR.step()` is called")
 class SchedulersOfTwoOptimizers(Several):
     def configure_optimizers(self):
         optimizers = super().configure_optimizers()

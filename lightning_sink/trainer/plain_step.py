@@ -1,0 +1,92 @@
+"""One step run the plain way: the user's part of it, in Lightning's own order.
+
+`PlainStep` owns what the step logs until the sink takes it. `train` and `end` are the parts of
+`_TrainingEpochLoop.advance` of Lightning 2.6 in which the user's code runs; both are spans of a tape, which may record
+them or run them again.
+
+Private names of Lightning (2.6), each because the order of events has no public entry: `automatic_optimization`,
+`manual_optimization`, `_build_kwargs` of `_TrainingEpochLoop`; `trainer.call`, which keeps `_current_fx_name` right for
+`self.log`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch.trainer import call
+
+from lightning_sink.engine.step import PlainTape, Tape
+from lightning_sink.trainer.batch_hooks import BatchHooks
+from lightning_sink.trainer.counters import load_counts, save_counts
+from lightning_sink.trainer.logging import StepLog, captured
+from lightning_sink.trainer.reads import lifted_counters
+
+
+class PlainStep:
+    """The user's part of a step.
+
+    Args:
+        loop: The epoch loop.
+        hooks: The callbacks' batch hooks.
+        tape: Runs the parts, and may record them.
+        batch: The batch as the user's hooks see it.
+
+    Attributes:
+        log: What the step logged.
+    """
+
+    def __init__(self, loop: Any, hooks: BatchHooks, tape: Tape, batch: Any) -> None:
+        self.log = StepLog()
+        self._loop = loop
+        self._trainer = loop.trainer
+        self._hooks = hooks
+        self._tape = tape
+        self._batch = batch
+        self._batch_idx = loop.batch_idx
+        self._saved = None if isinstance(tape, PlainTape) else save_counts(loop)
+
+    def train(self) -> Any:
+        """Trains the batch; returns what the step put out, None where `on_train_batch_start` ends the epoch."""
+        return self._tape.span(self._train, self._rewind)
+
+    def end(self, output: Any) -> None:
+        """Calls the module's `on_train_batch_end`, and that of callbacks that belong to the step."""
+        self._tape.span(lambda: self._end(output), lambda: None)
+
+    def _train(self) -> Any:
+        loop, trainer, batch = self._loop, self._trainer, self._batch
+        with self._watched() as batch_idx:
+            self._hooks.start_step(batch, batch_idx)
+            if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
+                return None
+            call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)
+            loop.batch_progress.increment_started()
+            kwargs = loop._build_kwargs(OrderedDict(), batch, batch_idx)
+            with trainer.profiler.profile("run_training_batch"):
+                if trainer.lightning_module.automatic_optimization:
+                    return loop.automatic_optimization.run(trainer.optimizers[0], self._batch_idx, kwargs)
+                return loop.manual_optimization.run(kwargs)
+
+    def _rewind(self) -> None:
+        self.log = StepLog()
+        load_counts(self._loop, self._saved)
+
+    def _end(self, output: Any) -> None:
+        with self._watched() as batch_idx:
+            self._hooks.end_step(output, self._batch, batch_idx)
+            call._call_lightning_module_hook(self._trainer, "on_train_batch_end", output, self._batch, batch_idx)
+
+    @contextmanager
+    def _watched(self) -> Iterator[Any]:
+        """Notes what is logged and which counters are read; gives the batch's index as the user's code sees it."""
+        trainer, tape = self._trainer, self._tape
+        with captured(trainer, trainer.lightning_module, self.log, tape):
+            if isinstance(tape, PlainTape):
+                yield self._batch_idx
+                return
+            watched = tape.watched("batch_idx", self._batch_idx)
+            with lifted_counters(trainer, tape):
+                yield watched
