@@ -40,8 +40,8 @@ _COUNTING: tuple[type, ...] = (count, type(iter([])), type(iter(())), type(iter(
 
 _SCALARS = frozenset([int, float, bool, complex, str, type(None)])
 
-# What classes hold that a step may read: methods too, which users replace.
-_SHARED = (int, float, complex, str, list, tuple, dict, set, deque, FunctionType)
+# What classes hold that says nothing: what it does is in functions that a step is seen to call.
+_INERT = (property, classmethod, staticmethod, type, BuiltinFunctionType)
 
 _TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
@@ -91,12 +91,14 @@ def random_state() -> Hashable:
 
 
 def class_state(kind: type) -> dict[str, Hashable]:
-    """Returns a fingerprint of what a class of the user's holds beside its methods."""
+    """Returns a fingerprint of what a class of the user's holds: methods too, which users replace."""
     if is_library(kind.__module__):
         return {}
-    held = {name: value for name, value in vars(kind).items() if not name.startswith("__")}
-    shared = {name: value for name, value in held.items() if isinstance(value, _SHARED) or _is_users_object(value)}
-    return {f"{kind.__qualname__}.{name}": fingerprint(value) for name, value in shared.items()}
+    return {
+        f"{kind.__qualname__}.{name}": fingerprint(value)
+        for name, value in vars(kind).items()
+        if not name.startswith("__") and not isinstance(value, _INERT)
+    }
 
 
 def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ()) -> Hashable:

@@ -19,7 +19,7 @@ from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.functions import Functions
-from lightning_sink.engine.granted import Granted
+from lightning_sink.engine.granted import Glance, Granted
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.record import Recorder
@@ -83,7 +83,7 @@ class CompiledEngine(Engine):
         self._codes = codes
         self._others = others
         self._granted = Granted(module, optimizers, ignore, others, outside)
-        self._glance: list[Any] = []
+        self._glance = Glance()
         self._hyper = Hyperparameters(optimizers)
         self._counts = Counts(counters)
         self._functions = Functions(compiler)
@@ -198,7 +198,7 @@ class CompiledEngine(Engine):
         """Sees whether the user's code changed something since the step before."""
         self._settle()
         glance = self._granted.glance()
-        if len(glance) != len(self._glance) or any(a is not b for a, b in zip(glance, self._glance, strict=True)):
+        if not glance.agrees(self._glance):
             self._glance = glance
             self._begin()
 

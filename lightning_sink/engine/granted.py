@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -13,7 +14,26 @@ from torch.optim import Optimizer
 from lightning_sink.engine.attributes import python_state
 from lightning_sink.engine.closures import find_functions, outside_state
 from lightning_sink.engine.private import global_hooks
-from lightning_sink.engine.slots import holders
+from lightning_sink.engine.slots import PLAIN_TENSORS, holders
+
+
+@dataclass
+class Glance:
+    """What a look found: the same again where nothing was put in the place of something else.
+
+    Attributes:
+        held: Objects, compared by identity.
+        marks: Numbers.
+    """
+
+    held: list[Any] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+
+    def agrees(self, other: Glance) -> bool:
+        """Tells whether another look found the same."""
+        if len(self.held) != len(other.held) or self.marks != other.marks:
+            return False
+        return all(a is b for a, b in zip(self.held, other.held, strict=True))
 
 
 class Granted:
@@ -54,13 +74,15 @@ class Granted:
         state = python_state(self._module, self._optimizers, self._ignore, self._others)
         return {**state, **outside_state(self._functions, self._module), **self._outside(self._codes)}
 
-    def glance(self) -> list[Any]:
-        """Returns what attributes hold, to compare by identity: a look that is cheap enough for each step."""
+    def glance(self) -> Glance:
+        """Takes a look that is cheap enough for each step: at what attributes hold, not at what is in that."""
         held = [value for _, holder in holders(self._module, self._others) for value in vars(holder).values()]
         held += [value for state in self._optimizers for kept in state.state.values() for value in kept.values()]
-        for tensor in (*self._module.parameters(), *self._module.buffers()):
-            held += (tensor, tensor.requires_grad)
-        return held
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        for optimizer in self._optimizers:
+            tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        pointers = (tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else 0 for tensor in tensors)
+        return Glance([*held, *tensors], [*pointers, *(tensor.requires_grad for tensor in tensors)])
 
     def state(self) -> Hashable:
         """Returns something that is equal as long as the programs made now are right."""

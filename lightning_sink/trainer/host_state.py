@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.engine.private import pytree, version
+from lightning_sink.engine.slots import PLAIN_TENSORS
 from lightning_sink.trainer.reads import machinery
 
 _OF_LIGHTNING = machinery()
@@ -38,22 +39,29 @@ class HostState:
         tensors += [*flatten(batch)[0]]
         self._values = [
             [{key: value for key, value in group.items() if key != "params"} for group in groups],
-            [(version(tensor), tensor.requires_grad) for tensor in tensors],
+            [(version(tensor), tensor.requires_grad, _place(tensor)) for tensor in tensors],
             trainer.accumulate_grad_batches,
             torch.get_rng_state().numpy().tobytes(),
             random.getstate(),
         ]
         self._held = [*tensors, *_attributes(module)]
         kept = (tensor for item in callbacks for tensor in _held_by(item))
-        self._kept = [(tensor, version(tensor)) for tensor in kept]
+        self._kept = [(tensor, version(tensor), _place(tensor)) for tensor in kept]
 
     def is_left(self, later: HostState) -> bool:
         """Tells whether anything has changed since."""
-        if any(version(tensor) != seen for tensor, seen in self._kept) or self._values != later._values:
+        if self._values != later._values:
+            return True
+        if any((version(tensor), _place(tensor)) != (count, place) for tensor, count, place in self._kept):
             return True
         return len(self._held) != len(later._held) or any(
             a is not b for a, b in zip(self._held, later._held, strict=True)
         )
+
+
+def _place(tensor: Tensor) -> int:
+    """Where a tensor's memory is; writing to `.data` of one counts no version."""
+    return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided else 0
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:

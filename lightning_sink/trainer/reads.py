@@ -21,6 +21,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from torch import Tensor
 
 from lightning_sink.engine.numbers import Number, released
 from lightning_sink.engine.step import Tape
@@ -111,7 +112,8 @@ def _lifted_rates(scheduler: Any) -> Iterator[None]:
     told = vars(scheduler).get("_last_lr")
     rates = [group["lr"] for group in scheduler.optimizer.param_groups] if hasattr(scheduler, "optimizer") else []
     plain = [rate.value if type(rate) is Number else rate for rate in rates]
-    if not isinstance(told, list) or told != plain:
+    numbers = isinstance(told, list) and not any(isinstance(rate, Tensor) for rate in told)
+    if not numbers or told != plain:  # tensors would be compared by an operation, which would be recorded
         yield
         return
     scheduler._last_lr = rates

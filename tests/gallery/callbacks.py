@@ -150,7 +150,7 @@ class HalvesGradients(L.Callback):
         pl_module.net[0].weight.grad.mul_(0.5)
 
 
-users(HalvesGradients, eager="callback `HalvesGradients` overrides `on_before_optimizer_step`")
+users(HalvesGradients)
 for hook in ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"):
 
     class Part(LambdaCallback):
@@ -160,7 +160,7 @@ for hook in ("on_before_zero_grad", "on_before_backward", "on_after_backward", "
             super().__init__(**{hook: lambda trainer, module, *_: module.net[0].bias.data.mul_(0.99)})
 
     Part.__doc__ += f" {hook}."
-    users(Part, eager=f"callback `Part` overrides `{hook}`")
+    users(Part)
 
 # -- callbacks whose batch hooks change the training ------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class SeededInEachStep(Dropping):
         return self.loss(batch)
 
 
-@case(eager="is read", line="fork_rng")
+@case(eager="`torch.get_rng_state()` is called", line="fork_rng")
 class DrawsThatAreUndone(Dropping):
     def training_step(self, batch, batch_idx):
         with torch.random.fork_rng(devices=[]):

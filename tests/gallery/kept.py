@@ -15,7 +15,7 @@ from torch import Tensor
 from parity import Run, assert_tensors
 
 _LIGHTNINGS = frozenset(vars(L.LightningModule()))
-_MACHINERY = frozenset(vars(torch.nn.Module())) - {"training"}
+_MACHINERY = frozenset([*vars(torch.nn.Module()), "_torchdynamo_wrapper_id"]) - {"training"}
 
 
 def kept(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:

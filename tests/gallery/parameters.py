@@ -252,7 +252,7 @@ class Attention(Small):
         return self.out(self.block(self.into(x.unsqueeze(2)), src_mask=mask, is_causal=True).mean(1))
 
 
-@case(inductor=True)
+@case()
 class Lstm(Small):
     def __init__(self):
         super().__init__()

@@ -47,7 +47,8 @@ class Growing(L.Callback):
         self.weight = 0.2 * trainer.current_epoch
 
 
-@case(options={"callbacks": lambda: [Growing()]})
+# The callback that writes down the events of these tests is among them, and changes at each.
+@case(eager="`trainer.callbacks`", options={"callbacks": lambda: [Growing()]})
 class NumberOfACallbacks(Smoothed):
     def number(self):
         return next(item for item in self.trainer.callbacks if isinstance(item, Growing)).weight
