@@ -23,12 +23,14 @@ from lightning_sink.datamodule import SinkDataModule
 from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
+from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import CompileError, UnsupportedError, warn_at
 from lightning_sink.trainer.batch_hooks import in_step
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
 from lightning_sink.trainer.loops import data_place, take_over
+from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.optimizers import require_optimizer
 from lightning_sink.trainer.reach import reached_through
 from lightning_sink.trainer.reads import counters, machinery, watched_getters
@@ -182,7 +184,7 @@ class SinkStrategy(SingleDeviceStrategy):
         traced = name == "traced"
         return CompiledEngine(
             "traced" if traced else "inductor",
-            module,
+            Parts(module, in_step(module.trainer), is_metric),
             list(self.optimizers),
             compile_traced if traced else timed(compile_inductor, self.say),
             costly=not traced,
@@ -191,7 +193,6 @@ class SinkStrategy(SingleDeviceStrategy):
             counters=counters(module.trainer),
             codes=watched_getters(module.trainer),
             ignore=machinery(),
-            others=in_step(module.trainer),
             outside=reached_through(module.trainer),
         )
 

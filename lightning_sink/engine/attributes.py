@@ -19,11 +19,12 @@ from itertools import count
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.private import MODULE_HOOKS, tensor_hooks
-from lightning_sink.engine.slots import holders
+from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library
 
 _MOST_VALUES = 2_000
@@ -47,28 +48,25 @@ _TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
 
 def python_state(
-    module: nn.Module,
-    optimizers: Iterable[Optimizer] = (),
-    ignore: frozenset[str] = frozenset(),
-    others: Iterable[Any] = (),
+    parts: Parts, optimizers: Iterable[Optimizer] = (), ignore: frozenset[str] = frozenset()
 ) -> dict[str, Hashable]:
     """Returns a fingerprint of everything about a training that is no tensor.
 
     Args:
-        module: The root.
+        parts: Whose attributes are looked at.
         optimizers: The optimizers.
-        ignore: Names of the root's attributes to leave out.
-        others: Objects that take part in the step besides.
+        ignore: Names of the module's attributes to leave out.
     """
-    state: dict[str, Hashable] = {}
-    held = list(holders(module, others))
+    state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in parts.apart()}
+    held = list(parts.holders())
     known = {id(holder) for _, holder in held}
+    known |= {id(submodule) for _, module in parts.apart() for submodule in module.modules()}
     for prefix, holder in held:
-        state[f"{prefix}__class__"] = _Same(holder), type(holder)
+        state[f"{prefix}__class__"] = Same(holder), type(holder)
         for kind in type(holder).__mro__:
             state |= class_state(kind)
         for name, value in vars(holder).items():
-            ignored = holder is module and name in ignore and name not in MODULE_HOOKS
+            ignored = holder is parts.module and name in ignore and name not in MODULE_HOOKS
             if name not in _TENSOR_HOLDERS and not ignored:
                 state[prefix + name] = fingerprint(value, in_slots=True, known=known)
         parameters = holder.named_parameters(recurse=False) if isinstance(holder, nn.Module) else ()
@@ -127,8 +125,8 @@ class Attributes:
     With them the states of Python's and numpy's global generators.
     """
 
-    def __init__(self, module: nn.Module, others: Iterable[Any] = ()) -> None:
-        self._holders = [(vars(holder), dict(vars(holder))) for _, holder in holders(module, others)]
+    def __init__(self, parts: Parts) -> None:
+        self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
         values = [value for _, held in self._holders for name, value in held.items() if name not in _TENSOR_HOLDERS]
         self._contents = [(value, copy(value)) for value in values if type(value) in (list, dict, set, deque)]
         self._random = random.getstate()
@@ -147,17 +145,21 @@ class Attributes:
             sys.modules["numpy"].random.set_state(self._numpy)
 
 
-class _Same:
-    """An object that counts as the same while it is the same; holds it, so that no other takes its identity."""
+class Same:
+    """An object that counts as the same while it is the same; holds it, so that no other takes its identity.
+
+    Args:
+        value: The object.
+    """
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
+        return isinstance(other, Same) and self.value is other.value
 
     def __hash__(self) -> int:
-        return id(self._value)
+        return id(self.value)
 
 
 class _Walk:
@@ -167,7 +169,7 @@ class _Walk:
 
     def visit(self, value: Any, depth: int) -> Hashable:
         self._left -= 1
-        if value is None or isinstance(value, (int, float, complex, str, bytes, range)):
+        if value is None or isinstance(value, (int, float, complex, str, bytes, range, torch.device)):
             return type(value), value if value == value else repr(value)
         if isinstance(value, random.Random):
             return value.getstate()
@@ -177,12 +179,12 @@ class _Walk:
             return type(value), bytes(value)
         children = self._children(value) if depth else None
         if children is None:
-            return _Same(value), 0
+            return Same(value), 0
         if len(children) > self._left:
             plain = len(children) <= _MOST_BYTES and all(type(child) in _SCALARS for child in children)
-            return _Same(value), tuple(children) if plain else len(children)
+            return Same(value), tuple(children) if plain else len(children)
         seen = (self.visit(child, depth - 1) for child in children)
-        kind = _Same(value) if isinstance(value, FunctionType) else type(value)
+        kind = Same(value) if isinstance(value, FunctionType) else type(value)
         return kind, frozenset(seen) if isinstance(value, (set, frozenset)) else tuple(seen)
 
     def _children(self, value: Any) -> Collection[Any] | None:
@@ -213,7 +215,7 @@ class _Walk:
             return self.visit(generator.state, depth)
         if hasattr(value, "tobytes") and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
             return str(value.dtype), value.shape, value.tobytes()
-        return _Same(value)
+        return Same(value)
 
 
 def _of_module(module: nn.Module) -> list[Any] | None:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from lightning_sink.engine.attributes import class_state, fingerprint, python_state
+from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library
 
 
@@ -54,7 +55,7 @@ def outside_state(functions: Iterable[FunctionType], inside: nn.Module) -> dict[
 def _module(module: nn.Module) -> Hashable:
     tensors = [*module.parameters(), *module.buffers()]
     asks = tuple(tensor.requires_grad for tensor in tensors)
-    return tuple(python_state(module).items()), asks, fingerprint(tensors)
+    return tuple(python_state(Parts(module)).items()), asks, fingerprint(tensors)
 
 
 def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:

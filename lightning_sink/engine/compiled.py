@@ -8,11 +8,10 @@ the batch's signature, the branches that numbers decide (a kind has a program fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from types import CodeType
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.binding import Binding, Observation, observe
@@ -24,7 +23,7 @@ from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.slots import Parts, Snapshot
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
 from lightning_sink.engine.watch import Hazard
@@ -45,7 +44,7 @@ class CompiledEngine(Engine):
 
     Args:
         name: The engine's name.
-        module: The module whose state the step reads and writes.
+        parts: The module whose state the step reads and writes, and what belongs to it.
         optimizers: The optimizers that the step uses.
         compiler: Makes a function of a recording.
         costly: Whether compiling takes long enough to wait until a kind of step comes again.
@@ -54,14 +53,13 @@ class CompiledEngine(Engine):
         counters: What gives a counter of the owner's in the step that is about to run, by the name that users know.
         codes: Code objects of getters whose reads depend on the step, with their names.
         ignore: Attributes of the module that say nothing about the step.
-        others: Objects that take part in the step besides the module.
         outside: Returns a fingerprint of what some code reaches in a way that only the owner knows.
     """
 
     def __init__(
         self,
         name: str,
-        module: nn.Module,
+        parts: Parts,
         optimizers: list[Optimizer],
         compiler: Callable[[Recording], Callable[..., Any]],
         *,
@@ -71,18 +69,16 @@ class CompiledEngine(Engine):
         counters: Mapping[str, Callable[[], int]],
         codes: Mapping[CodeType, str],
         ignore: frozenset[str] = frozenset(),
-        others: Sequence[Any] = (),
         outside: Callable[[Collection[CodeType]], dict[str, Hashable]] = lambda codes: {},
     ) -> None:
         self.name = name
-        self._module = module
+        self._parts = parts
         self._optimizers = optimizers
         self._costly = costly
         self._verify = verify
         self._fallback = fallback
         self._codes = codes
-        self._others = others
-        self._granted = Granted(module, optimizers, ignore, others, outside)
+        self._granted = Granted(parts, optimizers, ignore, outside)
         self._glance = Glance()
         self._hyper = Hyperparameters(optimizers)
         self._counts = Counts(counters)
@@ -258,11 +254,11 @@ class CompiledEngine(Engine):
             self._report(candidate.hazard)
 
     def _record(self, sink: Sink, step: Step) -> Observation:
-        before = Snapshot(self._module, self._optimizers, self._others)
+        before = Snapshot(self._parts, self._optimizers)
         recorder = Recorder(self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python)
         result = sink.run(step, recorder)
         self._granted.learn(recorder.ran)
-        return observe(recorder, before, Snapshot(self._module, self._optimizers, self._others), step, result)
+        return observe(recorder, before, Snapshot(self._parts, self._optimizers), step, result)
 
     def _note_volatile(self, observation: Observation) -> None:
         names = {slot.name for slot in (*observation.filled, *observation.cleared)}

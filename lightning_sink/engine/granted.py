@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import python_state
 from lightning_sink.engine.closures import find_functions, outside_state
 from lightning_sink.engine.private import global_hooks
-from lightning_sink.engine.slots import PLAIN_TENSORS, holders
+from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
 
 
 @dataclass
@@ -40,25 +39,23 @@ class Granted:
     """Looks at attributes, and at the variables outside the functions that steps were seen to call.
 
     Args:
-        module: The module.
+        parts: Whose attributes are looked at.
         optimizers: The optimizers.
         ignore: Attributes of the module that say nothing about a step.
-        others: Objects that take part in the step besides.
         outside: Returns a fingerprint of what some code reaches in a way that only the owner knows.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        parts: Parts,
         optimizers: list[Optimizer],
         ignore: frozenset[str],
-        others: Sequence[Any] = (),
         outside: Callable[[Collection[CodeType]], dict[str, Hashable]] = lambda codes: {},
     ) -> None:
-        self._module = module
+        self._parts = parts
+        self._module = parts.module
         self._optimizers = optimizers
         self._ignore = ignore
-        self._others = others
         self._outside = outside
         self._codes: set[CodeType] = set()
         self._functions: list[FunctionType] = []
@@ -71,12 +68,12 @@ class Granted:
 
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
-        state = python_state(self._module, self._optimizers, self._ignore, self._others)
+        state = python_state(self._parts, self._optimizers, self._ignore)
         return {**state, **outside_state(self._functions, self._module), **self._outside(self._codes)}
 
     def glance(self) -> Glance:
         """Takes a look that is cheap enough for each step: at what attributes hold, not at what is in that."""
-        held = [value for _, holder in holders(self._module, self._others) for value in vars(holder).values()]
+        held = [value for _, holder in self._parts.holders() for value in vars(holder).values()]
         held += [value for state in self._optimizers for kept in state.state.values() for value in kept.values()]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         for optimizer in self._optimizers:

@@ -13,8 +13,9 @@ steps is decided in `binding.py`, by comparing it with the recording of the step
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -36,7 +37,7 @@ from lightning_sink.engine.private import (
     written_arguments,
 )
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot, holders
+from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
 from lightning_sink.engine.step_counts import StandInMode, StepCounts
 from lightning_sink.engine.undo import Undo
 from lightning_sink.engine.watch import DRAWN, Hazard, user_line, watch_reads
@@ -48,6 +49,21 @@ _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
 _READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split"}
 
 _DECIDES = "a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Something that the owner does apart from the step, while it goes on.
+
+    Attributes:
+        what: What it is, for the user.
+        given: Where the tensors are that it gets from the step.
+        owned: Where the tensors are that belong to the training.
+    """
+
+    what: str
+    given: frozenset[int]
+    owned: frozenset[int]
 
 
 class Recorder(TorchDispatchMode):
@@ -90,13 +106,15 @@ class Recorder(TorchDispatchMode):
         self._read_at: dict[int, str] = {}
         self._paused = False
         self._failed = False
+        self._apart: _Apart | None = None
+        self._foreign: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     # -- the tape ---------------------------------------------------------------------------------------------------
 
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` recorded; if that raises, undoes it and runs it plainly, so that only a real error surfaces."""
         generator = torch.get_rng_state()
-        present, attributes = self._before.again(), Attributes(self._before.module, self._before.others)
+        present, attributes = self._before.again(), Attributes(self._before.parts)
         self._undo.forget()
         python, drawn = self._look(), random_state()
         try:
@@ -123,7 +141,7 @@ class Recorder(TorchDispatchMode):
 
     def _release(self) -> None:
         """Puts plain numbers where the step kept stand-ins."""
-        for _, holder in holders(self._before.module, self._before.others):
+        for _, holder in self._before.parts.holders():
             released(vars(holder))
         for optimizer in self._before.optimizers:
             for kept in optimizer.state.values():
@@ -159,6 +177,24 @@ class Recorder(TorchDispatchMode):
         finally:
             self._paused = paused
 
+    @contextmanager
+    def apart(self, what: str, given: Sequence[Tensor]) -> Iterator[None]:
+        """Operations in here are not recorded; one that depends on the rest of the step makes no program."""
+        generator = torch.default_generator.get_state()
+        self._apart = _Apart(what, _pointers(given), _pointers(self._before.again().tensors.values()))
+        try:
+            with self.paused():
+                yield
+        finally:
+            self._apart = None
+        if not torch.equal(generator, torch.default_generator.get_state()):
+            self.hazard(f"{what} draws random numbers")
+
+    def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
+        """Takes note of tensors that no program has."""
+        for tensor in tensors:
+            self._foreign[tensor] = what
+
     def finish(self, outputs: list[Tensor]) -> Recording:
         """Ends the recording; `outputs` are the tensors that its program shall return."""
         recording = self.recording
@@ -187,6 +223,8 @@ class Recorder(TorchDispatchMode):
         """Runs an operation and writes it down."""
         kwargs = kwargs or {}
         if self._paused or func.namespace in ("profiler", "prim"):
+            if self._apart is not None:
+                self._check_apart(self._apart, func, args, kwargs)
             return func(*args, **kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
@@ -208,6 +246,13 @@ class Recorder(TorchDispatchMode):
             self._write(node, func, node_args, node_kwargs)
             self._bind(out, node)
         return out
+
+    def _check_apart(self, apart: _Apart, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if _pointers(leaves) & (apart.owned - apart.given):
+            self.hazard(f"{apart.what} depends on the training's state")
+        if is_mutable(func) and _pointers(written_arguments(func, args, kwargs)) & (apart.given | apart.owned):
+            self.hazard(f"{apart.what} changes what it is given")
 
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin) -> None:
         if torch.Tag.data_dependent_output in func.tags:
@@ -235,6 +280,8 @@ class Recorder(TorchDispatchMode):
             self._origins.input(tensor, len(self.recording.inputs))
             self.recording.inputs.append(tensor)
             self.recording.first_use.append(user_line())
+            if tensor in self._foreign:
+                self.hazard(self._foreign[tensor])
             if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
                 self.hazard(f"a tensor of type `{type(tensor).__name__}` with layout {tensor.layout} takes part")
             else:
@@ -262,6 +309,11 @@ class Recorder(TorchDispatchMode):
                 self._indices[part] = len(self._lines)
                 self._lines.append(f"{self._indices[node]}[{index}]")
                 self._bind(item, part)
+
+
+def _pointers(tensors: Iterable[Tensor | None]) -> frozenset[int]:
+    plain = (t for t in tensors if t is not None and type(t) in PLAIN_TENSORS and t.layout is torch.strided)
+    return frozenset(tensor.untyped_storage().data_ptr() for tensor in plain if tensor.numel() > 0)
 
 
 def _layout(tensor: Tensor) -> Any:

@@ -7,7 +7,8 @@ after a recorded step; the program then reads the slot before each run and fills
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,26 +110,48 @@ class ItemSlot(Slot):
             items[self._item] = tensor
 
 
-def holders(module: nn.Module, others: Iterable[Any] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields every object whose attributes belong to a training, with what its attributes' names begin with.
+@dataclass(frozen=True)
+class Parts:
+    """The objects whose attributes belong to a training.
 
-    Args:
+    Attributes:
         module: The module; its submodules belong to it.
         others: Objects that take part in the step besides; the modules that they hold belong to them.
+        is_apart: Tells of a submodule whether the owner of the training keeps it up to date by itself.
     """
-    roots: list[tuple[str, Any]] = [("", module)]
-    for other in others:
-        name = f"{type(other).__name__}."
-        yield name, other
-        roots += [(f"{name}{key}.", value) for key, value in vars(other).items() if isinstance(value, nn.Module)]
-    for prefix, root in roots:
-        for path, submodule in root.named_modules():
-            yield f"{prefix}{path}." if path else prefix, submodule
+
+    module: nn.Module
+    others: Sequence[Any] = ()
+    is_apart: Callable[[nn.Module], bool] = lambda module: False
+
+    def holders(self) -> Iterator[tuple[str, Any]]:
+        """Yields every object, with what its attributes' names begin with."""
+        roots: list[tuple[str, Any]] = [("", self.module)]
+        for other in self.others:
+            name = f"{type(other).__name__}."
+            yield name, other
+            roots += [(f"{name}{key}.", value) for key, value in vars(other).items() if isinstance(value, nn.Module)]
+        seen: set[int] = set()
+        for prefix, root in roots:
+            for path, submodule in self._within(root, "", seen):
+                yield prefix + path, submodule
+
+    def apart(self) -> list[tuple[str, nn.Module]]:
+        """Returns the submodules that are left out, by name."""
+        return [(path, module) for path, module in self.module.named_modules() if self.is_apart(module)]
+
+    def _within(self, module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+        if id(module) in seen or self.is_apart(module):
+            return
+        seen.add(id(module))
+        yield path, module
+        for name, child in module.named_children():
+            yield from self._within(child, f"{path}{name}.", seen)
 
 
-def find_slots(module: nn.Module, optimizers: Iterable[Optimizer], others: Iterable[Any] = ()) -> dict[str, Slot]:
+def find_slots(parts: Parts, optimizers: Iterable[Optimizer]) -> dict[str, Slot]:
     """Returns every slot of a training by name, filled or not, each tensor once."""
-    slots = [*_attribute_slots(holders(module, others)), *_optimizer_slots(module, optimizers)]
+    slots = [*_attribute_slots(parts.holders()), *_optimizer_slots(parts.module, optimizers)]
     return {slot.name: slot for slot in slots}
 
 
@@ -167,10 +190,9 @@ class Snapshot:
     Going back restores which tensor is where; what is inside the tensors is not kept here.
     """
 
-    def __init__(self, module: nn.Module, optimizers: list[Optimizer], others: Sequence[Any] = ()) -> None:
-        self.module = module
-        self.others = others
-        self.slots = find_slots(module, optimizers, others)
+    def __init__(self, parts: Parts, optimizers: list[Optimizer]) -> None:
+        self.parts = parts
+        self.slots = find_slots(parts, optimizers)
         self.tensors = {name: slot.get() for name, slot in self.slots.items()}
         self.pointers = {
             name: tensor.data_ptr()
@@ -186,7 +208,7 @@ class Snapshot:
 
     def again(self) -> Snapshot:
         """Returns a snapshot of the same training as it is now."""
-        return Snapshot(self.module, self.optimizers, self.others)
+        return Snapshot(self.parts, self.optimizers)
 
     def is_optimizer_state(self, tensor: Tensor) -> bool:
         """Tells whether an optimizer keeps the tensor in its state, now."""

@@ -8,7 +8,7 @@ every counter, schedule, log and callback; an engine touches tensors only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -76,6 +76,17 @@ class Tape(Protocol):
     def paused(self) -> AbstractContextManager[None]:
         """For what the owner does in the middle of a span and does by itself for a step that a program runs."""
 
+    def apart(self, what: str, given: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """For what the owner does after the step where a program runs it: paused, and checked to be the same there.
+
+        Args:
+            what: What it is, for the user: "`Accuracy.update()`".
+            given: Tensors that it gets from the step; nothing else of the step may go into it.
+        """
+
+    def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
+        """Takes note of tensors that no program has; a step that computes with one makes none."""
+
 
 class PlainTape:
     """The tape of a step that nobody watches."""
@@ -94,6 +105,13 @@ class PlainTape:
     def paused(self) -> AbstractContextManager[None]:
         """Does nothing."""
         return nullcontext()
+
+    def apart(self, what: str, given: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Does nothing."""
+        return nullcontext()
+
+    def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
+        """Does nothing."""
 
 
 class Sink(ABC):

@@ -12,7 +12,7 @@ value of the last step beside the sum of all), `_LoggerConnector.log_metrics` / 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from torchmetrics import Metric
 
 from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.step import Tape
+from lightning_sink.trainer.metrics import MetricCalls, Source
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,17 @@ class LogCall:
         hook: The hook that logged.
         options: The other arguments of the call.
         batch_size: The weight of the value in a mean over the epoch.
+        source: Where the value comes from if not from the step itself: from a metric.
     """
 
     name: str
     hook: str
     options: tuple[tuple[str, Any], ...]
     batch_size: int
+    source: Source | None = None
 
 
-Logged = list[tuple[LogCall, Tensor]]
+Logged = list[tuple[LogCall, Any]]
 """Calls and their values."""
 
 
@@ -53,13 +56,27 @@ class StepLog:
 
     Attributes:
         calls: The calls, in order.
-        values: Their values, 0-dim.
+        values: Their values, 0-dim; of a metric, what it measured in the batch.
+        metrics: What metrics were called with.
         hazards: Why these calls cannot be repeated by a program.
     """
 
     calls: list[LogCall] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    metrics: MetricCalls = field(default_factory=MetricCalls)
     hazards: list[str] = field(default_factory=list)
+
+    @property
+    def computed(self) -> list[Tensor]:
+        """What a program has to put out so that the step can be logged: values, then what metrics get."""
+        pairs = zip(self.calls, self.values, strict=True)
+        return [value for entry, value in pairs if entry.source is None] + self.metrics.tensors
+
+
+def numbers_in(calls: Iterable[LogCall], values: Iterable[Any]) -> list[tuple[str, Tensor]]:
+    """Returns the names and values that are one number each."""
+    pairs = zip(calls, values, strict=True)
+    return [(entry.name, value) for entry, value in pairs if isinstance(value, Tensor) and value.numel() == 1]
 
 
 @contextmanager
@@ -74,20 +91,24 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
     def note(name: str, value: Any, *args: Any, **options: Any) -> None:
         if type(value) is Number:
             value = value.tensor.to(torch.get_default_dtype())
+        source = log.metrics.source(value)
         with tape.paused():
             original(name, value, *args, **options)
         if args:
             options = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
         explicit = options.pop("batch_size", None)
-        if isinstance(value, Metric):
-            log.hazards.append(f"`self.log({name!r}, ...)` logs a torchmetrics `Metric`")
-            return
+        if isinstance(value, Metric) and source is None:
+            log.hazards.append(f"`self.log({name!r}, ...)` logs a torchmetrics `Metric` that is no part of the module")
         results = trainer._results
         known = results.batch_size if results is not None else None
         size = explicit if explicit is not None else (known or 1)
         hook = module._current_fx_name or "training_step"
-        log.calls.append(LogCall(name, hook, tuple(sorted(options.items())), int(size)))
-        log.values.append(_kept(value))
+        log.calls.append(LogCall(name, hook, tuple(sorted(options.items())), int(size), source))
+        if source is not None:
+            with tape.paused():
+                log.values.append(value._forward_cache if isinstance(value, Metric) else _kept(value))
+        else:
+            log.values.append(value._forward_cache if isinstance(value, Metric) else _kept(value))
 
     vars(module)["log"] = note
     try:
@@ -107,7 +128,7 @@ def _kept(value: Any) -> Tensor:
     return torch.tensor(value, dtype=torch.get_default_dtype())
 
 
-def split_late(calls: tuple[LogCall, ...], values: list[Tensor]) -> tuple[Logged, Logged]:
+def split_late(calls: tuple[LogCall, ...], values: list[Any]) -> tuple[Logged, Logged]:
     """Parts what the callbacks' `on_train_batch_end` finds logged from what the module logs after them."""
     pairs = list(zip(calls, values, strict=True))
     late = [pair for pair in pairs if pair[0].hook == "on_train_batch_end"]
@@ -119,7 +140,7 @@ class _Row:
     """What one compiled step logged."""
 
     calls: tuple[LogCall, ...]
-    values: list[Tensor]
+    values: list[Any]
     number: int
     selected: bool
 
@@ -137,7 +158,7 @@ class LogBuffer:
         self._module = module
         self._rows: list[_Row] = []
 
-    def add(self, calls: tuple[LogCall, ...], values: list[Tensor], number: int, selected: bool) -> None:
+    def add(self, calls: tuple[LogCall, ...], values: list[Any], number: int, selected: bool) -> None:
         """Takes one step's values.
 
         Args:
@@ -164,15 +185,28 @@ class LogBuffer:
         module = self._module
         hook = module._current_fx_name
         for index, call in enumerate(rows[0].calls):
-            values = torch.stack([row.values[index] for row in rows])
-            options = dict(call.options)
             module._current_fx_name = call.hook
             try:
-                value, weight = _reduced(values, options.get("reduce_fx", "mean"), call.batch_size)
-                module.log(call.name, value, batch_size=weight, **options)
+                if call.source is not None and call.source.metric is not None:
+                    self._log_metric(call, call.source.metric.value, rows[-1].values[index])
+                else:
+                    self._log_values(call, torch.stack([row.values[index] for row in rows]))
             finally:
                 module._current_fx_name = hook
-            self._set_last(call, values[-1])
+
+    def _log_values(self, call: LogCall, values: Tensor) -> None:
+        options = dict(call.options)
+        value, weight = _reduced(values, options.get("reduce_fx", "mean"), call.batch_size)
+        self._module.log(call.name, value, batch_size=weight, **options)
+        self._set_last(call, values[-1])
+
+    def _log_metric(self, call: LogCall, metric: Metric, measured: Any) -> None:
+        """Logs a metric as an object, with what it measured at the row's step; later steps may be in it by now."""
+        present, metric._forward_cache = metric._forward_cache, measured
+        try:
+            self._module.log(call.name, metric, batch_size=call.batch_size, **dict(call.options))
+        finally:
+            metric._forward_cache = present
 
     def _set_last(self, call: LogCall, value: Tensor) -> None:
         results: Any = self._trainer._results

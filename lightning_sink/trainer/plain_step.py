@@ -12,8 +12,8 @@ Private names of Lightning (2.6), each because the order of events has no public
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lightning.pytorch.trainer import call
@@ -22,6 +22,7 @@ from lightning_sink.engine.step import PlainTape, Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import load_counts, save_counts
 from lightning_sink.trainer.logging import StepLog, captured
+from lightning_sink.trainer.metrics import MetricStates
 from lightning_sink.trainer.reads import lifted_counters
 
 
@@ -46,15 +47,14 @@ class PlainStep:
         self._tape = tape
         self._batch = batch
         self._batch_idx = loop.batch_idx
-        self._saved = None if isinstance(tape, PlainTape) else save_counts(loop)
 
     def train(self) -> Any:
         """Trains the batch; returns what the step put out, None where `on_train_batch_start` ends the epoch."""
-        return self._tape.span(self._train, self._rewind)
+        return self._tape.span(self._train, self._rewind())
 
     def end(self, output: Any) -> None:
         """Calls the module's `on_train_batch_end`, and that of callbacks that belong to the step."""
-        self._tape.span(lambda: self._end(output), lambda: None)
+        self._tape.span(lambda: self._end(output), self._rewind())
 
     def _train(self) -> Any:
         loop, trainer, batch = self._loop, self._trainer, self._batch
@@ -70,9 +70,20 @@ class PlainStep:
                     return loop.automatic_optimization.run(trainer.optimizers[0], self._batch_idx, kwargs)
                 return loop.manual_optimization.run(kwargs)
 
-    def _rewind(self) -> None:
-        self.log = StepLog()
-        load_counts(self._loop, self._saved)
+    def _rewind(self) -> Callable[[], None]:
+        """Returns what goes back to here, for a span that has to be run once more."""
+        if isinstance(self._tape, PlainTape):
+            return lambda: None
+        loop, log, counts = self._loop, self.log, save_counts(self._loop)
+        logged = StepLog(list(log.calls), list(log.values), log.metrics.copy(), list(log.hazards))
+        metrics = MetricStates(loop.trainer.lightning_module)
+
+        def rewind() -> None:
+            self.log = logged
+            load_counts(loop, counts)
+            metrics.restore()
+
+        return rewind
 
     def _end(self, output: Any) -> None:
         with self._watched() as batch_idx:
@@ -83,10 +94,12 @@ class PlainStep:
     def _watched(self) -> Iterator[Any]:
         """Notes what is logged and which counters are read; gives the batch's index as the user's code sees it."""
         trainer, tape = self._trainer, self._tape
-        with captured(trainer, trainer.lightning_module, self.log, tape):
-            if isinstance(tape, PlainTape):
-                yield self._batch_idx
-                return
-            watched = tape.watched("batch_idx", self._batch_idx)
-            with lifted_counters(trainer, tape):
-                yield watched
+        module, log = trainer.lightning_module, self.log
+        with ExitStack() as stack:
+            stack.enter_context(captured(trainer, module, log, tape))
+            if type(tape) is not PlainTape:
+                stack.enter_context(log.metrics.noted(module, tape))
+            batch_idx = tape.watched("batch_idx", self._batch_idx)
+            if not isinstance(tape, PlainTape):
+                stack.enter_context(lifted_counters(trainer, tape))
+            yield batch_idx

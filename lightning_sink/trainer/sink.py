@@ -30,7 +30,8 @@ from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import counts_steps
 from lightning_sink.trainer.interrupt import DeferredInterrupt
-from lightning_sink.trainer.logging import LogBuffer, LogCall, Logged, split_late
+from lightning_sink.trainer.logging import LogBuffer, LogCall, Logged, numbers_in, split_late
+from lightning_sink.trainer.metrics import MetricCall, repeat
 from lightning_sink.trainer.plain_step import PlainStep
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
 
@@ -42,6 +43,7 @@ class _Note:
     """What a step did besides its tensors: the same for every step that a program stands for."""
 
     calls: tuple[LogCall, ...]
+    metrics: tuple[MetricCall, ...]
     clearings: int
     optimizer_steps: int
 
@@ -190,8 +192,8 @@ class TrainerSink(Sink):
         elif not output and self._automatic:
             tape.hazard("the step returned no loss")
         self._processed()
-        loss, log = output.get("loss") if isinstance(output, dict) else None, plain.log
-        result = Result(output, log.values, loss=loss)
+        loss = output.get("loss") if isinstance(output, dict) else None
+        result = Result(output, [], loss=loss)
         if self.skip_epoch:
             return result
         self._result = lambda: result
@@ -207,11 +209,13 @@ class TrainerSink(Sink):
             # A hook stopped the training after the callbacks' turn.
             self._last = True
             self._hooks.end(output, batch, batch_idx)
+        log = plain.log
         for hazard in log.hazards:
             tape.hazard(hazard)
         self._completed()
-        self.history.add(loss, [(entry.name, value) for entry, value in zip(log.calls, log.values, strict=True)])
-        result.note = _Note(tuple(log.calls), cleared, made)
+        self.history.add(loss, numbers_in(log.calls, log.values))
+        result.logged = log.computed
+        result.note = _Note(tuple(log.calls), tuple(log.metrics.calls), cleared, made)
         return result
 
     # -- around a step ----------------------------------------------------------------------------------------------
@@ -221,6 +225,7 @@ class TrainerSink(Sink):
     ) -> None:
         """Does Lightning's part of a step that a program ran."""
         loop, calls = self._loop, note.calls
+        values = _with_metrics(note, logged)
         steps = cast(tuple[bool, bool, Hashable], step.kind)[1]
         self._counters.trained(note.clearings, note.optimizer_steps)
         if self._schedulers:
@@ -235,14 +240,14 @@ class TrainerSink(Sink):
         number = loop._batches_that_stepped
         late: Logged = []
         if self._last:
-            early, late = split_late(calls, logged)
+            early, late = split_late(calls, values)
             self._add(early, number)
         else:
             # A row is due at its step whether that step logged or an earlier one did.
             selected = steps and self._selects > 0 and (number + 1) % self._selects == 0
             if calls or selected:
-                self._logs.add(calls, logged, number, selected)
-        self.history.add(loss, [(entry.name, value) for entry, value in zip(calls, logged, strict=True)])
+                self._logs.add(calls, values, number, selected)
+        self.history.add(loss, numbers_in(calls, values))
         self._result = result
         if not self._last:
             self._counters.completed()
@@ -307,3 +312,13 @@ class TrainerSink(Sink):
             self._trainer._logger_connector.on_batch_end()
             self._hooks.end(self._result().output, self._trained.batch, loop.batch_idx)
         loop._batches_that_stepped += stepped
+
+
+def _with_metrics(note: _Note, logged: list[Tensor]) -> list[Any]:
+    """Makes the step's calls of metrics; returns the values of what it logged."""
+    if not note.metrics and len(logged) == len(note.calls):
+        return logged
+    own = sum(entry.source is None for entry in note.calls)
+    computed = iter(logged[:own])
+    hosted = repeat(note.metrics, logged[own:], [entry.source for entry in note.calls])
+    return [next(computed) if entry.source is None else value for entry, value in zip(note.calls, hosted, strict=True)]

@@ -16,6 +16,7 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.inductor import compile_traced
+from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine, Result, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 
@@ -111,7 +112,7 @@ class Outcome:
 def engine_for(training: Training, hazards: list[Hazard], **options: Any) -> CompiledEngine:
     counters = {"batch_idx": lambda: training.index}
     chosen = {"compiler": compile_traced, "costly": False, "verify": 2, "codes": {}, "counters": counters, **options}
-    return CompiledEngine("traced", training.module, [training.optimizer], fallback=hazards.append, **chosen)
+    return CompiledEngine("traced", Parts(training.module), [training.optimizer], fallback=hazards.append, **chosen)
 
 
 def train(make: Callable[[], Training], sinks: list[list[Batch]], compiled: bool, **options: Any) -> Outcome:

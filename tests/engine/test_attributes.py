@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lightning_sink.engine.attributes import Attributes, fingerprint, python_state, random_state
+from lightning_sink.engine.slots import Parts
 
 
 @dataclasses.dataclass
@@ -101,9 +102,9 @@ def test_a_value_that_holds_itself_and_one_that_is_huge_come_to_an_end():
 def changed(change, module=None, optimizer=None):
     module = module or nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     optimizers = [optimizer or torch.optim.SGD(module.parameters(), 0.1)]
-    before = python_state(module, optimizers)
+    before = python_state(Parts(module), optimizers)
     change(module, optimizers[0])
-    after = python_state(module, optimizers)
+    after = python_state(Parts(module), optimizers)
     return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
 
@@ -135,7 +136,7 @@ def test_control_training_a_step_changes_nothing():
 def test_ignored_are_attributes_of_the_root_only_and_no_hooks():
     module = nn.Sequential(nn.Linear(2, 2))
     module.noise = module[0].noise = 1
-    state = python_state(module, ignore=frozenset(["noise", "_forward_hooks"]))
+    state = python_state(Parts(module), ignore=frozenset(["noise", "_forward_hooks"]))
     assert "noise" not in state
     assert {"0.noise", "_forward_hooks"} <= state.keys()
 
@@ -151,7 +152,7 @@ def test_a_draw_from_a_global_generator_is_seen(draw):
 def test_going_back():
     module = nn.Sequential(nn.Linear(2, 2))
     module.calls, module.seen, module.table = 1, [1], {"a": 1}
-    seen, attributes = module.seen, Attributes(module)
+    seen, attributes = module.seen, Attributes(Parts(module))
     expected = random.random(), np.random.rand()
     module.calls, module.new = 2, 3
     module.seen.append(2)

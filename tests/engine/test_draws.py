@@ -9,13 +9,13 @@ from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import graph_module
 from lightning_sink.engine.record import Recorder
-from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.slots import Parts, Snapshot
 
 
 def record(step, *leaves):
     module = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(module, [optimizer]), {}, leaves)
+    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module), [optimizer]), {}, leaves)
     output = recorder.span(lambda: step(*leaves), lambda: None)
     return recorder.finish([output])
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from lightning_sink.engine.granted import Granted
+from lightning_sink.engine.slots import Parts
 
 LOOSE = nn.Parameter(torch.ones(1))
 
@@ -12,7 +13,7 @@ LOOSE = nn.Parameter(torch.ones(1))
 def made():
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     optimizer = torch.optim.SGD([*module.parameters(), LOOSE], 0.1)
-    return module, optimizer, Granted(module, [optimizer], frozenset())
+    return module, optimizer, Granted(Parts(module), [optimizer], frozenset())
 
 
 CHANGES = {

@@ -7,7 +7,7 @@ from torch import nn
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.record import Recorder
-from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.slots import Parts, Snapshot
 
 MASK = torch.triu(torch.ones(3, 3))
 COUNT = torch.zeros(())
@@ -18,7 +18,7 @@ def hazards(step):
     module = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     x = torch.randn(3, 3)
-    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(module, [optimizer]), {}, [x])
+    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module), [optimizer]), {}, [x])
     output = recorder.span(lambda: step(module, x), lambda: None)
     return [hazard.what for hazard in recorder.finish([output]).hazards]
 

@@ -9,17 +9,17 @@ from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program, graph_module
 from lightning_sink.engine.record import Recorder
-from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.slots import Parts, Snapshot
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.watch import Hazard
 
 
 def observed(module, function, *leaves):
-    before = Snapshot(module, [])
+    before = Snapshot(Parts(module), [])
     recorder = Recorder(Hyperparameters([]), Counts({}), before, {})
     output = recorder.span(lambda: function(*leaves), lambda: None)
     step = Step(leaves, list(leaves), "signature", "kind", clears=True)
-    return observe(recorder, before, Snapshot(module, []), step, Result(output, []))
+    return observe(recorder, before, Snapshot(Parts(module), []), step, Result(output, []))
 
 
 def two(module, step, leaves=None):

@@ -8,12 +8,12 @@ from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import graph_module
 from lightning_sink.engine.record import Recorder
-from lightning_sink.engine.slots import Snapshot
+from lightning_sink.engine.slots import Parts, Snapshot
 
 
 def record(body, module=None, outputs=True, rewind=lambda: None, batch=()):
     module = module or nn.Module()
-    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(module, []), {}, batch)
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(module), []), {}, batch)
     result = recorder.span(body, rewind)
     return recorder, result, recorder.finish([result] if outputs else [])
 
@@ -115,7 +115,7 @@ def test_an_error_of_the_users_surfaces():
 
 def test_what_is_paused_is_not_recorded():
     x = torch.ones(3)
-    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(nn.Module(), []), {})
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(nn.Module()), []), {})
 
     def body():
         with recorder.paused():
