@@ -225,8 +225,8 @@ class _Watcher:
             self._inside = False
         leaves = pytree.tree_leaves(out)
         self._calls.returned(leaves)
-        self._check(metric, method, given, leaves)
         self._look()
+        self._check(metric, method, given, leaves)
         return out
 
     def _check(self, metric: nn.Module, method: str, given: Any, leaves: list[Any]) -> None:

@@ -6,10 +6,7 @@ from torchmetrics.aggregation import CatMetric, MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
 from gallery.case import Small, add, case
-
-# What is found first: the flag of a mean is a tensor that Python asks, and accuracy counts with `bincount`.
-ASKS = "a value of a tensor decides"
-COUNTS = "`aten::bincount` gives a shape that depends on the data"
+from parity import loader
 
 
 class Measured(Small):
@@ -47,10 +44,10 @@ OBJECTS = {
     "a metric that keeps a list": lambda: Measured(torchmetrics.aggregation.RunningMean, on_step=True, on_epoch=True),
 }
 for name, make in OBJECTS.items():
-    add(f"logged as an object: {name}", make, eager=COUNTS if "accuracy" in name else ASKS)
+    add(f"logged as an object: {name}", make)
 
 
-@case(eager=COUNTS)
+@case()
 class SeveralMetricsTogether(Measured):
     def __init__(self):
         super().__init__()
@@ -61,7 +58,7 @@ class SeveralMetricsTogether(Measured):
         self.log_dict(self.metric, on_step=False, on_epoch=True)
 
 
-@case(eager=COUNTS)
+@case()
 class MetricCalledAndLogged(Measured):
     def __init__(self):
         super().__init__(accuracy)
@@ -71,7 +68,7 @@ class MetricCalledAndLogged(Measured):
         self.log("metric", self.metric, on_step=True, on_epoch=True)
 
 
-@case(eager=COUNTS)
+@case()
 class MetricCalledAndItsValueLogged(Measured):
     def __init__(self):
         super().__init__(accuracy)
@@ -84,7 +81,7 @@ class MetricCalledAndItsValueLogged(Measured):
         self.metric.reset()
 
 
-@case(eager=ASKS)
+@case()
 class MetricComputedByHand(Measured):
     def __init__(self):
         super().__init__()
@@ -100,7 +97,7 @@ class MetricComputedByHand(Measured):
         self.matrix.reset()
 
 
-@case(eager=ASKS)
+@case()
 class MetricThatKeepsEveryValue(Measured):
     def __init__(self):
         super().__init__(CatMetric)
@@ -122,7 +119,7 @@ class FunctionalMetrics(Measured):
         self.log("accuracy", value, on_step=True, on_epoch=True)
 
 
-@case(eager=ASKS)
+@case()
 class MetricHeldInADictionaryOfModules(Measured):
     def __init__(self):
         super().__init__()
@@ -130,3 +127,180 @@ class MetricHeldInADictionaryOfModules(Measured):
 
     def measure(self, loss, logits, labels):
         self.metrics["train_loss"](loss)
+
+
+# -- other ways to use one --------------------------------------------------------------------------------------------
+
+
+@case()
+class MetricComputedAndResetEveryFifthStep(Measured):
+    def measure(self, loss, logits, labels):
+        self.metric.update(loss)
+        self.count = getattr(self, "count", 0)
+        if (self.trainer.fit_loop.epoch_loop.batch_idx + 1) % 5 == 0:
+            self.log("of five", self.metric.compute())
+            self.metric.reset()
+
+
+@case()
+class OneMetricForTwoNames(Measured):
+    """What it measured is logged right after each call, so the two names have values of their own."""
+
+    def measure(self, loss, logits, labels):
+        self.metric(loss)
+        self.log("whole", self.metric, on_step=True, on_epoch=True)
+        self.metric(0.5 * loss)
+        self.log("half", self.metric, on_step=True, on_epoch=True)
+
+
+@case(options={"limit_val_batches": 3})
+class MetricOfValidationToo(Measured):
+    """It changes between two sinks, which is no reason to record anew."""
+
+    def __init__(self):
+        super().__init__(accuracy, "logits", on_step=False, on_epoch=True)
+        self.measured = accuracy()
+
+    def validation_step(self, batch, batch_idx):
+        self.measured(self(batch[0]), batch[1])
+        self.log("measured", self.measured)
+
+    def val_dataloader(self):
+        return loader()
+
+
+@case(options={"precision": "bf16-mixed"}, tolerance=5e-2)
+class MetricInHalfPrecision(Measured):
+    def measure(self, loss, logits, labels):
+        self.metric.update(logits @ logits.T)
+        self.log("metric", self.metric, on_step=False, on_epoch=True)
+
+
+@case()
+class MetricCalledWhenABatchHasEnded(Measured):
+    def measure(self, loss, logits, labels):
+        pass
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.metric.update(outputs["loss"])
+        self.log("metric", self.metric, on_step=True, on_epoch=True)
+
+
+@case()
+class MetricThatNamesItsClasses(Measured):
+    def __init__(self):
+        super().__init__()
+        by_class = MulticlassAccuracy(num_classes=3, average=None)
+        self.metric = torchmetrics.wrappers.ClasswiseWrapper(by_class, labels=["a", "b", "c"])
+
+    def measure(self, loss, logits, labels):
+        self.log_dict(self.metric(logits, labels), on_step=True, on_epoch=True)
+
+
+class Own(torchmetrics.Metric):
+    """The user's: it counts in Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.seen = 0
+
+    def update(self, value):
+        self.seen += 1
+        self.total += value / self.seen
+
+    def compute(self):
+        return self.total
+
+    def change(self):
+        self.seen += 1
+
+
+@case()
+class MetricOfTheUsers(Measured):
+    def __init__(self):
+        super().__init__(Own, on_step=True, on_epoch=True)
+
+
+@case(eager="the step changes a metric past its methods")
+class MetricChangedByAMethodOfItsOwn(MetricOfTheUsers):
+    def measure(self, loss, logits, labels):
+        super().measure(loss, logits, labels)
+        self.metric.change()
+
+
+@case(eager="the step looks into the state of a `Own`", line="self.metric.total")
+class MetricLookedInto(MetricOfTheUsers):
+    def measure(self, loss, logits, labels):
+        super().measure(loss, logits, labels)
+        self.log("total", self.metric.total * 2)
+
+
+@case(eager="the step computes with what `MeanMetric.forward()` returns", line="1 + self.metric(loss)")
+class LossScaledByAMetric(Measured):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        return loss / (1 + self.metric(loss)).detach()
+
+
+@case(eager="the step computes with what `MeanMetric.compute()` returns", line="self.metric.compute() > 1")
+class MetricThatDecides(Measured):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.metric.update(loss.detach())
+        return loss * 2 if self.metric.compute() > 1 else loss
+
+
+@case(eager="depends on the training's state")
+class MetricOfTheWeights(Measured):
+    """It holds the layers that are trained, and sees them before the optimizer's step."""
+
+    def __init__(self):
+        super().__init__()
+
+        class Norm(Own):
+            def update(metric, value):
+                metric.total += self.net[0].weight.norm()
+
+        self.metric = Norm()
+
+
+@case(eager="draws random numbers")
+class MetricThatDraws(Measured):
+    def __init__(self):
+        super().__init__()
+        self.metric = torchmetrics.wrappers.BootStrapper(MeanMetric(), num_bootstraps=2)
+
+    def measure(self, loss, logits, labels):
+        self.metric.update(logits.mean(1))
+
+    def on_train_epoch_end(self):
+        self.log_dict(self.metric.compute())
+        self.metric.reset()
+
+
+@case(eager="gets a `Own`")
+class MetricThatGetsAnObject(Measured):
+    def __init__(self):
+        super().__init__()
+
+        class Taking(Own):
+            def update(self, value, other):
+                self.total += value
+
+        self.metric, self.other = Taking(), [Own()]
+
+    def measure(self, loss, logits, labels):
+        self.metric.update(loss, self.other[0])
+
+
+@case(eager="a value of a tensor decides")
+class MetricInAPlainList(Measured):
+    """It is no part of the module: nobody moves, saves or resets it either."""
+
+    def __init__(self):
+        super().__init__()
+        self.unseen = [MeanMetric()]
+
+    def measure(self, loss, logits, labels):
+        self.unseen[0].update(loss)
