@@ -12,7 +12,7 @@ steps is decided in `binding.py`, by comparing it with the recording of the step
 
 from __future__ import annotations
 
-import operator
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from torch import Tensor, fx
 
 from lightning_sink.engine.attributes import Attributes, random_state
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.numbers import released
@@ -96,10 +97,7 @@ class Recorder(TorchDispatchMode):
         self._counts = counts
         self._before = before
         self._codes = codes
-        self._nodes: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._anchor = self.recording.graph.call_function(operator.pos, (0,))
-        self._lines: list[str] = []
-        self._indices: dict[fx.Node, int] = {}
+        self._writer = GraphWriter(self.recording, self._take_input)
         self._undo = Undo()
         self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
         self._origins = Origins([*changing, *hyper.tensors.values(), *counts.begin()])
@@ -107,6 +105,7 @@ class Recorder(TorchDispatchMode):
         self._paused = False
         self._failed = False
         self._apart: _Apart | None = None
+        self._hook: Any = None
         self._foreign: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     # -- the tape ---------------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ class Recorder(TorchDispatchMode):
         python, drawn = self._look(), random_state()
         try:
             with ExitStack() as stack:
-                stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
+                self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
                 stack.enter_context(StandInMode(self._steps.number))
                 stack.enter_context(self)
                 stack.enter_context(self._hyper.lifted(self._uses))
@@ -198,22 +197,17 @@ class Recorder(TorchDispatchMode):
     def finish(self, outputs: list[Tensor]) -> Recording:
         """Ends the recording; `outputs` are the tensors that its program shall return."""
         recording = self.recording
-        recording.graph.output(tuple(self._node(tensor) for tensor in outputs))
-        recording.graph.erase_node(self._anchor)
+        self._writer.finish(outputs)
         recording.guards = list(self._uses.guards.values())
         self._undo.forget()
         for index in sorted(recording.read):
             if recording.inputs[index].untyped_storage().data_ptr() in recording.written:
                 self.hazard(_DECIDES, self._read_at[index])
-        layouts = [f"{tuple(t.shape)}{t.stride()}{t.dtype}{t.device}{t.requires_grad}" for t in recording.inputs]
-        returned = [str(self._indices[self._nodes[tensor]]) for tensor in outputs]
-        recording.text = "\n".join([*layouts, *self._lines, ",".join(returned)])
         return recording
 
     def made(self, tensor: Tensor) -> bool:
         """Tells whether an operation of this recording gave the tensor."""
-        node = self._nodes.get(tensor)
-        return node is not None and node.op != "placeholder"
+        return self._writer.made(tensor)
 
     # -- the dispatch mode ------------------------------------------------------------------------------------------
 
@@ -226,9 +220,20 @@ class Recorder(TorchDispatchMode):
             if self._apart is not None:
                 self._check_apart(self._apart, func, args, kwargs)
             return func(*args, **kwargs)
+        # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
+        watched = func.namespace == "aten" and self._hook is not None and sys.getprofile() is self._hook
+        if watched:
+            sys.setprofile(None)
+        try:
+            return self._operation(func, args, kwargs)
+        finally:
+            if watched:
+                sys.setprofile(self._hook)
+
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
-        node_args, node_kwargs = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
+        node_args, node_kwargs = pytree.tree_map_only(Tensor, self._writer.node, (args, kwargs))
         origin = self._origins.of(leaves)
         self._check(func, args, kwargs, origin)
         written = list(written_arguments(func, args, kwargs)) if is_mutable(func) else []
@@ -240,11 +245,9 @@ class Recorder(TorchDispatchMode):
         draws = generator is not None and not torch.equal(generator, torch.default_generator.get_state())
         made = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
         self._origins.operation(None if draws else origin, made, written)
+        self._note_made(made)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
-            node = self.recording.graph.call_function(func, node_args, node_kwargs)
-            node.meta["draws"] = draws
-            self._write(node, func, node_args, node_kwargs)
-            self._bind(out, node)
+            self._writer.write(func, node_args, node_kwargs, out, draws)
         return out
 
     def _check_apart(self, apart: _Apart, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -269,57 +272,28 @@ class Recorder(TorchDispatchMode):
         elif any(isinstance(leaf, torch.Generator) for leaf in (*args, *kwargs.values())):
             self.hazard(f"`{func.name()}` draws from a generator of its own")
 
-    def _node(self, tensor: Tensor) -> fx.Node:
-        node: fx.Node | None = self._nodes.get(tensor)
-        if node is None:
-            with self.recording.graph.inserting_before(self._anchor):
-                node = self.recording.graph.placeholder(f"input_{len(self.recording.inputs)}")
-            self._nodes[tensor] = node
-            node.meta["layout"] = _layout(tensor)
-            self._indices[node] = -1 - len(self.recording.inputs)
-            self._origins.input(tensor, len(self.recording.inputs))
-            self.recording.inputs.append(tensor)
-            self.recording.first_use.append(user_line())
-            if tensor in self._foreign:
-                self.hazard(self._foreign[tensor])
-            if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
-                self.hazard(f"a tensor of type `{type(tensor).__name__}` with layout {tensor.layout} takes part")
-            else:
-                self._undo.watch(tensor)
-        return node
+    def _take_input(self, tensor: Tensor, index: int) -> None:
+        self._origins.input(tensor, index)
+        self.recording.first_use.append(user_line())
+        if tensor in self._foreign:
+            self.hazard(self._foreign[tensor])
+        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
+            self.hazard(f"a tensor of type `{type(tensor).__name__}` with layout {tensor.layout} takes part")
+        else:
+            self._undo.watch(tensor)
 
-    def _write(self, node: fx.Node, func: Any, args: Any, kwargs: Any) -> None:
-        self._indices[node] = len(self._lines)
-        shown = pytree.tree_map_only(fx.Node, self._indices.__getitem__, (args, kwargs))
-        self._lines.append(f"{func.name()}{shown!r}")
-
-    def _bind(self, out: Any, node: fx.Node) -> None:
-        if isinstance(out, Tensor):
-            if out not in self._nodes:
-                self._nodes[out] = node
-                node.meta["layout"] = _layout(out)
-            if out.layout is not torch.strided:
-                self.hazard(f"an operation gives a tensor with layout {out.layout}")
-            self.recording.largest = max(self.recording.largest, out.numel())
-            self.recording.low_precision |= out.dtype in (torch.bfloat16, torch.float16)
-            return
-        for index, item in enumerate(out or ()):
-            if isinstance(item, (Tensor, tuple, list)):
-                part = self.recording.graph.call_function(operator.getitem, (node, index))
-                self._indices[part] = len(self._lines)
-                self._lines.append(f"{self._indices[node]}[{index}]")
-                self._bind(item, part)
+    def _note_made(self, made: list[Tensor]) -> None:
+        recording = self.recording
+        for tensor in made:
+            if tensor.layout is not torch.strided:
+                self.hazard(f"an operation gives a tensor with layout {tensor.layout}")
+            recording.largest = max(recording.largest, tensor.numel())
+            recording.low_precision |= tensor.dtype in (torch.bfloat16, torch.float16)
 
 
 def _pointers(tensors: Iterable[Tensor | None]) -> frozenset[int]:
     plain = (t for t in tensors if t is not None and type(t) in PLAIN_TENSORS and t.layout is torch.strided)
     return frozenset(tensor.untyped_storage().data_ptr() for tensor in plain if tensor.numel() > 0)
-
-
-def _layout(tensor: Tensor) -> Any:
-    return (
-        (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device) if tensor.layout is torch.strided else None
-    )
 
 
 def _is_plain_indexing(func: Any, args: tuple[Any, ...]) -> bool:

@@ -108,7 +108,7 @@ _ESCAPE_CODES = {getattr(Tensor, name).__code__: name for name in ("__array__", 
 
 
 @contextmanager
-def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType]) -> Iterator[None]:
+def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType]) -> Iterator[Any]:
     """Reports what the user's Python reads in this thread that a recording would freeze.
 
     Uses the interpreter's profile hook, the one place that sees calls of C functions and property getters alike
@@ -118,6 +118,9 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType
         report: Called with a description; `user_line()` then names the place.
         codes: Code objects of getters to watch beside the clock, generators and data of tensors, with their names.
         ran: Takes the code of every function of the user's that is called.
+
+    Yields:
+        The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
     """
     names = {**_GENERATOR_CODES, **codes}
 
@@ -142,7 +145,7 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType
     gc.disable()  # a collection calls back into whatever has asked for it, and that is no part of the step
     sys.setprofile(hook)
     try:
-        yield
+        yield hook
     finally:
         if collects:
             gc.enable()

@@ -13,13 +13,14 @@ of the step that loggers see).
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor
 from lightning.pytorch.trainer import call
 
-from lightning_sink.engine.watch import first_line
+from lightning_sink.engine.watch import first_line, is_library
 from lightning_sink.errors import warn_at
 from lightning_sink.trainer.host_state import HostState
 from lightning_sink.trainer.step_callback import StepCallback
@@ -41,6 +42,13 @@ def in_step(trainer: Trainer) -> list[Callback]:
 
 def _overrides_step_hook(callback: Callback) -> bool:
     return any(inspect.getattr_static(callback, hook) is not getattr(Callback, hook) for hook in _STEP_HOOKS)
+
+
+def _function(callback: Callback, hook: str) -> Any:
+    function: Any = getattr(callback, hook)
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__func__", function)
 
 
 class BatchHooks:
@@ -65,7 +73,7 @@ class BatchHooks:
 
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""
-        before = self._state(batch)
+        before = self._state("on_train_batch_start", batch)
         self._call("on_train_batch_start", [*self._shown, *self._others], batch, batch_idx)
         self._compare(before, "on_train_batch_start", batch)
 
@@ -93,7 +101,7 @@ class BatchHooks:
         """The last batch of the sink has been trained."""
         if self._shown and self._showed != batch_idx:
             self.show(output, batch, batch_idx)
-        before = self._state(batch)
+        before = self._state("on_train_batch_end", batch)
         self._call("on_train_batch_end", self._others, output, batch, batch_idx)
         self._compare(before, "on_train_batch_end", batch)
 
@@ -114,12 +122,17 @@ class BatchHooks:
         finally:
             self._trainer.callbacks = everybody
 
-    def _state(self, batch: Any) -> HostState | None:
-        return None if self._alone else HostState(self._trainer, self._others, batch)
+    def _users(self, hook: str) -> list[Any]:
+        """Returns the users' callbacks that have the hook; Lightning's own are known."""
+        return [item for item in self._others if not is_library(_function(item, hook).__module__ or "")]
+
+    def _state(self, hook: str, batch: Any) -> HostState | None:
+        if self._alone or not self._users(hook):
+            return None
+        return HostState(self._trainer, self._others, batch)
 
     def _compare(self, before: HostState | None, hook: str, batch: Any) -> None:
-        after = self._state(batch)
-        if before is None or after is None or not before.is_left(after):
+        if before is None or not before.is_left(HostState(self._trainer, self._others, batch)):
             return
         text = (
             "A callback changes weights, the optimizer's options or something else that the training depends on in"
@@ -127,5 +140,4 @@ class BatchHooks:
             " Derive it from `lightning_sink.StepCallback`, move that into the LightningModule's hook of the same"
             " name, or train with `SinkStrategy(sink_size=1, epoch='dataset')`."
         )
-        users = [item for item in self._others if not type(item).__module__.startswith("lightning.")]
-        warn_at(text, next((first_line(getattr(item, hook)) for item in users if hook in vars(type(item))), ""))
+        warn_at(text, first_line(getattr(self._users(hook)[0], hook)))

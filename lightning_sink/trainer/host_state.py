@@ -39,29 +39,37 @@ class HostState:
         tensors += [*flatten(batch)[0]]
         self._values = [
             [{key: value for key, value in group.items() if key != "params"} for group in groups],
-            [(version(tensor), tensor.requires_grad, _place(tensor)) for tensor in tensors],
+            [(version(tensor), tensor.requires_grad) for tensor in tensors],
+            _contents(tensors),
             trainer.accumulate_grad_batches,
             torch.get_rng_state().numpy().tobytes(),
             random.getstate(),
         ]
         self._held = [*tensors, *_attributes(module)]
         kept = (tensor for item in callbacks for tensor in _held_by(item))
-        self._kept = [(tensor, version(tensor), _place(tensor)) for tensor in kept]
+        self._kept = [(tensor, version(tensor), _contents([tensor])) for tensor in kept]
 
     def is_left(self, later: HostState) -> bool:
         """Tells whether anything has changed since."""
         if self._values != later._values:
             return True
-        if any((version(tensor), _place(tensor)) != (count, place) for tensor, count, place in self._kept):
+        if any((version(tensor), _contents([tensor])) != (count, found) for tensor, count, found in self._kept):
             return True
         return len(self._held) != len(later._held) or any(
             a is not b for a, b in zip(self._held, later._held, strict=True)
         )
 
 
-def _place(tensor: Tensor) -> int:
-    """Where a tensor's memory is; writing to `.data` of one counts no version."""
-    return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided else 0
+def _contents(tensors: list[Tensor]) -> bytes:
+    """Where tensors are, and their sums and norms: writing to `.data` of one counts no version."""
+    plain = [t.detach() for t in tensors if type(t) in PLAIN_TENSORS and t.layout is torch.strided and t.numel() > 0]
+    marks = [torch.tensor([tensor.data_ptr() for tensor in plain], dtype=torch.float64)]
+    for tensor in plain:
+        numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        marks.append(numbers.sum(dtype=torch.float64).reshape(1))
+        if numbers.is_floating_point():
+            marks.append(torch.linalg.vector_norm(numbers, dtype=torch.float64).reshape(1))
+    return torch.cat(marks).numpy().tobytes()
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:

@@ -216,6 +216,14 @@ class TeachesAtEachBatch(L.Callback):
             mine.data = mine.data * 0.9 + other.data * 0.1
 
 
+class TeachesThroughData(L.Callback):
+    """a callback that averages into a teacher at each batch through data."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        for mine, other in zip(pl_module.teacher.parameters(), pl_module.net.parameters(), strict=True):
+            mine.data.mul_(0.9).add_(other.data, alpha=0.1)
+
+
 class TeachesInItsPlace(L.Callback):
     """a callback that averages into a teacher at each batch in its place."""
 
@@ -281,7 +289,8 @@ class Accumulates(L.Callback):
         trainer.accumulate_grad_batches = 1 if trainer.global_step < 10 else 2
 
 
-for kind in (ChangesWeights, ChangesRates, AveragesByHand, AveragesByTorch, TeachesAtEachBatch, TeachesInItsPlace):
+TEACHERS = (TeachesAtEachBatch, TeachesThroughData, TeachesInItsPlace)
+for kind in (ChangesWeights, ChangesRates, AveragesByHand, AveragesByTorch, *TEACHERS):
     users(kind, warns=DIFFERS)
 for kind in (WeighsAtEachBatch, ScalesAtEachBatch, FreezesAtABatch, ChangesBatches, Draws, ForgetsMomentum):
     users(kind, warns=DIFFERS)

@@ -1,0 +1,98 @@
+"""Writes operations down as a graph, and as a text that is equal for equal graphs.
+
+`GraphWriter` owns which node stands for which tensor while a step is recorded. Tensors that no operation gave become
+the graph's inputs, whoever holds them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lightning_sink.engine.private import WeakIdKeyDictionary, pytree
+from lightning_sink.engine.recording import Recording
+
+
+class GraphWriter:
+    """Fills the graph of a recording.
+
+    Args:
+        recording: Takes graph, inputs and text.
+        on_input: Called with each new input and its index.
+    """
+
+    def __init__(self, recording: Recording, on_input: Callable[[Tensor, int], None]) -> None:
+        self._recording = recording
+        self._on_input = on_input
+        self._nodes: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._anchor = recording.graph.call_function(operator.pos, (0,))  # inputs come before it
+        self._lines: list[str] = []
+        self._indices: dict[fx.Node, int] = {}
+
+    def node(self, tensor: Tensor) -> fx.Node:
+        """Returns what stands for a tensor; a new input for one that no operation gave."""
+        node: fx.Node | None = self._nodes.get(tensor)
+        if node is None:
+            index, graph = len(self._recording.inputs), self._recording.graph
+            with graph.inserting_before(self._anchor):
+                node = graph.placeholder(f"input_{index}")
+            self._nodes[tensor] = node
+            node.meta["layout"] = _layout(tensor)
+            self._indices[node] = -1 - index
+            self._recording.inputs.append(tensor)
+            self._on_input(tensor, index)
+        return node
+
+    def write(self, func: Any, args: Any, kwargs: Any, out: Any, draws: bool) -> None:
+        """Writes an operation down.
+
+        Args:
+            func: The operation.
+            args: Its arguments, nodes in the place of tensors.
+            kwargs: The same, by name.
+            out: What it gave.
+            draws: Whether it drew random numbers.
+        """
+        node = self._recording.graph.call_function(func, args, kwargs)
+        node.meta["draws"] = draws
+        self._indices[node] = len(self._lines)
+        shown = pytree.tree_map_only(fx.Node, self._indices.__getitem__, (args, kwargs))
+        self._lines.append(f"{func.name()}{shown!r}")
+        self._bind(out, node)
+
+    def made(self, tensor: Tensor) -> bool:
+        """Tells whether an operation gave the tensor."""
+        node = self._nodes.get(tensor)
+        return node is not None and node.op != "placeholder"
+
+    def finish(self, outputs: list[Tensor]) -> None:
+        """Ends the graph; `outputs` are the tensors that it returns."""
+        recording = self._recording
+        recording.graph.output(tuple(self.node(tensor) for tensor in outputs))
+        recording.graph.erase_node(self._anchor)
+        layouts = [f"{tuple(t.shape)}{t.stride()}{t.dtype}{t.device}{t.requires_grad}" for t in recording.inputs]
+        returned = [str(self._indices[self._nodes[tensor]]) for tensor in outputs]
+        recording.text = "\n".join([*layouts, *self._lines, ",".join(returned)])
+
+    def _bind(self, out: Any, node: fx.Node) -> None:
+        if isinstance(out, Tensor):
+            if out not in self._nodes:
+                self._nodes[out] = node
+                node.meta["layout"] = _layout(out)
+            return
+        for index, item in enumerate(out or ()):
+            if isinstance(item, (Tensor, tuple, list)):
+                part = self._recording.graph.call_function(operator.getitem, (node, index))
+                self._indices[part] = len(self._lines)
+                self._lines.append(f"{self._indices[node]}[{index}]")
+                self._bind(item, part)
+
+
+def _layout(tensor: Tensor) -> Any:
+    if tensor.layout is not torch.strided:
+        return None
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device

@@ -1,0 +1,50 @@
+"""What a callback leaves changed on the host, if the training depends on it."""
+
+import lightning as L
+import pytest
+import torch
+
+from lightning_sink.trainer.host_state import HostState
+from parity import QUIET, Net, loader
+
+
+class Keeper(L.Callback):
+    def __init__(self):
+        self.average, self.seen = torch.zeros(2), []
+
+
+@pytest.fixture
+def trained():
+    """A trainer with an optimizer, its module, a callback and a batch."""
+    keeper = Keeper()
+    trainer = L.Trainer(max_steps=1, callbacks=[keeper], **QUIET)
+    trainer.fit(Net(), loader())
+    return trainer, trainer.lightning_module, keeper, next(iter(loader()))
+
+
+CHANGES = {
+    "a weight": lambda trainer, module, keeper, batch: next(module.parameters()).data.mul_(0.5),
+    "a weight's memory": lambda t, module, k, b: setattr(p := next(module.parameters()), "data", p.data * 0.5),
+    "what is frozen": lambda trainer, module, keeper, batch: module.requires_grad_(False),
+    "an option": lambda trainer, module, keeper, batch: trainer.optimizers[0].param_groups[0].update(lr=1.0),
+    "an attribute": lambda trainer, module, keeper, batch: setattr(module, "mine", 3),
+    "a random number": lambda trainer, module, keeper, batch: torch.rand(1),
+    "the batch": lambda trainer, module, keeper, batch: batch[0].mul_(2),
+    "a tensor of the callback's": lambda trainer, module, keeper, batch: keeper.average.add_(1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_it_is_seen(trained, name):
+    trainer, module, keeper, batch = trained
+    before = HostState(trainer, [keeper], batch)
+    CHANGES[name](trainer, module, keeper, batch)
+    assert before.is_left(HostState(trainer, [keeper], batch))
+
+
+def test_what_a_callback_counts_and_collects_changes_no_training(trained):
+    trainer, _, keeper, batch = trained
+    before = HostState(trainer, [keeper], batch)
+    keeper.seen.append(1)
+    keeper.count = 1
+    assert not before.is_left(HostState(trainer, [keeper], batch))

@@ -1,0 +1,45 @@
+"""What code names behind `trainer` is looked at; the rest of the trainer is not."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_sink.trainer.reach import reached_through
+
+
+def through_an_attribute(self):
+    return self.trainer.datamodule.difficulty
+
+
+def from_an_argument(trainer):
+    return trainer.mine["weight"]
+
+
+def of_something_else(self):
+    return self.other.datamodule.difficulty
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "change"),
+    [
+        (through_an_attribute, "trainer.datamodule.difficulty", lambda t: setattr(t.datamodule, "difficulty", 2)),
+        (from_an_argument, "trainer.mine", lambda t: t.mine.update(weight=2)),
+    ],
+)
+def test_a_change_shows(function, name, change):
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(difficulty=1), mine={"weight": 1}, unnamed=[])
+    look, codes = reached_through(trainer), {function.__code__}
+    before = look(codes)
+    assert set(before) == {name}
+    trainer.unnamed.append(1)
+    assert look(codes) == before
+    change(trainer)
+    assert look(codes) != before
+
+
+def test_what_is_not_behind_the_trainer_is_not_looked_at():
+    assert reached_through(SimpleNamespace())({of_something_else.__code__}) == {}
+
+
+def test_a_name_that_is_not_there_is_nothing():
+    assert reached_through(SimpleNamespace())({from_an_argument.__code__}) == {"trainer.mine": None}
