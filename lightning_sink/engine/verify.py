@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.private import pytree, version
+from lightning_sink.engine.private import pytree
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.slots import Slot
 from lightning_sink.engine.step import PlainTape, Sink, Step
@@ -45,21 +45,25 @@ class _EagerTape(PlainTape):
     def __init__(self, arguments: list[Tensor], slots: list[Slot]) -> None:
         self._arguments = arguments
         self._slots = slots
-        self._versions: list[int] | None = None
         self.written: list[Tensor] = []
         self.filled: list[Tensor | None] = []
         self.disturbed = False
 
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` and keeps what it left."""
-        if self._versions is not None and self._versions != [version(tensor) for tensor in self._arguments]:
+        # A write through `.data` counts no version.
+        if self.written and not all(map(_same, self._arguments, self.written)):
             self.disturbed = True
         out = body()
-        self._versions = [version(tensor) for tensor in self._arguments]
         self.written = [tensor.clone() for tensor in self._arguments]
         contents = (slot.get() for slot in self._slots)
         self.filled = [None if tensor is None else tensor.detach().clone() for tensor in contents]
         return out
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    wide = first.is_floating_point() or first.is_complex()
+    return torch.equal(first, second) or (wide and torch.allclose(first, second, 0.0, 0.0, equal_nan=True))
 
 
 def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
