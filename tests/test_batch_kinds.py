@@ -182,7 +182,9 @@ class HalfModule(Net):
     ],
 )
 def test_transfer_hooks(module, data, engine):
-    compare(module, engine, data=data, sink_size=6)
+    # A module that counts in its hook has another attribute at each step, which the step might read.
+    eager = "attributes or the optimizer's options, keeps changing" if module is TransferringModule else None
+    compare(module, engine, data=data, sink_size=6, eager=eager)
 
 
 class Drawing(Net):
@@ -213,7 +215,7 @@ def test_the_simple_profiler(sink_size, engine):
 
 @ENGINES
 def test_detect_anomaly_reads_every_gradient_and_runs_eagerly(engine):
-    compare(Net, engine, eager="value of a tensor", detect_anomaly=True, data=lambda: loader(11))
+    compare(Net, engine, eager="`detect_anomaly=True` looks at the values", detect_anomaly=True, data=lambda: loader(11))
 
 
 class Stream(IterableDataset):

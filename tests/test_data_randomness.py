@@ -302,7 +302,7 @@ def test_draws_of_a_transfer_hook(ahead):
 
 
 def fit_datamodule(module, datamodule, strategy):
-    torch.manual_seed(0)  # as `train` does
+    seed_all(0)  # as `train` does
     L.Trainer(**QUIET, logger=False, strategy=strategy, max_epochs=3).fit(module, datamodule=datamodule)
     return module
 

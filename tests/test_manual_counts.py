@@ -25,7 +25,7 @@ ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
 def runs(kind, size, engine="eager", callbacks=list, **options):
     strategy = SinkStrategy(size, epoch="dataset", engine=engine)
     plain, sink = both(kind, loader, strategy, callbacks=callbacks, **{"max_epochs": 2, **options})
-    assert_parity(plain, sink, exact=True)
+    assert_parity(plain, sink, exact=engine == "eager")
     progress = [run.trainer.fit_loop.state_dict() for run in (plain, sink)]
     assert progress[0] == progress[1]
     return plain, sink

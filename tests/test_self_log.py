@@ -240,8 +240,8 @@ class Metrics(Net):
 
 
 @ENGINES
-def test_metric_objects_run_eagerly(engine):
-    compare(Metrics, engine, -1, "", data=short)
+def test_metric_objects(engine):
+    compare(Metrics, engine, -1, data=short)
 
 
 class Seen(L.Callback):

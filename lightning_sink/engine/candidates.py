@@ -80,7 +80,9 @@ class Candidate:
             problems = [item for item in found if isinstance(item, Hazard)]
         if not problems and self.recordings >= MOST_BRANCHES:
             problems = observation.recording.frozen
-        self.problem = problems[0] if problems else None
+        # Way after way and none of them twice: that is why, should the kind be forgotten before there are many.
+        suspects = problems or (observation.recording.frozen if len(self.last) > 2 else [])
+        self.problem = suspects[0] if suspects else None
         if problems and self.recordings >= MAX_RECORDINGS:
             self.give_up(problems[0])
         return None

@@ -181,13 +181,13 @@ class Recorder(TorchDispatchMode):
         """Operations in here are not recorded; one that depends on the rest of the step makes no program."""
         generator = torch.default_generator.get_state()
         self._apart = _Apart(what, _pointers(given), _pointers(self._before.again().tensors.values()))
-        try:
-            with self.paused():
+        with self.paused():
+            try:
                 yield
-        finally:
-            self._apart = None
-        if not torch.equal(generator, torch.default_generator.get_state()):
-            self.hazard(f"{what} draws random numbers")
+            finally:
+                self._apart = None
+            if not torch.equal(generator, torch.default_generator.get_state()):
+                self.hazard(f"{what} draws random numbers")
 
     def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
         """Takes note of tensors that no program has."""
