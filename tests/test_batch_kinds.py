@@ -215,7 +215,9 @@ def test_the_simple_profiler(sink_size, engine):
 
 @ENGINES
 def test_detect_anomaly_reads_every_gradient_and_runs_eagerly(engine):
-    compare(Net, engine, eager="`detect_anomaly=True` looks at the values", detect_anomaly=True, data=lambda: loader(11))
+    compare(
+        Net, engine, eager="`detect_anomaly=True` looks at the values", detect_anomaly=True, data=lambda: loader(11)
+    )
 
 
 class Stream(IterableDataset):

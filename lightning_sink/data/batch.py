@@ -66,8 +66,10 @@ def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable]) -> None:
             _walk(child, leaves, signature)
     elif dataclasses.is_dataclass(item) and not isinstance(item, type):
         signature.append(type(item))
-        for field in dataclasses.fields(item):
-            _walk(getattr(item, field.name), leaves, signature)
+        # Beside its fields it may hold what `__post_init__` made.
+        fields = [field.name for field in dataclasses.fields(item)]
+        for name in dict.fromkeys([*fields, *getattr(item, "__dict__", ())]):
+            _walk(getattr(item, name), leaves, signature)
     else:
         signature.append((type(item), item if isinstance(item, Hashable) else _Same(item)))
 

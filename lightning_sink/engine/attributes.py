@@ -11,7 +11,7 @@ import random
 import sys
 from array import array
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
@@ -39,12 +39,12 @@ _DEEPEST = 8
 _TRANSPARENT = frozenset(["__main__", "argparse", "queue", "types"])
 _COUNTING: tuple[type, ...] = (count, type(iter([])), type(iter(())), type(iter(range(0))))
 
+_PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
+
 _SCALARS = frozenset([int, float, bool, complex, str, type(None)])
 
-# What classes hold that says nothing: what it does is in functions that a step is seen to call.
-_INERT = (property, classmethod, staticmethod, type, BuiltinFunctionType)
 
-_TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
+TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
 
 def python_state(
@@ -67,11 +67,13 @@ def python_state(
             state |= class_state(kind)
         for name, value in vars(holder).items():
             ignored = holder is parts.module and name in ignore and name not in MODULE_HOOKS
-            if name not in _TENSOR_HOLDERS and not ignored:
+            if name not in TENSOR_HOLDERS and not ignored:
                 state[prefix + name] = fingerprint(value, in_slots=True, known=known)
         parameters = holder.named_parameters(recurse=False) if isinstance(holder, nn.Module) else ()
         for name, parameter in parameters:
             state[f"hooks of {prefix}{name}"] = fingerprint(tensor_hooks(parameter))
+            if vars(parameter):
+                state[f"attributes of {prefix}{name}"] = fingerprint(vars(parameter))
     for number, optimizer in enumerate(optimizers):
         for name, value in vars(optimizer).items():
             if name not in ("state", "param_groups", "defaults"):
@@ -95,7 +97,7 @@ def class_state(kind: type) -> dict[str, Hashable]:
     return {
         f"{kind.__qualname__}.{name}": fingerprint(value)
         for name, value in vars(kind).items()
-        if not name.startswith("__") and not isinstance(value, _INERT)
+        if not name.startswith("__")
     }
 
 
@@ -119,6 +121,21 @@ def _untensored(item: Any, known: Collection[int]) -> Hashable:
     return "tensor" if isinstance(item, Tensor) else fingerprint(item, known=known)
 
 
+def nested(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
+    """Yields the containers, and the attributes of the user's objects, that can be reached from a value."""
+    found: list[Any] = []
+    if type(value) in (list, dict, deque):
+        found = [value]
+    elif _is_users_object(value) and hasattr(value, "__dict__"):
+        found = [vars(value)]
+    for container in found:
+        yield container
+        items = container.values() if isinstance(container, dict) else container
+        for item in list(items)[:_MOST_VALUES] if depth else ():
+            if type(item) not in _SCALARS:
+                yield from nested(item, depth - 1)
+
+
 class Attributes:
     """The attributes of all that belongs to a training at one moment, to go back to, containers' contents included.
 
@@ -127,8 +144,10 @@ class Attributes:
 
     def __init__(self, parts: Parts) -> None:
         self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
-        values = [value for _, held in self._holders for name, value in held.items() if name not in _TENSOR_HOLDERS]
-        self._contents = [(value, copy(value)) for value in values if type(value) in (list, dict, set, deque)]
+        values = [value for _, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
+        sets = [value for value in values if type(value) is set]
+        contents = [*sets, *(container for value in values for container in nested(value))]
+        self._contents = [(content, copy(content)) for content in contents]
         self._random = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
 
@@ -169,6 +188,8 @@ class _Walk:
 
     def visit(self, value: Any, depth: int) -> Hashable:
         self._left -= 1
+        if isinstance(value, Same):
+            return value
         if value is None or isinstance(value, (int, float, complex, str, bytes, range, torch.device)):
             return type(value), value if value == value else repr(value)
         if isinstance(value, random.Random):
@@ -188,10 +209,9 @@ class _Walk:
         return kind, frozenset(seen) if isinstance(value, (set, frozenset)) else tuple(seen)
 
     def _children(self, value: Any) -> Collection[Any] | None:
-        if isinstance(value, Mapping):
-            return list(value.items())
-        if isinstance(value, (list, tuple, set, frozenset, deque)):
-            return value
+        if isinstance(value, (Mapping, list, tuple, set, frozenset, deque)):
+            items = list(value.items()) if isinstance(value, Mapping) else value
+            return [*items, vars(value)] if getattr(value, "__dict__", None) else items
         if isinstance(value, FunctionType):
             return [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
         if isinstance(value, GeneratorType):
@@ -203,6 +223,10 @@ class _Walk:
             return [value.__func__, value.__self__]
         if isinstance(value, ContextVar):
             return [value.get(None)]
+        if isinstance(value, type):
+            return None if is_library(value.__module__) or value.__module__ == "builtins" else _of_class(value)
+        if isinstance(value, ModuleType):
+            return None if _is_of_others(value.__name__) else _of_users_module(value)
         if isinstance(value, nn.Module):
             return None if id(value) in self._known else _of_module(value)
         if isinstance(value, _COUNTING):
@@ -218,12 +242,26 @@ class _Walk:
         return Same(value)
 
 
-def _of_module(module: nn.Module) -> list[Any] | None:
-    """What is Python about a module that another object holds; None for one that knows its trainer."""
-    if hasattr(module, "_trainer"):
-        return None
-    held = [(name, value) for name, value in vars(module).items() if name not in _TENSOR_HOLDERS]
-    return [*held, *((name, child) for name, child in module.named_children())]
+def _of_module(module: nn.Module) -> list[Any]:
+    """What makes a module that another object holds: which one it is, its tensors, and what is Python about it."""
+    held = [(name, value) for name, value in vars(module).items() if name not in TENSOR_HOLDERS]
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return [Same(module), *map(Same, tensors), *held, *((name, child) for name, child in module.named_children())]
+
+
+def _of_class(kind: type) -> list[Any]:
+    held = [(name, value) for name, value in vars(kind).items() if not name.startswith("__")]
+    return [Same(kind), *((name, value) for name, value in held if type(value) in _PLAIN)]
+
+
+def _of_users_module(module: ModuleType) -> list[Any]:
+    held = [(name, value) for name, value in vars(module).items() if not name.startswith("__")]
+    return [(name, value) for name, value in held if type(value) in _PLAIN]
+
+
+def _is_of_others(module: str) -> bool:
+    """Tells whether a module is the standard library's or one of this stack."""
+    return is_library(module) or module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
 
 
 def _is_full(cell: Any) -> bool:

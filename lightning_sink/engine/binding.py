@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import Slot, Snapshot
+from lightning_sink.engine.slots import Slot, Snapshot, storages
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.watch import Hazard
 
@@ -77,6 +77,8 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
             recorder.hazard(f"the step replaces `.data` of {name}")
     for name in before.slots.keys() - after.slots.keys():
         recorder.hazard(f"{name} disappears")
+    _check_gradients(recorder, after, leaves)
+    _check_aliases(recorder, after, filled)
     outputs = [*tensors, *result.logged, *(after.tensors[slot.name] for slot in filled)]
     recording = recorder.finish([tensor for tensor in outputs if tensor is not None])
     constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
@@ -88,6 +90,22 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     return Observation(
         recorder, recording, leaves, before, filled, cleared, spec, constants, *counts, result.note, gradients
     )
+
+
+def _check_gradients(recorder: Recorder, after: Snapshot, leaves: list[Tensor]) -> None:
+    """A program fills the gradients of parameters; another tensor's would stay what it is."""
+    known = {id(tensor) for tensor in leaves} | {slot.owner_id for slot in after.slots.values() if slot.is_gradient}
+    for tensor, where in zip(recorder.recording.inputs, recorder.recording.first_use, strict=True):
+        if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None and id(tensor) not in known:
+            recorder.hazard("a tensor that is no parameter of the module's or an optimizer's gets a gradient", where)
+
+
+def _check_aliases(recorder: Recorder, after: Snapshot, filled: list[Slot]) -> None:
+    """A program puts a copy where the step puts a view of what it writes to."""
+    pointers = storages(after.tensors[slot.name] for slot in filled)
+    for slot, pointer in zip(filled, pointers, strict=True):
+        if pointer is not None and pointer in recorder.recording.written:
+            recorder.hazard(f"{slot.name} shares its memory with a tensor that the step writes to")
 
 
 @dataclass

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
-from lightning_sink.engine.attributes import class_state, fingerprint, python_state
+from lightning_sink.engine.attributes import Same, class_state, fingerprint, python_state
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library
 
@@ -67,13 +67,26 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # nothing has been assigned to it yet
             continue
-    for name in code.co_names:
+    names = set(_names(code))
+    for name in sorted(names):
         value = function.__globals__.get(name)
+        if value is None and name in sys.modules:
+            value = sys.modules[name]  # imported in the function
         if isinstance(value, ModuleType):
             held = vars(value) if _is_users(value.__name__) else {}
-            yield from ((f"{name}.{key}", held[key]) for key in code.co_names if key in held)
-        elif not isinstance(value, (FunctionType, BuiltinFunctionType)):
+            yield from ((f"{name}.{key}", held[key]) for key in sorted(names & held.keys()))
+        elif isinstance(value, (FunctionType, BuiltinFunctionType)):
+            yield name, Same(value)
+        else:
             yield name, value
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yields the names in some code and in what is defined in it: comprehensions, lambdas."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def _is_users(module: str) -> bool:

@@ -92,6 +92,7 @@ class CompiledEngine(Engine):
         self._reported: set[str] = set()
         self._volatile: set[str] = set()
         self._plain_steps = 0
+        self._looked_at = 0
         self._restless = 0
         self._unsettled: tuple[Program, tuple[Any, ...]] | None = None
         self.compiled_steps = 0
@@ -130,6 +131,9 @@ class CompiledEngine(Engine):
                 if sink.disturbed:
                     self._look()
                 key = (step.kind, step.signature)
+                if self._looked_at != self._plain_steps and self._programs.get(key):
+                    self._settle()
+                    self._begin()  # a step that ran the user's code may have changed what programs take for granted
                 program = self._find(key, step)
                 if program is None:
                     self._observe(sink, step, key)
@@ -180,6 +184,8 @@ class CompiledEngine(Engine):
             self._settle()
             return program.result(outputs)
 
+        if sink.disturbed:
+            self._settle()
         loss = None if program.loss is None else outputs[program.loss]
         sink.account(step, result, loss, logged, program.note)
         return True
@@ -197,6 +203,10 @@ class CompiledEngine(Engine):
         if not glance.agrees(self._glance):
             self._glance = glance
             self._begin()
+            return
+        # Programs take their tensors anew: that is cheap, and what is in them may decide something.
+        self._looked_at += self._looked_at == self._plain_steps
+        self._plain_steps += 1
 
     def _begin(self) -> None:
         """Looks at what programs take for granted and forgets those that are no longer right."""
@@ -207,6 +217,7 @@ class CompiledEngine(Engine):
             self._forget()
             self._state = state
         self._plain_steps += 1
+        self._looked_at = self._plain_steps
 
     def _present_state(self) -> Hashable:
         return self._granted.state(), self._hyper.constants()

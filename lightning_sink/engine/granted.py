@@ -10,10 +10,18 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import python_state
+from lightning_sink.engine.attributes import TENSOR_HOLDERS, nested, python_state
 from lightning_sink.engine.closures import find_functions, outside_state
 from lightning_sink.engine.private import global_hooks
 from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
+
+
+def _switches() -> Hashable:
+    """What of torch's global settings a step may depend on."""
+    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    default = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    return autocast, deterministic, default, torch.is_grad_enabled(), torch.is_anomaly_enabled()
 
 
 @dataclass
@@ -58,6 +66,7 @@ class Granted:
         self._ignore = ignore
         self._outside = outside
         self._codes: set[CodeType] = set()
+        self._nested: list[Any] = []
         self._functions: list[FunctionType] = []
 
     def learn(self, codes: set[CodeType]) -> None:
@@ -74,7 +83,10 @@ class Granted:
     def glance(self) -> Glance:
         """Takes a look that is cheap enough for each step: at what attributes hold, not at what is in that."""
         held = [value for _, holder in self._parts.holders() for value in vars(holder).values()]
-        held += [value for state in self._optimizers for kept in state.state.values() for value in kept.values()]
+        for content in self._nested:
+            held += content.values() if isinstance(content, dict) else content
+        for kept in (kept for optimizer in self._optimizers for kept in optimizer.state.values()):
+            held += kept.values() if isinstance(kept, dict) else [kept]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         for optimizer in self._optimizers:
             tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -83,11 +95,16 @@ class Granted:
 
     def state(self) -> Hashable:
         """Returns something that is equal as long as the programs made now are right."""
+        holders = [vars(holder) for _, holder in self._parts.holders()]
+        values = [value for held in holders for name, value in held.items() if name not in TENSOR_HOLDERS]
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        values += [held for tensor in tensors if (held := vars(tensor))]
+        self._nested = [content for value in values for content in nested(value)]
         modules = tuple(module.training for module in self._module.modules())
         groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
         parameters = (*self._module.parameters(), *(parameter for group in groups for parameter in group))
         gradients = tuple(parameter.requires_grad for parameter in parameters)
-        return modules, gradients, tuple(self.python().items()), torch.is_anomaly_enabled(), global_hooks()
+        return modules, gradients, tuple(self.python().items()), _switches(), global_hooks()
 
     def forget(self) -> None:
         """Lets go of the functions."""

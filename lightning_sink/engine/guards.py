@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +47,36 @@ class Uses:
         guards: The decisions, in their order, each once.
         memo: Results of arithmetic so far. An optimizer computes the same bias correction for each parameter; the
             program computes it once.
+        closed: Whether the step has ended, so that stand-ins are nothing but numbers.
     """
 
     leak: Callable[[str], None]
     frozen: Callable[[str], None]
     guards: dict[Any, Guard] = field(default_factory=dict)
     memo: dict[Any, Number] = field(default_factory=dict)
+    closed: bool = False
+    _made: list[weakref.ref[Number]] = field(default_factory=list)
+
+    def add(self, number: Number) -> None:
+        """Takes note of a stand-in."""
+        self._made.append(weakref.ref(number))
+
+    def close(self, known: Collection[Number] = ()) -> list[Number]:
+        """Ends a span: from now on stand-ins are plain numbers. Returns those that the user's code has kept.
+
+        Args:
+            known: Stand-ins that others keep.
+        """
+        self.closed = True
+        self.memo.clear()
+        if self._kept(known):
+            gc.collect()  # what is left of the step may hold some in cycles
+        return self._kept(known)
+
+    def _kept(self, known: Collection[Number]) -> list[Number]:
+        held = {id(number) for number in known}
+        alive = (made() for made in self._made)
+        return [number for number in alive if number is not None and id(number) not in held]
 
     def decide(self, name: Any, outcome: Any, host: Host) -> None:
         """Takes note of a decision."""

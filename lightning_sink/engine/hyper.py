@@ -69,11 +69,11 @@ class Hyperparameters:
         for index in self._tensor_entries:
             if isinstance(values[index], Tensor):
                 self.tensors[index].copy_(values[index])  # may have been filled in place
-        if values == self.values:
+        if len(values) == len(self.values) and all(map(_equal, self.values, values)):
             return False
         stale = False
         for index, (old, new) in enumerate(zip(self.values, values, strict=True)):
-            if old is new or old == new:
+            if _equal(old, new):
                 continue
             if index in self.tensors and _is_number(new):
                 self.tensors[index].copy_(_exact(new))
@@ -147,6 +147,13 @@ def _entries(group: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, int |
             yield from ((group, key, index) for index in range(len(value)))
         else:
             yield group, key, None
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if isinstance(old, Tensor) or isinstance(new, Tensor):
+        # One that is filled in place stays an input; another one is another value.
+        return old is new or (_is_number(old) and _is_number(new) and bool(old == new))
+    return old is new or bool(old == new)
 
 
 def _is_number(value: Any) -> bool:

@@ -8,6 +8,7 @@ recording stands only for steps in which that comes out the same; a `Guard` tell
 
 from __future__ import annotations
 
+import gc
 import math
 import numbers
 import operator
@@ -40,6 +41,7 @@ class Number:
         self._uses = uses
         self._name = name
         self._host = host
+        uses.add(self)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -48,12 +50,16 @@ class Number:
     @property
     def tensor(self) -> Tensor:
         """The value as the recording sees it."""
+        if self._uses.closed:
+            return torch.tensor(float(self.value), dtype=torch.float64)
         if not isinstance(self._tensor, Tensor):
             self._tensor = self._tensor()
         return self._tensor
 
     def freeze(self) -> Any:
         """Returns the plain number; the recording then stands for steps with the same one."""
+        if self._uses.closed:
+            return self.value
         what = f"{_words(self._name)} is read"
         if self._host is None:
             self._uses.leak(what)
@@ -63,6 +69,8 @@ class Number:
         return self.value
 
     def _compare(self, symbol: Callable[[Any, Any], Any], other: Any) -> Any:
+        if self._uses.closed:
+            return symbol(self.value, _value(other))
         if isinstance(other, Tensor):
             return symbol(self.tensor, other)
         outcome = bool(symbol(self.value, _value(other)))
@@ -82,6 +90,8 @@ class Number:
         return (lambda: symbol(others(), host())) if reflected else (lambda: symbol(host(), others()))
 
     def _combine(self, symbol: Callable[..., Any], other: Any, reflected: bool) -> Any:
+        if self._uses.closed:
+            return symbol(_value(other), self.value) if reflected else symbol(self.value, _value(other))
         if isinstance(other, Tensor):
             out = symbol(other, self.tensor) if reflected else symbol(self.tensor, other)
             return _as_with_python_number(out, [other], [self.value])
@@ -99,6 +109,19 @@ class Number:
             known = Number(tensor, value, self._uses, name, self._hosted(symbol, other, reflected))
             self._uses.memo[name] = known
         return known
+
+    @property
+    def words(self) -> str:
+        """What users call the number that it comes from."""
+        return _words(self._name)
+
+    def replace(self) -> None:
+        """Puts the plain number into every object, list and dictionary that holds the stand-in."""
+        for holder in gc.get_referrers(self):
+            items = holder if type(holder) in (dict, list) else getattr(holder, "__dict__", {})
+            for key, item in list(enumerate(items) if isinstance(items, list) else items.items()):
+                if item is self:
+                    items[key] = self.value
 
     def plus(self, other: int) -> Number:
         """Returns the sum."""
@@ -129,6 +152,8 @@ class Number:
         rewritten. Anything else that refuses a tensor gets the plain number.
         """
         kwargs = dict(kwargs or {})
+        if all(item._uses.closed for item in (*args, *kwargs.values()) if type(item) is Number):
+            return func(*released(args), **released(kwargs))
         name = getattr(func, "__name__", "")
         if type(kwargs.get("alpha")) is Number:
             wide = args[1].to(torch.promote_types(args[0].dtype, args[1].dtype))

@@ -13,6 +13,7 @@ steps is decided in `binding.py`, by comparing it with the recording of the step
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from lightning_sink.engine.private import (
     written_arguments,
 )
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
+from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot, storages
 from lightning_sink.engine.step_counts import StandInMode, StepCounts
 from lightning_sink.engine.undo import Undo
 from lightning_sink.engine.watch import DRAWN, Hazard, user_line, watch_reads
@@ -65,6 +66,9 @@ class _Apart:
     what: str
     given: frozenset[int]
     owned: frozenset[int]
+
+
+_MAY_BE_OURS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError)
 
 
 class Recorder(TorchDispatchMode):
@@ -106,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self._failed = False
         self._apart: _Apart | None = None
         self._hook: Any = None
+        self._places: list[int] = []
         self._foreign: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     # -- the tape ---------------------------------------------------------------------------------------------------
@@ -116,19 +121,21 @@ class Recorder(TorchDispatchMode):
         present, attributes = self._before.again(), Attributes(self._before.parts)
         self._undo.forget()
         python, drawn = self._look(), random_state()
+        self._uses.closed = False
         try:
             with ExitStack() as stack:
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
                 stack.enter_context(StandInMode(self._steps.number))
                 stack.enter_context(self)
                 stack.enter_context(self._hyper.lifted(self._uses))
-                try:
-                    out = released(body())
-                finally:
-                    self._release()
+                out = released(body())
+            self._release()
             self._compare(python, drawn)
             return out
         except Exception as error:
+            self._release(tell=False)  # the frames of the error hold some
+            if not _is_ours(error):
+                raise
             self.hazard(f"recording it failed: {type(error).__name__}: {error}", user_line(error))
         self._undo.restore()
         present.restore()
@@ -136,15 +143,17 @@ class Recorder(TorchDispatchMode):
         torch.set_rng_state(generator)
         rewind()
         self._failed = True
+        twice = [name for name, value in self._look().items() if value != python.get(name)]
+        if twice:
+            self.hazard("recording it failed, and this step has changed twice: " + ", ".join(twice[:5]), "")
         return body()
 
-    def _release(self) -> None:
+    def _release(self, tell: bool = True) -> None:
         """Puts plain numbers where the step kept stand-ins."""
-        for _, holder in self._before.parts.holders():
-            released(vars(holder))
-        for optimizer in self._before.optimizers:
-            for kept in optimizer.state.values():
-                released(kept)
+        for number in self._uses.close(self._steps.numbers):
+            if tell:
+                self.hazard(f"the step keeps {number.words}")
+            number.replace()
 
     def _compare(self, python: dict[str, Hashable], drawn: Hashable) -> None:
         if random_state() != drawn:
@@ -199,6 +208,9 @@ class Recorder(TorchDispatchMode):
         recording = self.recording
         self._writer.finish(outputs)
         recording.guards = list(self._uses.guards.values())
+        for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):
+            if place != _place(tensor):
+                self.hazard("the step replaces `.data` of a tensor", where)
         self._undo.forget()
         for index in sorted(recording.read):
             if recording.inputs[index].untyped_storage().data_ptr() in recording.written:
@@ -274,6 +286,7 @@ class Recorder(TorchDispatchMode):
 
     def _take_input(self, tensor: Tensor, index: int) -> None:
         self._origins.input(tensor, index)
+        self._places.append(_place(tensor))
         self.recording.first_use.append(user_line())
         if tensor in self._foreign:
             self.hazard(self._foreign[tensor])
@@ -291,9 +304,23 @@ class Recorder(TorchDispatchMode):
             recording.low_precision |= tensor.dtype in (torch.bfloat16, torch.float16)
 
 
+def _is_ours(error: Exception) -> bool:
+    """Tells whether an error may come from recording: a stand-in where a number has to be, or an operation.
+
+    Others are the user's, such as a connection that is lost; a second try would hide them.
+    """
+    through = traceback.walk_tb(error.__traceback__)
+    names = [frame.f_globals.get("__name__", "") for frame, _ in through][1:]
+    return isinstance(error, _MAY_BE_OURS) or any(name.startswith("lightning_sink.engine") for name in names)
+
+
 def _pointers(tensors: Iterable[Tensor | None]) -> frozenset[int]:
-    plain = (t for t in tensors if t is not None and type(t) in PLAIN_TENSORS and t.layout is torch.strided)
-    return frozenset(tensor.untyped_storage().data_ptr() for tensor in plain if tensor.numel() > 0)
+    return frozenset(pointer for pointer in storages(tensors) if pointer is not None)
+
+
+def _place(tensor: Tensor) -> int:
+    plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
+    return tensor.data_ptr() if plain else 0
 
 
 def _is_plain_indexing(func: Any, args: tuple[Any, ...]) -> bool:

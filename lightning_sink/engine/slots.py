@@ -8,6 +8,7 @@ after a recorded step; the program then reads the slot before each run and fills
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,16 @@ from torch.optim import Optimizer
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that have memory of their own and nothing else."""
+
+
+def storages(tensors: Iterable[Tensor | None]) -> list[int | None]:
+    """Returns where the memory of each tensor begins; None for one that has none of its own."""
+    held = (tensor if tensor is not None and _has_memory(tensor) else None for tensor in tensors)
+    return [None if tensor is None else tensor.untyped_storage().data_ptr() for tensor in held]
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided and tensor.numel() > 0
 
 
 class Slot:
@@ -35,6 +46,11 @@ class Slot:
 
     def __repr__(self) -> str:
         return f"Slot({self.name!r})"
+
+    @property
+    def owner_id(self) -> int:
+        """Identity of the parameter, or of what holds the tensor."""
+        return id(self._owner)
 
     @property
     def is_gradient(self) -> bool:
@@ -204,7 +220,7 @@ class Snapshot:
             if tensor is not None:
                 self.names.setdefault(id(tensor), []).append(name)
         self.optimizers = optimizers
-        self._states = [{key: dict(value) for key, value in item.state.items()} for item in optimizers]
+        self._states = [{key: copy(value) for key, value in item.state.items()} for item in optimizers]
 
     def again(self) -> Snapshot:
         """Returns a snapshot of the same training as it is now."""
@@ -213,15 +229,17 @@ class Snapshot:
     def is_optimizer_state(self, tensor: Tensor) -> bool:
         """Tells whether an optimizer keeps the tensor in its state, now."""
         states = (state for optimizer in self.optimizers for state in optimizer.state.values())
-        return any(value is tensor for state in states for value in state.values())
+        return any(value is tensor for state in states if isinstance(state, dict) for value in state.values())
 
     def restore(self) -> None:
         """Puts every tensor back into its slot and forgets optimizer state that was made since."""
         for optimizer, states in zip(self.optimizers, self._states, strict=True):
             for key in list(optimizer.state):
-                if key in states:
+                if key in states and isinstance(states[key], dict):
                     optimizer.state[key].clear()
                     optimizer.state[key].update(states[key])
+                elif key in states:
+                    optimizer.state[key] = states[key]
                 else:
                     del optimizer.state[key]
         for name, slot in self.slots.items():

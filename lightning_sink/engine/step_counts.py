@@ -42,6 +42,11 @@ class StepCounts:
         self._paused = paused
         self._known: dict[float, tuple[Tensor, Number]] = {}
 
+    @property
+    def numbers(self) -> list[Number]:
+        """The stand-ins that exist."""
+        return [number for _, number in self._known.values()]
+
     def number(self, tensor: Tensor) -> Number | None:
         """Returns the stand-in for a count; None for any other tensor."""
         if not self._before.is_optimizer_state(tensor):

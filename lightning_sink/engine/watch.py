@@ -97,12 +97,18 @@ _CALENDARS = {"now", "utcnow", "today"}
 _BOARD = "torch.utils.tensorboard.writer"
 _OUTER_WORLD = (print, input, open)
 _WRITES = {"write", "writelines"}
+_GENERATOR_CALLS = {"manual_seed", "seed", "get_state", "set_state"}
+# What writes to files, or asks for them, without `print` or `open`.
+_WRITERS = {
+    "_csv": {"writerow", "writerows"},
+    "_pickle": {"dump"},
+    "posix": {"write", "open", "stat", "listdir", "scandir"},
+    "nt": {"write", "open", "stat", "listdir", "scandir"},
+}
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
-_GENERATOR_CODES = {
-    function.__code__: f"torch.{function.__name__}()"
-    for function in (torch.random.manual_seed, torch.random.set_rng_state, torch.random.get_rng_state)
-}
+_GENERATOR = (torch.random.manual_seed, torch.random.set_rng_state, torch.random.get_rng_state)
+_TORCH_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (*_GENERATOR, torch.save, torch.load)}
 # What numpy and `print` call, from their own code, on a tensor that they are given.
 _ESCAPE_CODES = {getattr(Tensor, name).__code__: name for name in ("__array__", "__dlpack__", "__repr__")}
 
@@ -122,7 +128,7 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType
     Yields:
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
     """
-    names = {**_GENERATOR_CODES, **codes}
+    names = {**_TORCH_CODES, **codes}
 
     def hook(frame: FrameType, event: str, arg: Any) -> None:
         if event == "call":
@@ -169,6 +175,10 @@ def _read_by(function: Any) -> str | None:
         return f"`{type(owner).__name__}.{name}()` is called"
     if owner is _PYTHONS_GENERATOR:
         return DRAWN
+    if owner is torch.default_generator and name in _GENERATOR_CALLS:
+        return f"`torch.default_generator.{name}()` is called"
+    if name in _WRITERS.get(type(owner).__module__ if module == "" else module, ()):
+        return f"`{name}()` writes or reads outside of the step"
     if function in _OUTER_WORLD:
         return f"`{name}()` is called"
     if name in _SYSTEM_RANDOM and module in ("posix", "nt"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten
+from lightning_sink.engine.attributes import python_state, random_state
 from lightning_sink.engine.private import pytree, version
-from lightning_sink.engine.slots import PLAIN_TENSORS
+from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
+from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.reads import machinery
 
 _OF_LIGHTNING = machinery()
@@ -32,9 +33,11 @@ class HostState:
     def __init__(self, trainer: Any, callbacks: list[Any], batch: Any) -> None:
         module = trainer.lightning_module
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        states = [kept for optimizer in trainer.optimizers for kept in optimizer.state.values()]
+        kept_states = (kept for optimizer in trainer.optimizers for kept in optimizer.state.values())
+        states = [kept for kept in kept_states if isinstance(kept, dict)]
         tensors = [*module.parameters(), *module.buffers(), *(p for group in groups for p in group["params"])]
         tensors += [value for kept in states for value in kept.values() if isinstance(value, Tensor)]
+        tensors += _hidden(module)
         tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         tensors += [*flatten(batch)[0]]
         self._values = [
@@ -43,7 +46,8 @@ class HostState:
             _contents(tensors),
             trainer.accumulate_grad_batches,
             torch.get_rng_state().numpy().tobytes(),
-            random.getstate(),
+            random_state(),
+            python_state(Parts(module, is_apart=is_metric), ignore=_OF_LIGHTNING),
         ]
         self._held = [*tensors, *_attributes(module)]
         kept = (tensor for item in callbacks for tensor in _held_by(item))
@@ -77,6 +81,19 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
         for name, value in vars(submodule).items():
             if submodule is not module or name not in _OF_LIGHTNING or name == "training":
                 yield value
+
+
+def _hidden(module: nn.Module) -> list[Tensor]:
+    """Returns the tensors that a module keeps in lists, dictionaries and other modules that it does not register."""
+    registered, found = set(module.modules()), []
+    values = [value for part in registered for name, value in vars(part).items() if name not in _OF_LIGHTNING]
+    for value in values:
+        for leaf in pytree.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else [value]:
+            if isinstance(leaf, nn.Module) and leaf not in registered:
+                found += [*leaf.parameters(), *leaf.buffers()]
+            elif isinstance(leaf, Tensor):
+                found.append(leaf)
+    return found
 
 
 def _held_by(callback: Any) -> Iterator[Tensor]:

@@ -230,7 +230,7 @@ def _reduced(values: Tensor, reduction: Any, batch_size: int) -> tuple[Tensor, i
     """One value and weight that change an epoch's reduction as all the values, one by one, would."""
     if not values.is_floating_point():
         values = values.to(torch.get_default_dtype())
-    name = reduction if isinstance(reduction, str) else reduction.__name__
+    name = (reduction if isinstance(reduction, str) else reduction.__name__).lower()
     if name == "max":
         return values.max(), batch_size
     if name == "min":

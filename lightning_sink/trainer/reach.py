@@ -8,6 +8,7 @@ sink, but callbacks count and datasets are large, so only what the step's code n
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Callable, Collection, Hashable, Iterator
 from functools import lru_cache
 from types import CodeType
@@ -17,8 +18,16 @@ from lightning_sink.engine.attributes import fingerprint
 
 _BEGINS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR")
 _GOES_ON = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
-_PROPERTIES = frozenset(["datamodule", "train_dataloader", "lightning_module"])
-"""Properties of Lightning's Trainer that hold what users made and are read without doing anything."""
+_INPUTS = frozenset(["batch_idx", "total_batch_idx", "global_step", "current_epoch"])
+"""Counters, which are inputs of the program (`reads.py`)."""
+
+_REPORTED = frozenset(
+    ["callback_metrics", "logged_metrics", "progress_bar_metrics", "is_last_batch", "logger", "loggers"]
+)
+"""What is reported where it is read."""
+
+_COSTLY = frozenset(["estimated_stepping_batches"])
+"""What would load data or do other work."""
 
 
 def reached_through(trainer: Any) -> Callable[[Collection[CodeType]], dict[str, Hashable]]:
@@ -26,9 +35,24 @@ def reached_through(trainer: Any) -> Callable[[Collection[CodeType]], dict[str, 
 
     def look(codes: Collection[CodeType]) -> dict[str, Hashable]:
         paths = {path for code in codes for path in _paths(code)}
-        return {f"trainer.{'.'.join(path)}": _value(trainer, path) for path in paths}
+        module = getattr(trainer, "lightning_module", None)
+        known = {id(part) for part in module.modules()} if module is not None else ()
+        found = {f"trainer.{'.'.join(path)}": _value(trainer, path, known) for path in paths}
+        if any(_names_a_schedulers_count(code) for code in codes):
+            found["scheduler.last_epoch"] = _counts(trainer)
+        return found
 
     return look
+
+
+def _names_a_schedulers_count(code: CodeType) -> bool:
+    return "last_epoch" in code.co_names and bool({"lr_schedulers", "lr_scheduler_configs"} & {*code.co_names})
+
+
+def _counts(trainer: Any) -> Hashable:
+    configs = trainer.lr_scheduler_configs
+    by_step = any(config.interval == "step" for config in configs)
+    return object() if by_step else tuple(config.scheduler.last_epoch for config in configs)
 
 
 @lru_cache(maxsize=1024)
@@ -40,6 +64,7 @@ def _paths(code: CodeType) -> frozenset[tuple[str, ...]]:
 
 def _chains(code: CodeType) -> Iterator[tuple[str, ...]]:
     path: list[str] | None = None
+    aliases = {"trainer"}
     for instruction in dis.get_instructions(code):
         name = str(instruction.argval)
         if path is not None and instruction.opname.startswith(_GOES_ON):
@@ -47,21 +72,18 @@ def _chains(code: CodeType) -> Iterator[tuple[str, ...]]:
             continue
         if path:
             yield tuple(path)
-        begins = instruction.opname.startswith(_BEGINS) and name == "trainer"
+        if path == [] and instruction.opname.startswith("STORE_FAST"):
+            aliases.add(name)
+        begins = instruction.opname.startswith(_BEGINS) and name in aliases
         path = [] if begins else None
     if path:
         yield tuple(path)
 
 
-def _value(trainer: Any, path: tuple[str, ...]) -> Hashable:
+def _value(trainer: Any, path: tuple[str, ...], known: Collection[int]) -> Hashable:
     value: Any = trainer
-    for number, name in enumerate(path):
-        held = getattr(value, "__dict__", {})
-        if name in held:
-            value = held[name]
-            continue
-        runs_code = isinstance(getattr(type(value), name, None), property)
-        if not hasattr(value, name) or (name not in _PROPERTIES if number == 0 else runs_code):
+    for name in path:
+        if name in _INPUTS | _REPORTED | _COSTLY or not hasattr(value, name):
             return None
         value = getattr(value, name)
-    return fingerprint(value)
+    return None if inspect.isroutine(value) else fingerprint(value, known=known)

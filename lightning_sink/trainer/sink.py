@@ -33,6 +33,7 @@ from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, LogCall, Logged, numbers_in, split_late
 from lightning_sink.trainer.metrics import MetricCall, repeat
 from lightning_sink.trainer.plain_step import PlainStep
+from lightning_sink.trainer.schedules import steps_by_users_code
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
 
 _END = object()
@@ -85,11 +86,8 @@ class TrainerSink(Sink):
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
         self._counters = Counters(loop)
         self._hooks = BatchHooks(self._trainer, alone=length == 1)
-        self._accumulate = self._trainer.accumulate_grad_batches
         self._automatic = self._module.automatic_optimization
-        self._options: Hashable = None
-        steps_schedules = self._schedulers and is_overridden("lr_scheduler_step", self._module)
-        self.disturbed = steps_schedules or not self._transfer.is_plain
+        self.disturbed = steps_by_users_code(self._trainer) or not self._transfer.is_plain
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
         self._first = self._last = True
@@ -131,8 +129,6 @@ class TrainerSink(Sink):
                 started = True
                 if self._first:
                     self._hooks.start(batch, loop.batch_idx)
-                    self._accumulate = trainer.accumulate_grad_batches
-                    self._options = self._accumulate, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
                 elif self._hooks.is_monitored():
                     self._logs.deliver()
                     self._hooks.monitor(batch, loop.batch_idx)
@@ -170,10 +166,12 @@ class TrainerSink(Sink):
         self._logs.deliver()
 
     def _kind(self) -> tuple[bool, bool, Hashable]:
-        if self._accumulate == 1:
-            return self._automatic, True, self._options
-        clears = self._loop.batch_idx % self._accumulate == 0
-        return clears, not self._loop._should_accumulate(), self._options
+        trainer = self._trainer
+        accumulate = trainer.accumulate_grad_batches
+        options = accumulate, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        if accumulate == 1:
+            return self._automatic, True, options
+        return self._loop.batch_idx % accumulate == 0, not self._loop._should_accumulate(), options
 
     # -- the plain way ----------------------------------------------------------------------------------------------
 

@@ -546,7 +546,7 @@ def test_a_step_that_reads_the_rate(use):
             after=lambda done: group.update(lr=0.1 / done),
         )
 
-    _, sink = both(make)
+    _, sink = both(make, [batches(6)] * 5)
     assert sink.compiled or sink.hazards
 
 
