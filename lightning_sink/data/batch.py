@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Signature = tuple[Hashable, ...]
+
+_NO_RECORDS = (type, nn.Module, ModuleType, FunctionType, MethodType)
+
+_DEEPEST = 4
+"""Objects inside of objects that are looked into."""
 
 
 def flatten(batch: Any) -> tuple[list[Tensor], Signature]:
     """Returns the tensors of a batch in a fixed order, and its signature.
 
-    Goes through tuples, lists, mappings, named tuples and dataclasses. Anything else that is no tensor is compared by
+    Goes through tuples, lists, mappings, named tuples, and the attributes of other objects. Anything else that is no tensor is compared by
     value if it is hashable and by identity if not.
     """
     leaves: list[Tensor] = []
@@ -52,26 +58,32 @@ def nbytes(batch: Any) -> int:
     return sum(leaf.nbytes for leaf in leaves if leaf.layout is torch.strided)
 
 
-def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable]) -> None:
+def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int = _DEEPEST) -> None:
+    children: list[Any] | None = None
     if isinstance(item, Tensor):
         leaves.append(item)
         signature.append((item.shape, item.dtype, item.stride(), item.device, item.requires_grad))
     elif isinstance(item, (tuple, list)):
         signature.append((type(item), len(item)))
-        for child in item:
-            _walk(child, leaves, signature)
+        children = list(item)
     elif isinstance(item, Mapping):
         signature.append((type(item), tuple(item)))
-        for child in item.values():
-            _walk(child, leaves, signature)
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        signature.append(type(item))
-        # Beside its fields it may hold what `__post_init__` made.
-        fields = [field.name for field in dataclasses.fields(item)]
-        for name in dict.fromkeys([*fields, *getattr(item, "__dict__", ())]):
-            _walk(getattr(item, name), leaves, signature)
+        children = list(item.values())
+    elif depth and (attributes := _attributes(item)):
+        signature.append((type(item), tuple(attributes)))
+        children, depth = list(attributes.values()), depth - 1
     else:
         signature.append((type(item), item if isinstance(item, Hashable) else _Same(item)))
+    for child in children or ():
+        _walk(child, leaves, signature, depth)
+
+
+def _attributes(item: Any) -> dict[str, Any]:
+    """Returns the attributes of a dataclass, or of a batch of the user's own; nothing for what is more than they are."""
+    if isinstance(item, _NO_RECORDS):
+        return {}
+    fields = dataclasses.fields(item) if dataclasses.is_dataclass(item) else ()
+    return {**{field.name: getattr(item, field.name) for field in fields}, **getattr(item, "__dict__", {})}
 
 
 class _Same:

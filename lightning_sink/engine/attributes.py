@@ -11,7 +11,7 @@ import random
 import sys
 from array import array
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
@@ -27,17 +27,17 @@ from lightning_sink.engine.private import MODULE_HOOKS, tensor_hooks
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library
 
-_MOST_VALUES = 2_000
+_MOST_VALUES = 20_000
 """Values looked at in one attribute; beyond them a container counts as the same while it is the same object."""
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 24
 """Bytes, and plain numbers, that are compared as a whole."""
 
-_DEEPEST = 8
+_DEEPEST = 12
 
 # Of the standard library's objects only these are looked into: nobody keeps numbers in a lock or a logger.
-_TRANSPARENT = frozenset(["__main__", "argparse", "queue", "types"])
-_COUNTING: tuple[type, ...] = (count, type(iter([])), type(iter(())), type(iter(range(0))))
+_TRANSPARENT = frozenset(["__main__", "argparse", "collections", "queue", "types"])
+_COUNTING: tuple[type, ...] = (count, type(iter([])), type(reversed([])), type(iter(())), type(iter(range(0))))
 
 _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
 
@@ -48,7 +48,7 @@ TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
 
 def python_state(
-    parts: Parts, optimizers: Iterable[Optimizer] = (), ignore: frozenset[str] = frozenset()
+    parts: Parts, optimizers: Collection[Optimizer] = (), ignore: frozenset[str] = frozenset()
 ) -> dict[str, Hashable]:
     """Returns a fingerprint of everything about a training that is no tensor.
 
@@ -60,6 +60,7 @@ def python_state(
     state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in parts.apart()}
     held = list(parts.holders())
     known = {id(holder) for _, holder in held}
+    known |= {id(optimizer) for optimizer in optimizers}
     known |= {id(submodule) for _, module in parts.apart() for submodule in module.modules()}
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
@@ -76,7 +77,7 @@ def python_state(
                 state[f"attributes of {prefix}{name}"] = fingerprint(vars(parameter))
     for number, optimizer in enumerate(optimizers):
         for name, value in vars(optimizer).items():
-            if name not in ("state", "param_groups", "defaults"):
+            if name not in ("state", "param_groups"):
                 state[f"optimizer {number}.{name}"] = fingerprint(value)
         for index, kept in enumerate(optimizer.state.values()):
             state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True)
@@ -107,7 +108,7 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
     Args:
         value: The value.
         in_slots: Whether tensors that are the value or its items have slots and are left out here.
-        known: Identities of modules that are looked at by themselves.
+        known: Identities of modules and optimizers that are looked at by themselves.
     """
     if in_slots and isinstance(value, Tensor):
         return "tensor"
@@ -223,6 +224,8 @@ class _Walk:
             return [value.__func__, value.__self__]
         if isinstance(value, ContextVar):
             return [value.get(None)]
+        if isinstance(value, Optimizer):
+            return None if id(value) in self._known else [*value.param_groups, value.defaults]
         if isinstance(value, type):
             return None if is_library(value.__module__) or value.__module__ == "builtins" else _of_class(value)
         if isinstance(value, ModuleType):
@@ -276,6 +279,8 @@ def _is_users_object(value: Any) -> bool:
         return False
     module = type(value).__module__
     root = module.partition(".")[0]
+    if module.startswith("torch.distributions"):
+        return True
     return not is_library(module) and (root not in sys.stdlib_module_names or root in _TRANSPARENT)
 
 

@@ -14,6 +14,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import Same, class_state, fingerprint, python_state
 from lightning_sink.engine.slots import Parts
@@ -27,15 +28,18 @@ def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
     return [function for function in functions if _is_users(function.__module__ or "")]
 
 
-def outside_state(functions: Iterable[FunctionType], inside: nn.Module) -> dict[str, Hashable]:
+def outside_state(
+    functions: Iterable[FunctionType], inside: nn.Module, optimizers: Iterable[Optimizer] = ()
+) -> dict[str, Hashable]:
     """Returns a fingerprint of what the functions take from outside, tensors by identity.
 
     Args:
         functions: The functions.
         inside: A module that is looked at by itself, with all its submodules.
+        optimizers: Optimizers that are looked at by themselves.
     """
     known = set(inside.modules())
-    identities = {id(module) for module in known}
+    identities = {id(item) for item in (*known, *optimizers)}
     state: dict[str, tuple[Hashable, ...]] = {}
     for function in functions:
         for name, value in _variables(function):

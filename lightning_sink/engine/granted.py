@@ -78,7 +78,7 @@ class Granted:
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
         state = python_state(self._parts, self._optimizers, self._ignore)
-        return {**state, **outside_state(self._functions, self._module), **self._outside(self._codes)}
+        return {**state, **outside_state(self._functions, self._module, self._optimizers), **self._outside(self._codes)}
 
     def glance(self) -> Glance:
         """Takes a look that is cheap enough for each step: at what attributes hold, not at what is in that."""

@@ -36,7 +36,8 @@ def reached_through(trainer: Any) -> Callable[[Collection[CodeType]], dict[str, 
     def look(codes: Collection[CodeType]) -> dict[str, Hashable]:
         paths = {path for code in codes for path in _paths(code)}
         module = getattr(trainer, "lightning_module", None)
-        known = {id(part) for part in module.modules()} if module is not None else ()
+        known = {id(part) for part in module.modules()} if module is not None else set()
+        known |= {id(optimizer) for optimizer in getattr(trainer, "optimizers", ())}
         found = {f"trainer.{'.'.join(path)}": _value(trainer, path, known) for path in paths}
         if any(_names_a_schedulers_count(code) for code in codes):
             found["scheduler.last_epoch"] = _counts(trainer)
