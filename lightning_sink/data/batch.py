@@ -25,8 +25,8 @@ _DEEPEST = 4
 def flatten(batch: Any) -> tuple[list[Tensor], Signature]:
     """Returns the tensors of a batch in a fixed order, and its signature.
 
-    Goes through tuples, lists, mappings, named tuples, and the attributes of other objects. Anything else that is no tensor is compared by
-    value if it is hashable and by identity if not.
+    Goes through tuples, lists, mappings, named tuples, and the attributes of other objects. Anything else that is no
+    tensor is compared by value if it is hashable and by identity if not.
     """
     leaves: list[Tensor] = []
     signature: list[Hashable] = []
@@ -79,7 +79,7 @@ def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int
 
 
 def _attributes(item: Any) -> dict[str, Any]:
-    """Returns the attributes of a dataclass, or of a batch of the user's own; nothing for what is more than they are."""
+    """Returns the attributes of a dataclass or of a batch of the user's own; nothing for what is more than that."""
     if isinstance(item, _NO_RECORDS):
         return {}
     fields = dataclasses.fields(item) if dataclasses.is_dataclass(item) else ()

@@ -13,7 +13,6 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextvars import ContextVar
-from copy import copy
 from functools import partial
 from itertools import count
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -135,34 +134,6 @@ def nested(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
         for item in list(items)[:_MOST_VALUES] if depth else ():
             if type(item) not in _SCALARS:
                 yield from nested(item, depth - 1)
-
-
-class Attributes:
-    """The attributes of all that belongs to a training at one moment, to go back to, containers' contents included.
-
-    With them the states of Python's and numpy's global generators.
-    """
-
-    def __init__(self, parts: Parts) -> None:
-        self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
-        values = [value for _, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
-        sets = [value for value in values if type(value) is set]
-        contents = [*sets, *(container for value in values for container in nested(value))]
-        self._contents = [(content, copy(content)) for content in contents]
-        self._random = random.getstate()
-        self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
-
-    def restore(self) -> None:
-        """Puts everything back."""
-        for attributes, held in self._holders:
-            attributes.clear()
-            attributes.update(held)
-        for container, content in self._contents:
-            container.clear()
-            (container.extend if isinstance(container, (list, deque)) else container.update)(content)
-        random.setstate(self._random)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
 
 
 class Same:

@@ -16,14 +16,14 @@ import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine.attributes import Attributes, random_state
+from lightning_sink.engine.apart import Apart
+from lightning_sink.engine.attributes import random_state
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
@@ -32,16 +32,15 @@ from lightning_sink.engine.numbers import released
 from lightning_sink.engine.origins import Origin, Origins
 from lightning_sink.engine.private import (
     TorchDispatchMode,
-    WeakIdKeyDictionary,
     is_mutable,
     pytree,
     schema_name,
     written_arguments,
 )
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot, storages
+from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
 from lightning_sink.engine.step_counts import StandInMode, StepCounts
-from lightning_sink.engine.undo import Undo
+from lightning_sink.engine.undo import Attributes, Undo
 from lightning_sink.engine.watch import DRAWN, Hazard, user_line, watch_reads
 
 # Keeps what its backward needs only where gradients are on.
@@ -51,21 +50,6 @@ _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
 _READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split"}
 
 _DECIDES = "a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
-
-
-@dataclass(frozen=True)
-class _Apart:
-    """Something that the owner does apart from the step, while it goes on.
-
-    Attributes:
-        what: What it is, for the user.
-        given: Where the tensors are that it gets from the step.
-        owned: Where the tensors are that belong to the training.
-    """
-
-    what: str
-    given: frozenset[int]
-    owned: frozenset[int]
 
 
 _MAY_BE_OURS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError)
@@ -108,10 +92,9 @@ class Recorder(TorchDispatchMode):
         self._read_at: dict[int, str] = {}
         self._paused = False
         self._failed = False
-        self._apart: _Apart | None = None
+        self._apart = Apart(self.hazard)
         self._hook: Any = None
         self._places: list[int] = []
-        self._foreign: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     # -- the tape ---------------------------------------------------------------------------------------------------
 
@@ -188,20 +171,12 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def apart(self, what: str, given: Sequence[Tensor]) -> Iterator[None]:
         """Operations in here are not recorded; one that depends on the rest of the step makes no program."""
-        generator = torch.default_generator.get_state()
-        self._apart = _Apart(what, _pointers(given), _pointers(self._before.again().tensors.values()))
-        with self.paused():
-            try:
-                yield
-            finally:
-                self._apart = None
-            if not torch.equal(generator, torch.default_generator.get_state()):
-                self.hazard(f"{what} draws random numbers")
+        with self.paused(), self._apart.entered(what, given, self._before.again().tensors.values()):
+            yield
 
     def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
         """Takes note of tensors that no program has."""
-        for tensor in tensors:
-            self._foreign[tensor] = what
+        self._apart.add(tensors, what)
 
     def finish(self, outputs: list[Tensor]) -> Recording:
         """Ends the recording; `outputs` are the tensors that its program shall return."""
@@ -229,8 +204,7 @@ class Recorder(TorchDispatchMode):
         """Runs an operation and writes it down."""
         kwargs = kwargs or {}
         if self._paused or func.namespace in ("profiler", "prim"):
-            if self._apart is not None:
-                self._check_apart(self._apart, func, args, kwargs)
+            self._apart.check(func, args, kwargs)
             return func(*args, **kwargs)
         # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
         watched = func.namespace == "aten" and self._hook is not None and sys.getprofile() is self._hook
@@ -262,13 +236,6 @@ class Recorder(TorchDispatchMode):
             self._writer.write(func, node_args, node_kwargs, out, draws)
         return out
 
-    def _check_apart(self, apart: _Apart, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if _pointers(leaves) & (apart.owned - apart.given):
-            self.hazard(f"{apart.what} depends on the training's state")
-        if is_mutable(func) and _pointers(written_arguments(func, args, kwargs)) & (apart.given | apart.owned):
-            self.hazard(f"{apart.what} changes what it is given")
-
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin) -> None:
         if torch.Tag.data_dependent_output in func.tags:
             if origin is None:
@@ -288,8 +255,7 @@ class Recorder(TorchDispatchMode):
         self._origins.input(tensor, index)
         self._places.append(_place(tensor))
         self.recording.first_use.append(user_line())
-        if tensor in self._foreign:
-            self.hazard(self._foreign[tensor])
+        self._apart.use(tensor)
         if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
             self.hazard(f"a tensor of type `{type(tensor).__name__}` with layout {tensor.layout} takes part")
         else:
@@ -312,10 +278,6 @@ def _is_ours(error: Exception) -> bool:
     through = traceback.walk_tb(error.__traceback__)
     names = [frame.f_globals.get("__name__", "") for frame, _ in through][1:]
     return isinstance(error, _MAY_BE_OURS) or any(name.startswith("lightning_sink.engine") for name in names)
-
-
-def _pointers(tensors: Iterable[Tensor | None]) -> frozenset[int]:
-    return frozenset(pointer for pointer in storages(tensors) if pointer is not None)
 
 
 def _place(tensor: Tensor) -> int:

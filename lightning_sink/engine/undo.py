@@ -1,14 +1,22 @@
 """Keeps what a recorded step overwrites, so that a recording that fails costs the training nothing.
 
-Only memory that was there before the step is kept, once for each storage, at the moment it is about to be written to.
+`Undo` keeps memory that was there before the step, once for each storage, at the moment it is about to be written to.
+`Attributes` keeps what is Python: attributes, containers' contents, generators.
 """
 
 from __future__ import annotations
 
+import random
+import sys
+from collections import deque
 from collections.abc import Iterable
+from copy import copy
 
 import torch
 from torch import Tensor
+
+from lightning_sink.engine.attributes import TENSOR_HOLDERS, nested
+from lightning_sink.engine.slots import Parts
 
 
 class Undo:
@@ -51,3 +59,31 @@ class Undo:
     def forget(self) -> None:
         """Lets go of what was kept."""
         self._saved.clear()
+
+
+class Attributes:
+    """The attributes of all that belongs to a training at one moment, to go back to, containers' contents included.
+
+    With them the states of Python's and numpy's global generators.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
+        values = [value for _, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
+        sets = [value for value in values if type(value) is set]
+        contents = [*sets, *(container for value in values for container in nested(value))]
+        self._contents = [(content, copy(content)) for content in contents]
+        self._random = random.getstate()
+        self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for attributes, held in self._holders:
+            attributes.clear()
+            attributes.update(held)
+        for container, content in self._contents:
+            container.clear()
+            (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        random.setstate(self._random)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)

@@ -22,7 +22,7 @@ from lightning_sink.engine.step import PlainTape, Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import load_counts, save_counts
 from lightning_sink.trainer.logging import StepLog, captured
-from lightning_sink.trainer.metrics import MetricStates
+from lightning_sink.trainer.metric_watch import MetricStates, noted
 from lightning_sink.trainer.reads import lifted_counters
 
 
@@ -98,7 +98,7 @@ class PlainStep:
         with ExitStack() as stack:
             stack.enter_context(captured(trainer, module, log, tape))
             if type(tape) is not PlainTape:
-                stack.enter_context(log.metrics.noted(module, tape))
+                stack.enter_context(noted(log.metrics, module, tape))
             batch_idx = tape.watched("batch_idx", self._batch_idx)
             if not isinstance(tape, PlainTape):
                 stack.enter_context(lifted_counters(trainer, tape))

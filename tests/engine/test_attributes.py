@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_sink.engine.attributes import Attributes, fingerprint, python_state, random_state
+from lightning_sink.engine.attributes import fingerprint, python_state, random_state
 from lightning_sink.engine.slots import Parts
+from lightning_sink.engine.undo import Attributes
 
 
 @dataclasses.dataclass

@@ -7,7 +7,8 @@ from torchmetrics import MetricCollection
 from torchmetrics.aggregation import CatMetric, MaxMetric, MeanMetric
 
 from lightning_sink.engine.step import PlainTape
-from lightning_sink.trainer.metrics import MetricCalls, MetricStates, Source, repeat
+from lightning_sink.trainer.metric_watch import MetricStates, noted
+from lightning_sink.trainer.metrics import MetricCalls, Source, repeat
 
 
 class Module(L.LightningModule):
@@ -17,16 +18,16 @@ class Module(L.LightningModule):
         self.both = MetricCollection({"mean": MeanMetric(), "max": MaxMetric()})
 
 
-def noted(module, body):
+def called(module, body):
     calls = MetricCalls()
-    with calls.noted(module, PlainTape()):
+    with noted(calls, module, PlainTape()):
         out = body()
     return calls, out
 
 
 def test_calls_are_made_as_ever_and_noted_with_their_tensors():
     module, value = Module(), torch.tensor([1.0, 3.0])
-    calls, out = noted(module, lambda: (module.mean(value), module.all.update(value)))
+    calls, out = called(module, lambda: (module.mean(value), module.all.update(value)))
     assert out[0] == 2.0
     assert module.all.compute().tolist() == [1.0, 3.0]
     assert [call.method for call in calls.calls] == ["forward", "update"]
@@ -36,7 +37,7 @@ def test_calls_are_made_as_ever_and_noted_with_their_tensors():
 
 def test_repeated_calls_leave_what_real_ones_leave():
     module, same = Module(), Module()
-    calls, _ = noted(module, lambda: (module.mean(torch.ones(2)), module.both.update(torch.zeros(2))))
+    calls, _ = called(module, lambda: (module.mean(torch.ones(2)), module.both.update(torch.zeros(2))))
     for owner in (same,):
         owner.mean(torch.ones(2))
         owner.both.update(torch.zeros(2))
@@ -56,7 +57,7 @@ def test_the_methods_are_the_metrics_own_again_afterwards():
     module = Module()
     kept = module.mean.update, MeanMetric.forward, MetricCollection.update
     with pytest.raises(ZeroDivisionError):
-        noted(module, lambda: 1 / 0)
+        called(module, lambda: 1 / 0)
     assert (module.mean.update, MeanMetric.forward, MetricCollection.update) == kept
     assert "forward" not in vars(MeanMetric)
     assert not [name for name in ("forward", "reset") if name in vars(module.mean)]
@@ -64,7 +65,7 @@ def test_the_methods_are_the_metrics_own_again_afterwards():
 
 def test_a_metric_of_another_module_is_none_of_its_business():
     module, other = Module(), MeanMetric()
-    calls, _ = noted(module, lambda: other(torch.ones(2)))
+    calls, _ = called(module, lambda: other(torch.ones(2)))
     assert calls.calls == []
     assert calls.source(other) is None
 
