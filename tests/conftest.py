@@ -1,5 +1,6 @@
 """Each test starts from the same state and leaves the process as it found it: no thread, no child, no file."""
 
+import gc
 import os
 
 # Models here are tiny. With more threads than one, beside any other busy process, threads that wait for each other at
@@ -15,6 +16,7 @@ import hypothesis.configuration
 import numpy as np
 import pytest
 import torch
+import torch._dynamo
 
 import leaks
 from lightning_sink.data.turn import NumpyTurns
@@ -25,6 +27,11 @@ hypothesis.settings.register_profile("explore", max_examples=10_000, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 torch.set_num_threads(1)
+
+# The libraries' objects, by far the most, need not be walked through again and again: each training looks for the
+# functions of its step among all objects. Test modules are imported after this, so theirs are found.
+gc.collect()
+gc.freeze()
 
 # A shell lets what it runs in the background ignore Ctrl-C, which tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

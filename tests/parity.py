@@ -157,6 +157,8 @@ class Run:
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         for number, optimizer in enumerate(self.trainer.optimizers):
             for parameter, state in optimizer.state.items():
+                if not isinstance(state, dict):
+                    continue
                 kept = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
                 found |= {
                     f"{key} of {names.get(parameter)} in optimizer {number}": value for key, value in kept.items()

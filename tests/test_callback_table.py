@@ -10,11 +10,9 @@ from lightning.pytorch import callbacks as shipped
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gallery.case import Small
 from gallery.options import Logged
 from lightning_sink import SinkStrategy
-from lightning_sink.errors import SinkError
-from parity import QUIET, Rows, assert_parity, both, loader
+from parity import assert_parity, both, loader
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 SECTION = README.split("## What changes, hook by hook")[1].split("\n## ")[0]
@@ -86,18 +84,18 @@ ONCE = {
     "TQDMProgressBar": shipped.TQDMProgressBar,
     "Timer": lambda: shipped.Timer(timedelta(hours=1)),
 }
-REFUSED = {
-    "EMAWeightAveraging": shipped.EMAWeightAveraging,
+SHOWN = {
+    "EMAWeightAveraging": lambda: shipped.EMAWeightAveraging(decay=0.5),
     "SpikeDetection": shipped.SpikeDetection,
     "ThroughputMonitor": lambda: shipped.ThroughputMonitor(lambda batch: len(batch[0])),
     "WeightAveraging": shipped.WeightAveraging,
 }
-TABLE = {**UNCHANGED, **ONCE, **REFUSED}
+TABLE = {**UNCHANGED, **ONCE, **SHOWN}
 
 
 def test_every_callback_of_lightning_is_in_the_table():
     assert set(shipped.__all__) == set(TABLE)
-    assert len(TABLE) == len(UNCHANGED) + len(ONCE) + len(REFUSED)
+    assert len(TABLE) == len(UNCHANGED) + len(ONCE) + len(SHOWN)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -187,16 +185,26 @@ def test_what_is_called_once_per_sink(name, engine, capfd):
     assert_parity(plain, sink, exact=engine == "eager")
 
 
+@pytest.mark.filterwarnings("ignore:When using the `ThroughputMonitor`, you need to define")
+@pytest.mark.filterwarnings("ignore:The forked file should be committed")
 @ENGINES
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name, engine):
-    module = Small()
-    trainer = L.Trainer(
-        strategy=SinkStrategy(5, epoch="dataset", engine=engine),
-        callbacks=[TABLE[name]()],
-        logger=Rows(),
-        max_epochs=1,
-        **QUIET,
-    )
-    with pytest.raises(SinkError, match=f"`{name}` .* in `on_train_batch_end`, after every step; .*sink_size=1"):
-        trainer.fit(module, loader())
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_is_shown_every_step(name, engine):
+    calls = {}
+
+    def make():
+        made = TABLE[name]()
+        noted = calls[len(calls)] = []
+        inner = made.on_train_batch_end
+        made.on_train_batch_end = lambda *given: noted.append(given[-1]) or inner(*given)
+        return [made]
+
+    plain, sink = both(Rated, loader, SinkStrategy(5, epoch="dataset", engine=engine), callbacks=make, max_epochs=3)
+    assert calls[1] == calls[0] == 3 * [*range(17)]
+    assert sink.engine == engine
+    if name == "ThroughputMonitor":
+        # Its rows are of the clock; all others are plain Lightning's.
+        plain.rows, sink.rows = (
+            [(step, row) for step, row in run.rows if not any("/time" in key for key in row)] for run in (plain, sink)
+        )
+    assert_parity(plain, sink, exact=engine == "eager")

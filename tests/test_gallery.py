@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 SUBJECTS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several"]
-SUBJECTS += ["options", "callbacks", "sink_ends"]
+SUBJECTS += ["options", "callbacks", "sink_ends", "elsewhere"]
 SUBJECTS += ["generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision"]
 SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers"]
 for subject in SUBJECTS:

@@ -1,0 +1,393 @@
+"""What steps take from elsewhere than their module, and what changes in the middle of a sink."""
+
+import copy
+import csv
+import io
+import types
+
+import lightning as L
+import torch
+from torch import nn, optim
+from torch.optim import lr_scheduler
+
+from gallery.callbacks import DIFFERS
+from gallery.case import Kept, Small, add, case
+from gallery.optimizers import Optimized
+
+# -- changed by one step of many --------------------------------------------------------------------------------------
+
+
+class Acting(Small):
+    """Its thirteenth step does something that all later ones depend on; it lies in the middle of a sink."""
+
+    scale = 1.0
+
+    def __init__(self, act):
+        super().__init__()
+        self.net.insert(1, nn.Dropout(0.3))
+        self.act = act
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == 13:
+            self.act(self)
+        return self.loss(batch) * self.scale
+
+
+def add_a_group(module):
+    extra = nn.Parameter(torch.ones(6))
+    module.extra = extra
+    module.optimizers().optimizer.add_param_group({"params": [extra]})
+
+
+ACTS = {
+    "sets an attribute": lambda module: setattr(module, "scale", 3.0),
+    "freezes a layer": lambda module: module.net[0].requires_grad_(False),
+    "switches dropout off": lambda module: module.net[1].eval(),
+    "puts a hook on a layer": lambda module: module.net[0].register_forward_hook(lambda layer, given, out: 2 * out),
+    "appends a layer": lambda module: module.net.append(nn.Tanh()),
+    "takes a layer away": lambda module: module.net.__delitem__(1),
+    "clips from then on": lambda module: setattr(module.trainer, "gradient_clip_val", 0.01),
+    "adds a group of parameters": add_a_group,
+}
+for name, act in ACTS.items():
+    add(f"one step {name}", lambda act=act: Acting(act))
+
+
+class Holder:
+    start = None
+
+
+@case()
+class StartKeptInAnObject(Small):
+    """The number is kept from the very first step, which is recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.holder = Holder()
+
+    def training_step(self, batch, batch_idx):
+        if self.holder.start is None:
+            self.holder.start = self.global_step
+        return self.loss(batch) * (1 + (self.global_step - self.holder.start) / 10)
+
+
+@case(eager="the step keeps `current_epoch`")
+class EpochKeptInAnObject(StartKeptInAnObject):
+    def training_step(self, batch, batch_idx):
+        self.holder.start = self.current_epoch
+        return self.loss(batch)
+
+
+class Api:
+    calls = 0
+
+    def ask(self):
+        self.calls += 1
+        if self.calls == 4:
+            raise ConnectionError("the line is dead")
+
+
+@case(raises="the line is dead")
+class AsksOverALine(Small):
+    """A second try would go through."""
+
+    def __init__(self):
+        super().__init__()
+        self.api = Api()
+
+    def training_step(self, batch, batch_idx):
+        self.api.ask()
+        return self.loss(batch)
+
+
+# -- changed between epochs -------------------------------------------------------------------------------------------
+
+WEIGHTS = {"loss": 1.0}
+
+
+def doubled(loss):
+    return 2 * loss
+
+
+class Config:
+    scale = 1.0
+
+
+class History(list):
+    scale = 1.0
+
+
+class Weighing(Small):
+    """Its loss has a weight from somewhere, which is another one in each epoch."""
+
+    def __init__(self, prepare, weight, change):
+        super().__init__()
+        self.weight_of, self.change = weight, change
+        prepare(self)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.weight_of(self)
+
+    def on_train_epoch_end(self):
+        self.change(self, 1.5 + self.current_epoch)
+
+
+class WeighingByAGlobal(Small):
+    def __init__(self):
+        super().__init__()
+        WEIGHTS["loss"] = 1.0
+
+    def training_step(self, batch, batch_idx):
+        return sum(WEIGHTS[name] * value for name, value in {"loss": self.loss(batch)}.items())
+
+    def on_train_epoch_end(self):
+        WEIGHTS["loss"] = 1.5 + self.current_epoch
+
+
+add("weighing by a global in a generator", WeighingByAGlobal)
+
+
+def keep(**made):
+    def prepare(module):
+        module.kept = types.SimpleNamespace(**{name: make() for name, make in made.items()})
+
+    return prepare
+
+
+def set_class(module, value):
+    module.kept.made.scale = value
+
+
+def parameter_attribute(module):
+    module.net[0].weight.scale = 1.0
+
+
+def replaced_teacher(module, value):
+    module.kept.made[0] = copy.deepcopy(module.net)
+
+
+def teach(module):
+    return 1 + module.kept.made[0](torch.ones(6)).sum().detach().abs()
+
+
+def replaced_weight(module, value):
+    module.kept.made[0][0].weight = nn.Parameter(torch.full((8, 6), value / 10))
+
+
+PLACES = {
+    "a class": (keep(made=lambda: type("Own", (Config,), {})), lambda m: m.kept.made.scale, set_class),
+    "a list with attributes": (keep(made=History), lambda m: m.kept.made.scale, set_class),
+    "a parameter's attribute": (
+        parameter_attribute,
+        lambda m: m.net[0].weight.scale,
+        lambda m, value: setattr(m.net[0].weight, "scale", value),
+    ),
+    "a teacher in a list, replaced": (keep(made=lambda: [Small().net]), teach, replaced_teacher),
+    "a teacher in a list, its weight replaced": (keep(made=lambda: [Small().net]), teach, replaced_weight),
+    "a distribution": (
+        keep(made=lambda: torch.distributions.Normal(1.0, 1.0)),
+        lambda m: m.kept.made.loc,
+        lambda m, value: setattr(m.kept.made, "loc", torch.tensor(value)),
+    ),
+    "the trainer under another name": (
+        lambda m: None,
+        lambda m: 1 + (trainer := m.trainer).num_training_batches / trainer.max_epochs,
+        lambda m, value: setattr(m.trainer.fit_loop, "max_epochs", m.trainer.max_epochs),
+    ),
+}
+for name, (prepare, weight, change) in PLACES.items():
+    add(f"weight from {name}", lambda made=(prepare, weight, change): Weighing(*made))
+
+
+@case()
+class AFunctionRebound(Small):
+    def __init__(self):
+        super().__init__()
+        globals()["doubled"] = lambda loss: 2 * loss
+
+    def training_step(self, batch, batch_idx):
+        return doubled(self.loss(batch))
+
+    def on_train_epoch_end(self):
+        globals()["doubled"] = lambda loss: 5 * loss
+
+
+@case()
+class PrecisionOfProductsFromAnEpochOn(Small):
+    def on_train_epoch_start(self):
+        torch.set_float32_matmul_precision("high" if self.current_epoch else "highest")
+
+    def on_fit_end(self):
+        torch.set_float32_matmul_precision("highest")
+
+
+# -- changed between steps, by code on the host -----------------------------------------------------------------------
+
+
+@case()
+class NestedNumberSetInTransfer(Small):
+    def __init__(self):
+        super().__init__()
+        self.options, self.seen = {"scale": 1.0}, 0
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.options["scale"] = 1.0 if self.global_step < 11 else 2.0
+        return batch
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.options["scale"]
+
+
+@case()
+class RateOfARunningLoss(Small):
+    """The schedule looks at a tensor that the step before it has just replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running", torch.ones(()))
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.running = 0.9 * self.running + 0.1 * loss.detach()
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = optim.SGD(self.parameters(), lr=0.1)
+        schedule = lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + float(self.running)))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@case(eager="last_epoch")
+class CountOfASchedulerRead(Small):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) / (1 + self.lr_schedulers().last_epoch)
+
+    def configure_optimizers(self):
+        optimizer = optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": lr_scheduler.StepLR(optimizer, 5), "interval": "step"}]
+
+
+# -- left by a step ---------------------------------------------------------------------------------------------------
+
+
+@case(eager="writes or reads outside of the step", line="writerow")
+class WritesRows(Small):
+    def __init__(self):
+        super().__init__()
+        self.file = io.StringIO()
+        self.writer = csv.writer(self.file)
+
+    def training_step(self, batch, batch_idx):
+        self.writer.writerow([1, 2])
+        return self.loss(batch)
+
+
+@case(eager="`torch.save()` is called", line="torch.save")
+class SavesTensors(Small):
+    def training_step(self, batch, batch_idx):
+        torch.save(batch[0], io.BytesIO())
+        return self.loss(batch)
+
+
+@case(eager="`torch.default_generator.manual_seed()` is called")
+class SeedsTheGenerator(Small):
+    def training_step(self, batch, batch_idx):
+        torch.default_generator.manual_seed(4)
+        return self.loss((batch[0] + torch.randn(6), batch[1]))
+
+
+@case(eager="shares its memory")
+class KeepsAViewOfAWeight(Small):
+    def training_step(self, batch, batch_idx):
+        self.seen = self.net[0].weight.detach()
+        return self.loss(batch) + self.seen.square().sum()
+
+
+@case(eager="gets a gradient")
+class GradientOfATensorThatIsNoParameter(Small):
+    def __init__(self):
+        super().__init__()
+        self.direction = torch.zeros(6, requires_grad=True)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss((batch[0] + self.direction, batch[1]))
+
+    def on_train_epoch_end(self):
+        self.log("slope", self.direction.grad.norm())
+        self.direction.grad = None
+
+
+@case(eager="replaces `.data` of a tensor")
+class ReplacesDataOfAHiddenTeacher(Small):
+    def __init__(self):
+        super().__init__()
+        self.teacher = [Small().net]
+
+    def training_step(self, batch, batch_idx):
+        for mine, other in zip(self.teacher[0].parameters(), self.net.parameters(), strict=True):
+            mine.data = mine.data * 0.9 + other.data * 0.1
+        return self.loss(batch) + (self.teacher[0](batch[0]).detach() - self(batch[0])).square().mean()
+
+
+@case()
+class ReductionsInCapitals(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        for name in ("SUM", "MAX", "MIN"):
+            self.log(name, loss, on_step=False, on_epoch=True, reduce_fx=name)
+        return loss
+
+
+def with_a_plain_entry(parameters):
+    optimizer = optim.SGD(parameters, lr=0.05, momentum=0.9)
+    optimizer.state["steps"] = 0
+    return optimizer
+
+
+add("an entry in the optimizer's state that is a number", lambda: Optimized(with_a_plain_entry))
+
+
+class Record:
+    """A batch of the user's own."""
+
+    def __init__(self, x, y):
+        self.x, self.y, self.weight = x.clone(), y, 1.0
+
+
+@case(data=lambda: Kept(Record))
+class BatchesThatAreObjects(Small):
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch.x, batch.y), batch_idx) * batch.weight
+
+    def on_train_epoch_end(self):
+        for batch in self.trainer.train_dataloader.batches:
+            batch.weight += 0.5
+
+
+# -- callbacks --------------------------------------------------------------------------------------------------------
+
+
+class Annealed(Small):
+    def __init__(self):
+        super().__init__()
+        self.options = types.SimpleNamespace(scale=1.0)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.options.scale
+
+
+class AnnealsAnObject(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        pl_module.options.scale = 1 + trainer.global_step / 20
+
+
+class ClampsWeights(L.Callback):
+    """As the critic of a Wasserstein GAN is held."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        for parameter in pl_module.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+
+
+for words, kind in (("anneals what an object holds", AnnealsAnObject), ("clamps weights through data", ClampsWeights)):
+    add(f"a callback that {words}", Annealed, warns=DIFFERS, options={"callbacks": lambda kind=kind: [kind()]})
