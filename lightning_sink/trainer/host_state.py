@@ -50,14 +50,14 @@ class HostState:
             python_state(Parts(module, is_apart=is_metric), ignore=_OF_LIGHTNING),
         ]
         self._held = [*tensors, *_attributes(module)]
-        kept = (tensor for item in callbacks for tensor in _held_by(item))
-        self._kept = [(tensor, version(tensor), _contents([tensor])) for tensor in kept]
+        self._kept = [tensor for item in callbacks for tensor in _held_by(item)]
+        self._seen = _look_at(self._kept)
 
     def is_left(self, later: HostState) -> bool:
         """Tells whether anything has changed since."""
         if self._values != later._values:
             return True
-        if any((version(tensor), _contents([tensor])) != (count, found) for tensor, count, found in self._kept):
+        if _look_at(self._kept) != self._seen:
             return True
         return len(self._held) != len(later._held) or any(
             a is not b for a, b in zip(self._held, later._held, strict=True)
@@ -70,10 +70,10 @@ def _contents(tensors: list[Tensor]) -> bytes:
     marks = [torch.tensor([tensor.data_ptr() for tensor in plain], dtype=torch.float64)]
     for tensor in plain:
         numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        marks.append(numbers.sum(dtype=torch.float64).reshape(1))
+        marks.append(numbers.sum(dtype=torch.float64))
         if numbers.is_floating_point():
-            marks.append(torch.linalg.vector_norm(numbers, dtype=torch.float64).reshape(1))
-    return torch.cat(marks).numpy().tobytes()
+            marks.append(torch.linalg.vector_norm(numbers, dtype=torch.float64))
+    return torch.cat([mark.reshape(-1) for mark in marks]).numpy().tobytes()
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:
@@ -81,6 +81,10 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
         for name, value in vars(submodule).items():
             if submodule is not module or name not in _OF_LIGHTNING or name == "training":
                 yield value
+
+
+def _look_at(tensors: list[Tensor]) -> tuple[list[int], bytes]:
+    return [version(tensor) for tensor in tensors], _contents(tensors)
 
 
 def _hidden(module: nn.Module) -> list[Tensor]:
