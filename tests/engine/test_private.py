@@ -78,3 +78,11 @@ def test_the_entry_into_inductor_is_there():
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     assert callable(get_cpp_compiler), "`torch._inductor.cpp_builder.get_cpp_compiler` is gone"
+
+
+def test_hooks_on_every_module_are_found():
+    assert private.global_hooks() == ()
+    hook = nn.modules.module.register_module_forward_hook(lambda layer, given, out: None)
+    assert len(private.global_hooks()) == 1, "torch keeps the hooks on every module under other names"
+    hook.remove()
+    assert private.global_hooks() == ()

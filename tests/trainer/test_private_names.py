@@ -1,0 +1,73 @@
+"""The names of Lightning and torchmetrics that are not public: an upgrade that takes one away fails here, by name."""
+
+import lightning as L
+import pytest
+from lightning.pytorch import callbacks
+from lightning.pytorch.loops import fetchers, fit_loop, training_epoch_loop
+from lightning.pytorch.trainer import call
+from lightning.pytorch.tuner import lr_finder
+from torchmetrics.aggregation import MeanMetric
+
+from parity import QUIET, Net, loader
+
+OF_EPOCH_LOOP = [
+    "batch_progress", "automatic_optimization", "manual_optimization", "update_lr_schedulers", "_build_kwargs",
+    "_should_accumulate", "_num_ready_batches_reached", "_batches_that_stepped", "_warning_cache", "_results",
+    "_should_check_val_fx", "val_loop",
+    "_save_loggers_on_train_batch_end",
+]  # fmt: skip
+OF_FIT_LOOP = ["_combined_loader", "_data_source", "_data_fetcher", "epoch_loop"]
+OF_TRAINER = ["_logger_connector", "_data_connector", "_results", "received_sigterm", "_val_check_time_interval"]
+OF_CONNECTOR = ["on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "metrics"]
+OF_PROGRESS = ["ready", "started", "processed", "completed"]
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    made = L.Trainer(max_steps=1, **QUIET)
+    made.fit(Net(), loader())
+    return made
+
+
+def missing(owner, names):
+    return [f"{type(owner).__name__}.{name} is gone" for name in names if not hasattr(owner, name)]
+
+
+def test_of_the_trainer_and_its_loops(trainer):
+    loop = trainer.fit_loop.epoch_loop
+    progress, optimizer = loop.batch_progress, loop.automatic_optimization.optim_progress.optimizer
+    assert missing(trainer, OF_TRAINER) == []
+    assert missing(type(trainer._logger_connector), OF_CONNECTOR) == []
+    assert missing(trainer._data_connector, ["_datahook_selector"]) == []
+    assert missing(trainer.fit_loop, OF_FIT_LOOP) == []
+    assert missing(loop, OF_EPOCH_LOOP) == []
+    assert missing(progress, ["total", "current", "is_last_batch"]) == []
+    assert missing(progress.total, OF_PROGRESS) == []
+    assert missing(optimizer, ["step", "zero_grad"]) == []
+    assert missing(loop.manual_optimization, ["optim_step_progress"]) == []
+    assert missing(loop.automatic_optimization, ["_skip_backward"]) == []
+
+
+def test_of_the_module(trainer):
+    assert missing(trainer.lightning_module, ["_current_fx_name", "_on_before_batch_transfer", "_trainer"]) == []
+
+
+def test_of_modules_and_classes():
+    assert missing(call, ["_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook"]) == []
+    assert missing(fetchers, ["_DataFetcher", "_profile_nothing"]) == []
+    assert missing(fit_loop, ["_FitLoop"]) == []
+    assert missing(training_epoch_loop, ["_TrainingEpochLoop"]) == []
+    assert missing(lr_finder, ["_LRCallback"]) == []
+    checkpoint = callbacks.ModelCheckpoint("kept")
+    assert missing(checkpoint, ["_every_n_train_steps", "_train_time_interval", "_last_time_checked"]) == []
+    assert missing(callbacks.Timer("00:00:01:00"), ["_interval"]) == []
+
+
+def test_of_metrics():
+    metric = MeanMetric()
+    assert missing(metric, ["_forward_cache", "_defaults"]) == []
+    assert {"update", "compute"} <= set(vars(metric)), "`update` and `compute` are no attributes any more"
+
+
+def test_control_a_name_that_is_gone_is_told():
+    assert missing(call, ["_call_nothing"]) == ["module._call_nothing is gone"]
