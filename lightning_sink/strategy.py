@@ -236,14 +236,21 @@ class SinkStrategy(SingleDeviceStrategy):
                 f"`SinkStrategy` trains on one device so far; got {len(devices)}. Pass `Trainer(devices=1, ...)`."
             )
 
+    @property
+    def num_nodes(self) -> int:
+        """One machine; the Trainer says here how many it was asked for."""
+        return 1
+
+    @num_nodes.setter
+    def num_nodes(self, nodes: int) -> None:
+        if nodes > 1:
+            raise UnsupportedError(
+                f"`SinkStrategy` trains on one node so far; got {nodes}. Pass `Trainer(num_nodes=1, ...)`."
+            )
+
     def connect(self, model: LightningModule) -> None:
         """Puts loops with sinks into the Trainer before anything asks it for its data."""
         super().connect(model)
-        if model.trainer.num_nodes > 1:
-            raise UnsupportedError(
-                f"`SinkStrategy` trains on one node so far; got {model.trainer.num_nodes}. Pass"
-                " `Trainer(num_nodes=1, ...)`."
-            )
         if self.dataset_sink_mode and model.trainer.state.fn == TrainerFn.FITTING:
             take_over(model.trainer, self)
 

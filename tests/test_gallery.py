@@ -71,12 +71,17 @@ def assert_left_alike(case, plain, sink, exact=False):
         assert expected == found, f"the final state of the random generator of {name}"
 
 
-@pytest.mark.parametrize("case", SAME, ids=names)
-def test_in_sinks(case):
-    plain, eager, traced = trained(case, "eager", "traced")
+@pytest.mark.parametrize("case", [case for case in SAME if case.inductor or case.eager], ids=names)
+def test_in_eager_sinks(case):
+    plain, eager = trained(case, "eager")
     assert not [text for text in eager.warned if "runs eagerly" in text]
     assert_parity(plain, eager, exact=True)
     assert_left_alike(case, plain, eager, exact=True)
+
+
+@pytest.mark.parametrize("case", SAME, ids=names)
+def test_in_sinks(case):
+    plain, traced = trained(case, "traced")
     warned = [text for text in traced.warned if "runs eagerly" in text]
     if case.eager is None:
         assert not warned, warned
@@ -164,7 +169,7 @@ def sequence(case, strategy):
             if not isinstance(data, L.LightningDataModule):
                 data = Data(data) if validates is None else ValidatedData(data, validates())
             trainer.fit(module, datamodule=data)
-    return calls
+    return calls, module.state_dict()
 
 
 class Data(L.LightningDataModule):
@@ -187,15 +192,16 @@ class ValidatedData(Data):
 
 @pytest.mark.parametrize("case", [case for case in TRAINED if case.ordered], ids=names)
 def test_hooks_are_called_in_plain_lightnings_order(case):
-    plain = sequence(case, "auto")
-    sinks = sequence(case, SinkStrategy(1, epoch="dataset", engine="eager"))
-    for index, (expected, found) in enumerate(zip(plain, sinks, strict=False)):
-        assert expected == found, f"call {index}"
+    plain, expected = sequence(case, "auto")
+    sinks, found = sequence(case, SinkStrategy(1, epoch="dataset", engine="eager"))
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items() if tensor.layout is torch.strided)
+    for index, (call, same) in enumerate(zip(plain, sinks, strict=False)):
+        assert call == same, f"call {index}"
     assert len(plain) == len(sinks)
     assert case.few or {"on_train_batch_start", "on_train_start"} <= {name for _, name, _ in plain}
 
 
 def test_control_longer_sinks_call_fewer_hooks():
     case = next(case for case in CASES if case.make is Small)
-    calls = sequence(case, SinkStrategy(2, epoch="dataset", engine="eager"))
-    assert len(calls) < len(sequence(case, "auto"))
+    calls, _ = sequence(case, SinkStrategy(2, epoch="dataset", engine="eager"))
+    assert len(calls) < len(sequence(case, "auto")[0])

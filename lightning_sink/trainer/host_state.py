@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.reads import machinery
 
 _OF_LIGHTNING = machinery()
+
+_SMALL = 4096
+"""Elements of a tensor that is compared as a whole."""
+
+_MOST_LEAVES = 200
+"""Values looked at in one attribute of a callback: an average has changed in its first ones too, a log only grows."""
 
 
 class HostState:
@@ -49,7 +56,7 @@ class HostState:
             random_state(),
             python_state(Parts(module, is_apart=is_metric), ignore=_OF_LIGHTNING),
         ]
-        self._held = [*tensors, *_attributes(module)]
+        self._held = tensors
         self._kept = [tensor for item in callbacks for tensor in _held_by(item)]
         self._seen = _look_at(self._kept)
 
@@ -64,26 +71,24 @@ class HostState:
         )
 
 
-def _contents(tensors: list[Tensor]) -> bytes:
-    """Where tensors are, and their sums and norms: writing to `.data` of one counts no version."""
+def _contents(tensors: list[Tensor]) -> Any:
+    """Where tensors are and what is in them, in large ones sums and norms: writing to `.data` counts no version."""
     plain = [t.detach() for t in tensors if type(t) in PLAIN_TENSORS and t.layout is torch.strided and t.numel() > 0]
-    marks = [torch.tensor([tensor.data_ptr() for tensor in plain], dtype=torch.float64)]
+    small: dict[torch.dtype, list[Tensor]] = {}
+    marks = []
     for tensor in plain:
+        if tensor.numel() <= _SMALL:
+            small.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+            continue
         numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         marks.append(numbers.sum(dtype=torch.float64))
         if numbers.is_floating_point():
             marks.append(torch.linalg.vector_norm(numbers, dtype=torch.float64))
-    return torch.cat([mark.reshape(-1) for mark in marks]).numpy().tobytes()
+    joined = [*map(torch.cat, small.values()), *([torch.stack(marks)] if marks else [])]
+    return [tensor.data_ptr() for tensor in plain], [tensor.view(torch.uint8).numpy().tobytes() for tensor in joined]
 
 
-def _attributes(module: nn.Module) -> Iterator[Any]:
-    for submodule in module.modules():
-        for name, value in vars(submodule).items():
-            if submodule is not module or name not in _OF_LIGHTNING or name == "training":
-                yield value
-
-
-def _look_at(tensors: list[Tensor]) -> tuple[list[int], bytes]:
+def _look_at(tensors: list[Tensor]) -> Any:
     return [version(tensor) for tensor in tensors], _contents(tensors)
 
 
@@ -107,4 +112,5 @@ def _held_by(callback: Any) -> Iterator[Tensor]:
         if isinstance(value, nn.Module):
             yield from (*value.parameters(), *value.buffers())
         else:
-            yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+            leaves = islice(pytree.tree_iter(value), _MOST_LEAVES)
+            yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
