@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten
-from lightning_sink.engine.attributes import python_state, random_state
+from lightning_sink.engine.attributes import fingerprint, python_state, random_state
 from lightning_sink.engine.private import pytree, version
 from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
 from lightning_sink.trainer.metrics import is_metric
@@ -43,12 +43,14 @@ class HostState:
         kept_states = (kept for optimizer in trainer.optimizers for kept in optimizer.state.values())
         states = [kept for kept in kept_states if isinstance(kept, dict)]
         tensors = [*module.parameters(), *module.buffers(), *(p for group in groups for p in group["params"])]
+        options = [value for group in groups for key, value in group.items() if key != "params"]
+        tensors += [value for value in options if isinstance(value, Tensor)]
         tensors += [value for kept in states for value in kept.values() if isinstance(value, Tensor)]
         tensors += _hidden(module)
         tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         tensors += [*flatten(batch)[0]]
         self._values = [
-            [{key: value for key, value in group.items() if key != "params"} for group in groups],
+            [fingerprint(value) for value in options],
             [(version(tensor), tensor.requires_grad) for tensor in tensors],
             _contents(tensors),
             trainer.accumulate_grad_batches,

@@ -7,10 +7,8 @@ Private names of torchmetrics (1.x): `update` and `compute` of a `Metric` are at
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from typing import Any
 
 import torch
@@ -20,7 +18,9 @@ from torch import Tensor, nn
 from lightning_sink.engine.attributes import fingerprint
 from lightning_sink.engine.numbers import released
 from lightning_sink.engine.private import pytree, version
+from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Tape
+from lightning_sink.engine.undo import Attributes
 from lightning_sink.trainer.metrics import MetricCalls, is_metric
 
 _METHODS = ("update", "forward", "compute", "reset")
@@ -162,21 +162,15 @@ class MetricStates:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        within = [part for item in module.modules() if is_metric(item) for part in item.modules()]
-        self._attributes = [(vars(metric), dict(vars(metric))) for metric in within]
-        values = [value for _, held in self._attributes for value in held.values()]
-        self._contents = [(value, copy(value)) for value in values if type(value) in (list, dict, set, deque)]
-        tensors = (tensor for metric in within for tensor in _tensors(metric))
+        metrics = [item for item in module.modules() if is_metric(item)]
+        self._attributes = [Attributes(Parts(metric)) for metric in metrics]
+        tensors = (tensor for metric in metrics for part in metric.modules() for tensor in _tensors(part))
         self._tensors = [(tensor, version(tensor), tensor.detach().clone()) for tensor in tensors]
 
     def restore(self) -> None:
         """Puts everything back."""
-        for attributes, held in self._attributes:
-            attributes.clear()
-            attributes.update(held)
-        for container, content in self._contents:
-            container.clear()
-            (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        for attributes in self._attributes:
+            attributes.restore()
         with torch.no_grad():
             for tensor, seen, content in self._tensors:
                 if version(tensor) != seen:
