@@ -11,6 +11,7 @@ import warnings
 from importlib import import_module
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -160,6 +161,7 @@ def sequence(case, strategy):
     )
     torch.manual_seed(7)
     random.seed(7)
+    np.random.seed(7)
     module, data, calls = case.make(), case.data(), []
     inner = getattr(module, "_orig_mod", module)
     validates = inner.val_dataloader if is_overridden("val_dataloader", inner) else None

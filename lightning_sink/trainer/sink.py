@@ -90,6 +90,7 @@ class TrainerSink(Sink):
         self.disturbed = steps_by_users_code(self._trainer) or not self._transfer.is_plain
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
+        self._kind_of_all: tuple[bool, bool, Hashable] | None = None
         self._first = self._last = True
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
@@ -166,11 +167,14 @@ class TrainerSink(Sink):
         self._logs.deliver()
 
     def _kind(self) -> tuple[bool, bool, Hashable]:
+        if self._kind_of_all is not None and not self.disturbed:
+            return self._kind_of_all
         trainer = self._trainer
         accumulate = trainer.accumulate_grad_batches
         options = accumulate, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         if accumulate == 1:
-            return self._automatic, True, options
+            self._kind_of_all = self._automatic, True, options
+            return self._kind_of_all
         return self._loop.batch_idx % accumulate == 0, not self._loop._should_accumulate(), options
 
     # -- the plain way ----------------------------------------------------------------------------------------------
@@ -179,6 +183,7 @@ class TrainerSink(Sink):
         """Runs a step the plain way, in Lightning's own order."""
         self._logs.deliver()
         self._batch.announce()
+        self._kind_of_all = None  # the user's code may set the trainer's options
         loop, trainer = self._loop, self._trainer
         batch, batch_idx = self._batch.get(), loop.batch_idx
         counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, tape, batch)
@@ -245,7 +250,7 @@ class TrainerSink(Sink):
             selected = steps and self._selects > 0 and (number + 1) % self._selects == 0
             if calls or selected:
                 self._logs.add(calls, values, number, selected)
-        self.history.add(loss, numbers_in(calls, values))
+        self.history.add(loss, numbers_in(calls, values) if calls else [])
         self._result = result
         if not self._last:
             self._counters.completed()
