@@ -7,6 +7,7 @@ constant until it is seen to change (a schedule that cycles momentum, say), and 
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,7 +70,7 @@ class Hyperparameters:
         for index in self._tensor_entries:
             if isinstance(values[index], Tensor):
                 self.tensors[index].copy_(values[index])  # may have been filled in place
-        if len(values) == len(self.values) and all(map(_equal, self.values, values)):
+        if all(map(operator.is_, self.values, values)) or all(map(_equal, self.values, values)):
             return False
         stale = False
         for index, (old, new) in enumerate(zip(self.values, values, strict=True)):
