@@ -78,9 +78,11 @@ def _children() -> dict[int, str]:
     for listing in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # that thread, or that child, has just ended
             for pid in map(int, listing.read_text().split()):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if command:  # a process that has ended and is not yet waited for has none
-                    children[pid] = command.strip()
+                # A zombie has ended and is not yet waited for. (Its command is empty too, but so is that of a process
+                # that is just starting.)
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    children[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
     return children
 
 
