@@ -129,22 +129,29 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
     """
     names = {**_TORCH_CODES, **codes}
+    users: dict[CodeType, bool] = {}
 
     def hook(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "return" or event == "c_return":
+            return
+        code = frame.f_code
+        is_users = users.get(code)
+        if is_users is None:
+            is_users = users[code] = is_user_frame(frame)
         if event == "call":
-            if is_user_frame(frame):
-                ran.add(frame.f_code)
-            elif frame.f_globals.get("__name__", "").startswith(_BOARD) and frame.f_code.co_name.startswith("add_"):
-                report(f"`SummaryWriter.{frame.f_code.co_name}()` is called")
-            name = names.get(frame.f_code)
-            if frame.f_code in _ESCAPE_CODES:
-                report(f"`Tensor.{_ESCAPE_CODES[frame.f_code]}()` takes values out of the step")
+            if is_users:
+                ran.add(code)
+            elif frame.f_globals.get("__name__", "").startswith(_BOARD) and code.co_name.startswith("add_"):
+                report(f"`SummaryWriter.{code.co_name}()` is called")
+            name = names.get(code)
+            if code in _ESCAPE_CODES:
+                report(f"`Tensor.{_ESCAPE_CODES[code]}()` takes values out of the step")
             # Lightning reads its own counters in every step; a read counts where the user's line asks for it.
             if name is not None and frame.f_back is not None and _asked_by_user(frame.f_back, name):
                 report(f"`{name}` is {'called' if name.endswith('()') else 'read'}")
-        elif event == "c_call":
+        elif event == "c_call" and is_users:
             name = _read_by(arg)
-            if name is not None and is_user_frame(frame):
+            if name is not None:
                 report(name)
 
     previous, collects = sys.getprofile(), gc.isenabled()
