@@ -36,6 +36,11 @@ class Ahead:
 
     ahead = True
 
+    settled = True
+
+    def skip(self, batches):
+        pass
+
     def note(self, fetch, whole): ...
 
     def stay_in_step(self):
@@ -47,6 +52,11 @@ class Changing:
 
     def __init__(self):
         self.count, self.fixed = 0, False
+
+    settled = True
+
+    def skip(self, batches):
+        self.count += batches
 
     def note(self, fetch, whole):
         self.count += 1

@@ -40,9 +40,19 @@ class Pace:
         self._wholes: list[float] = []
         self._in_step = 0.0
 
+    @property
+    def settled(self) -> bool:
+        """Whether no trial is under way."""
+        return self._fixed or self._settled
+
     def stay_in_step(self) -> None:
         """Fetches in step from now on, whatever the clock says."""
         self.ahead, self._fixed = False, True
+
+    def skip(self, batches: int) -> None:
+        """Takes note of batches that were not timed, between two trials."""
+        if not self._fixed and self._settled:
+            self._count += batches
 
     def note(self, fetch: float, whole: float) -> None:
         """Takes note of a batch.

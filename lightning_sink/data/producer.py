@@ -65,6 +65,7 @@ class Producer:
         wanted: Items still to be fetched before the owner says more. The thread lowers it by one, with the lock held,
             as it begins a fetch. The owner writes it without the lock, where no fetch may begin: nothing is demanded
             and it is not running, or wants nothing more. (Where there is no end to it, a lost step down is none.)
+        held_bytes: Bytes of what the owner holds. Only the owner writes it.
         running: Whether the thread may fetch ahead. Only the owner writes it; a fetch that had begun before counts as
             `pending`.
     """
@@ -76,6 +77,7 @@ class Producer:
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
         self._bytes = self._last_size = 0
+        self._held = self.held_bytes = 0
         self._work: Work | None = None
         self._context: contextvars.Context | None = None
         self._grad, self._device = True, torch.device("cpu")
@@ -99,6 +101,25 @@ class Producer:
             return 0
         with self._changed:
             return len(self._items) + self._busy
+
+    @property
+    def is_next_good(self) -> bool:
+        """Whether there is an item to take, and it is no error."""
+        with self._changed:
+            return bool(self._items) and self._items[0].error is None
+
+    def hold(self, items: int, size: int) -> None:
+        """Counts items that the owner has taken and not yet used as fetched and not yet taken.
+
+        Args:
+            items: How many more; below zero for fewer.
+            size: Their bytes, likewise.
+        """
+        self._held += items
+        self.held_bytes += size
+        if items < 0 and self.running:
+            with self._changed:
+                self._changed.notify_all()
 
     def run(self, work: Work, wanted: int) -> None:
         """Lets the thread fetch ahead, `wanted` items in all."""
@@ -206,8 +227,9 @@ class Producer:
 
     def _has_room(self) -> bool:
         # A batch is taken to be as large as the one before it.
-        fits = self._bytes + self._last_size <= self._most_bytes
-        return not self._items or (len(self._items) < self._most and fits)
+        fits = self._bytes + self.held_bytes + self._last_size <= self._most_bytes
+        fetched = len(self._items) + self._held
+        return not fetched or (fetched < self._most and fits)
 
     def _loop(self) -> None:
         while self._step():

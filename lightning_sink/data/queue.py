@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from lightning_sink.data.device import Device, HostDevice, Slot
@@ -72,9 +73,12 @@ class BatchQueue:
             in_step_because = in_step_because or "`buffer_size` is 0"
         if in_step_because:
             self._stay_in_step(in_step_because)
+        self._looks_ahead = not in_step_because and not options.early_preload
         device = device or HostDevice()
         self._free: deque[Slot] = deque(device.slot() for _ in range(options.buffer_size + 2))
         self._held: Slot | None = None
+        self._early: deque[tuple[Any, Found]] = deque()
+        self._failure: BaseException | None = None
         self._fetches = Fetches(source, self._free, prepare, self._telemetry)
         self._producer = Producer(options.buffer_size, options.buffer_bytes, self._telemetry)
         self._ahead = self._fetches.weakly()
@@ -88,7 +92,7 @@ class BatchQueue:
     @property
     def ready(self) -> int:
         """Batches that can be taken without waiting."""
-        return self._producer.ready
+        return len(self._early) + self._producer.ready
 
     @property
     def prepares(self) -> bool:
@@ -111,7 +115,8 @@ class BatchQueue:
     def expect(self, batches: int) -> None:
         """A sink begins that will take at most so many batches."""
         producer = self._producer
-        producer.wanted = _ENDLESS if self._options.early_preload else max(0, batches - producer.pending)
+        fetched = producer.pending + len(self._early)
+        producer.wanted = _ENDLESS if self._options.early_preload else max(0, batches - fetched)
         if not self._options.early_preload:
             self._last_take = 0.0  # what callbacks took between two sinks says nothing of the way
         if self._runs_ahead:
@@ -131,6 +136,11 @@ class BatchQueue:
     def restart(self, source: Source | None = None) -> None:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
         self._release()
+        self._failure = None
+        while self._early:
+            _, (self._held, _, size) = self._early.popleft()
+            self._producer.hold(-1, -size)
+            self._release()
         dropped = self._producer.empty(self._options.timeout)
         if dropped is None:
             raise self._late()
@@ -160,6 +170,13 @@ class BatchQueue:
             DataTimeoutError: When none came within `timeout` seconds.
             Exception: What the loader or a hook raised, with the batch's place added.
         """
+        if self._early:
+            ((batch, note),) = self.look_ahead(1, True)
+            self.skip(1)
+            return batch, note
+        if self._failure is not None:
+            error, self._failure = self._failure, None
+            raise error
         began = time.perf_counter()
         self._release()
         depth = self._producer.ready
@@ -171,6 +188,58 @@ class BatchQueue:
             self._pace.note(now - began, now - self._last_take)
         self._last_take = now
         return batch, note
+
+    def look_ahead(self, most: int, beside_draws: bool) -> list[tuple[Any, Any]]:
+        """Returns batches that come next, with their notes; they stay in the queue.
+
+        On the way in step they are fetched here and now, at most `buffer_size`: plain training would do so a few steps
+        later. That is another time, but the same batches, unless a fetch and a step draw from the same generator. An
+        error waits for its batch's turn.
+
+        Args:
+            most: How many at most.
+            beside_draws: Whether the steps before them draw from the process's generators.
+        """
+        if not self._early:
+            self._release()
+        most = min(most, self._options.buffer_size)
+        missing = most - len(self._early)
+        if missing > 0 and self._looks_ahead and self._pace.settled and self._failure is None:
+            self._look_further(missing, beside_draws)
+        return [(batch, note) for batch, (_, note, _) in islice(self._early, max(0, most))]
+
+    def _look_further(self, batches: int, beside_draws: bool) -> None:
+        source, producer, room = self._fetches.source, self._producer, self._options.buffer_bytes
+        began, may_draw = time.perf_counter(), not beside_draws or source.draws_nothing
+        for _ in range(batches):
+            ahead = self._pace.ahead or producer.pending > 0
+            may_fetch = producer.is_next_good if ahead else may_draw and not source.begin_due
+            if not may_fetch or producer.held_bytes >= room:
+                break
+            producer.hold(1, 0)  # before there is room for the thread to fetch another one
+            try:
+                item = self._from_ahead() if ahead else self._when_due()
+                self._early.append((item[0].take(), item))
+            except BaseException as error:  # in its turn, whatever it is
+                producer.hold(-1, 0)
+                self._failure = error
+                break
+            producer.hold(0, item[2])
+        self._telemetry.consumer_wait_seconds += time.perf_counter() - began
+
+    def skip(self, count: int) -> list[Any]:
+        """Takes the first of the batches that `look_ahead` returned; returns their notes."""
+        depth = self.ready
+        taken = [self._early.popleft()[1] for _ in range(count)]
+        for slot, _, _ in taken:
+            self._release()
+            self._held = slot
+        size = sum(size for _, _, size in taken)
+        self._producer.hold(-count, -size)
+        self._telemetry.taken(0.0, size, depth, count)
+        self._pace.skip(count)
+        self._last_take = time.perf_counter()
+        return [note for _, note, _ in taken]
 
     @property
     def _runs_ahead(self) -> bool:

@@ -87,18 +87,19 @@ class Telemetry:
         self.batches_produced += 1
         self.bytes_produced += size
 
-    def taken(self, seconds: float, size: int, depth: int) -> None:
-        """A batch was taken.
+    def taken(self, seconds: float, size: int, depth: int, batches: int = 1) -> None:
+        """Batches were taken.
 
         Args:
-            seconds: How long the training stood still for it.
-            size: Its bytes.
-            depth: Batches that were ready, this one included.
+            seconds: How long the training stood still for them.
+            size: Their bytes.
+            depth: Batches that were ready, these included.
+            batches: How many.
         """
         self.consumer_wait_seconds += seconds
-        self.batches_consumed += 1
+        self.batches_consumed += batches
         self.bytes_consumed += size
-        self.depths[depth] += 1
+        self.depths[depth] += batches
         self.last_depths.append(depth)
 
     def report(self) -> QueueReport:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink.data.generators import Saved, drawing_from
-from lightning_sink.data.samplers import is_repeatable, is_sequential
+from lightning_sink.data.samplers import draws, is_repeatable, is_sequential
 
 
 class Road:
@@ -50,6 +50,11 @@ class Road:
     def is_repeatable(self) -> bool:
         """Whether its order can be had again from the state of torch's generators."""
         return is_repeatable(self.loader)
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether a batch is known to be had without a draw from the process's generators, but for the first."""
+        return self.fast is not None and draws(self.loader)[1] is None
 
     @property
     def restarts_workers(self) -> bool:

@@ -16,6 +16,9 @@ class Source(ABC):
     begin_due = False
     """Whether a traversal has to begin before the next fetch."""
 
+    draws_nothing = False
+    """Whether a fetch is known not to draw from the process's generators, unless it begins a traversal."""
+
     @abstractmethod
     def begin(self) -> None:
         """Begins the traversal that is due; called on the trainer's thread."""

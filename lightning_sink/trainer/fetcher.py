@@ -42,6 +42,11 @@ class LoaderBatches(Source):
         """Whether another traversal has to begin."""
         return self.loaders.traversals.begin_due
 
+    @property
+    def draws_nothing(self) -> bool:  # type: ignore[override]
+        """Whether every loader is known to give its batches without a draw."""
+        return all(road.draws_nothing for road in self.loaders.traversals.roads)
+
     def begin(self) -> None:
         """Begins it."""
         self.loaders.traversals.begin()
@@ -130,6 +135,32 @@ class SinkFetcher(_DataFetcher):
         self.done = note.done if self.length is None else self._taken >= self.length
         self._loaders.taken_before, self._loaders.taken = self._loaders.taken, note.place
         return batch, note.batch_idx, note.dataloader_idx
+
+    def ahead(self, most: int, beside_draws: bool) -> list[Any]:
+        """Returns batches that come next, fetched already: as many as may be and are known not to be the epoch's last.
+
+        They stay in the queue, and nothing that Lightning looks at has moved on.
+
+        Args:
+            most: How many at most.
+            beside_draws: Whether the steps that take them draw from the default generators.
+        """
+        if self._start_profiler is not _profile_nothing:
+            return []
+        if self.length is not None:
+            most = min(most, self.length - self._taken - 1)
+        found = []
+        for batch, note in self.queue.look_ahead(most, beside_draws):
+            if self.length is None and note.done:
+                break
+            found.append(batch)
+        return found
+
+    def skip(self, count: int) -> None:
+        """Takes the first of the batches that `ahead` returned: they have been trained."""
+        places = [self._loaders.taken, *(note.place for note in self.queue.skip(count))]
+        self._taken += count
+        self._loaders.taken_before, self._loaders.taken = places[-2:]
 
     def profile_nothing(self) -> None:
         """Leaves out the profiler, a microsecond a batch."""

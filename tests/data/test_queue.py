@@ -40,6 +40,11 @@ class FakePace:
     def ahead(self, ahead):
         self._ahead = ahead
 
+    settled = True
+
+    def skip(self, batches):
+        pass
+
     def note(self, fetch, whole):
         self.notes.append((fetch, whole))
 
@@ -210,11 +215,11 @@ options = st.builds(
 lengths = st.lists(st.integers(1, 6), min_size=2, max_size=8) | st.lists(st.integers(0, 40), min_size=1, max_size=1)
 
 
-def train(sinks, take, begin=lambda count: None, end=lambda how: None, after=lambda: None):
-    """Takes batches sink by sink, with a step that draws behind each; returns everything that it saw."""
+def train(sinks, take, begin=lambda expected, takes: None, end=lambda how: None, after=lambda: None, step=tuple):
+    """Takes batches sink by sink, with a step behind each; returns everything that it saw."""
     seen = []
     for expected, takes, how in sinks:
-        begin(expected)
+        begin(expected, takes)
         for _ in range(takes):
             try:
                 seen.append(take())
@@ -224,9 +229,13 @@ def train(sinks, take, begin=lambda count: None, end=lambda how: None, after=lam
                 seen.append("end")
                 break
             after()
-            seen.append((random.random(), torch.rand(()).item(), np.random.normal()))
+            seen.append(("step", step()))
         end(how)
     return seen
+
+
+def draw():
+    return random.random(), torch.rand(()).item(), np.random.normal()
 
 
 class Plain:
@@ -248,7 +257,8 @@ class Plain:
 class Queued(Plain):
     """The same through a queue; says when the source is used as it may not be."""
 
-    def __init__(self, make_source, options, ways, patience):
+    def __init__(self, make_source, options, ways, patience, looks, step_draws):
+        self.looks, self.step_draws = itertools.cycle(looks), step_draws
         self.options, self.ways, self.patience = options, itertools.cycle(ways), itertools.cycle(patience)
         self.pace, self.resting, self.given, self.allowed = FakePace(), True, 0, 0
         super().__init__(lambda: self.guarded(make_source()))
@@ -264,15 +274,19 @@ class Queued(Plain):
             return f"batch {number} was fetched between two sinks"
         return f"batch {number} was fetched, none behind {self.allowed} is expected" if number >= self.allowed else ""
 
-    def begin(self, count):
+    def begin(self, count, takes):
         self.allowed, self.resting = self.given + count, False
+        self.taken_until = self.given + min(count, takes)
         self.pace.ahead = next(self.ways)
         self.queue.expect(count)
 
     def take(self):
         self.pace.ahead = next(self.ways)
+        shown = self.queue.look_ahead(min(next(self.looks), self.taken_until - self.given), self.step_draws)
         try:
-            return self.queue.take()
+            batch = self.queue.take()
+            assert not shown or shown[0] == batch
+            return batch
         finally:
             self.given += 1
             assert self.queue.ready <= self.options.buffer_size
@@ -301,21 +315,28 @@ class Queued(Plain):
     plan=st.lists(draws, max_size=7),
     failures=st.sets(st.integers(0, 30), max_size=2),
     options=options,
+    looks=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    step=st.sampled_from([draw, draw, tuple]),
 )
 @settings(max_examples=200)
-def test_the_queue_is_a_plain_iterator(lengths, sinks, ways, patience, plan, failures, options):
+def test_the_queue_is_a_plain_iterator(lengths, sinks, ways, patience, plan, failures, options, looks, step):
     if options.early_preload:
         ways = ways[:1]  # that it changes is a test of its own, below
-    check(lambda: Numbers(lengths, Plan(plan, failures)), sinks, ways, patience, options)
+    check(lambda: Numbers(lengths, Plan(plan, failures)), sinks, ways, patience, options, looks, step)
 
 
-def check(make_source, sinks, ways, patience, options):
-    plain, queued = Plain(make_source), Queued(make_source, options, ways, patience)
+def check(make_source, sinks, ways, patience, options, looks=(0,), step=draw):
+    plain = Plain(make_source)
+    queued = Queued(make_source, options, ways, patience, looks, step is draw)
     seed_all()
-    expected = train(sinks, plain.take, end=plain.end), [source.act.drawn for source in plain.sources], states()
+    expected = (
+        train(sinks, plain.take, end=plain.end, step=step),
+        [source.act.drawn for source in plain.sources],
+        states(),
+    )
     seed_all()
     with queue_of(queued.source, queued.pace, options) as queued.queue:
-        seen = train(sinks, queued.take, queued.begin, queued.end, queued.after)
+        seen = train(sinks, queued.take, queued.begin, queued.end, queued.after, step)
         # What was fetched and not taken has drawn nothing: a draw is in turn.
         found = seen, [source.act.drawn for source in queued.sources], states()
     assert not [source.violations for source in queued.sources if source.violations]
