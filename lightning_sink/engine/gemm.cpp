@@ -1,0 +1,137 @@
+// Products of small matrices of floats on one thread, in the place of the library's.
+//
+// The library's cost a microsecond of dispatch each, and are made for large ones. `loop.py` places this text before the
+// step that Inductor generated and has it call `mm_out` and `addmm_out`, which leave to the library what is large, or
+// laid out in any other way. Measured in examples/benchmarks/RESULTS.md.
+
+#include <torch/csrc/inductor/cpp_prefix.h>
+
+namespace lightning_sink {
+
+constexpr int64_t LARGE = 1 << 22;  // multiplications from which on the library, which blocks for its caches, is as fast
+
+using Lanes = at::vec::Vectorized<float>;
+constexpr int64_t LANES = Lanes::size();
+constexpr int ROWS = LANES >= 16 ? 8 : 4;  // ROWS x VECTORS sums, VECTORS of the right matrix and a number fit registers
+constexpr int VECTORS = 3;
+
+// A matrix: the number in row i and column j is at data[i * row + j * column].
+struct Matrix {
+  float* data;
+  int64_t row, column;
+  Matrix at(int64_t i, int64_t j) const { return {data + i * row + j * column, row, column}; }
+};
+
+// R rows and V vectors of the result, the last of them of `last` columns; columns of b and c lie side by side.
+template <int R, int V>
+void multiply_tile(Matrix a, Matrix b, const float* bias, Matrix c, int64_t depth, int64_t last) {
+  Lanes sums[R][V];
+  for (int v = 0; v < V; ++v) {
+    const Lanes start = bias == nullptr ? Lanes(0.f) : Lanes::loadu(bias + v * LANES, v == V - 1 ? last : LANES);
+    for (int r = 0; r < R; ++r) sums[r][v] = start;
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    Lanes right[V];
+    for (int v = 0; v < V; ++v) right[v] = Lanes::loadu(b.data + k * b.row + v * LANES);
+    for (int r = 0; r < R; ++r) {
+      const Lanes left(a.data[r * a.row + k * a.column]);
+      for (int v = 0; v < V; ++v) sums[r][v] = at::vec::fmadd(left, right[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V - 1; ++v) sums[r][v].store(c.data + r * c.row + v * LANES);
+    sums[r][V - 1].store(c.data + r * c.row + (V - 1) * LANES, last);
+  }
+}
+
+template <int V>
+void multiply_columns(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t depth, int64_t last) {
+  int64_t i = 0;
+  for (; i + ROWS <= rows; i += ROWS) multiply_tile<ROWS, V>(a.at(i, 0), b, bias, c.at(i, 0), depth, last);
+  for (; i + 2 <= rows; i += 2) multiply_tile<2, V>(a.at(i, 0), b, bias, c.at(i, 0), depth, last);
+  for (; i < rows; ++i) multiply_tile<1, V>(a.at(i, 0), b, bias, c.at(i, 0), depth, last);
+}
+
+// Returns b with its columns side by side and zeros up to a multiple of LANES, in memory that the next call takes over.
+Matrix pack(Matrix b, int64_t depth, int64_t columns) {
+  static thread_local std::vector<float> packed;
+  const int64_t width = (columns + LANES - 1) / LANES * LANES;
+  if (b.column == 1 && width == columns) return b;
+  if (static_cast<int64_t>(packed.size()) < depth * width) packed.resize(depth * width);
+  float* to = packed.data();
+  if (b.column == 1) {
+    for (int64_t i = 0; i < depth; ++i) {
+      std::copy_n(b.data + i * b.row, columns, to + i * width);
+      std::fill(to + i * width + columns, to + (i + 1) * width, 0.f);
+    }
+    return {to, width, 1};
+  }
+  at::vec::transpose_mxn<float>(b.data, b.column, to, width, static_cast<int>(columns), static_cast<int>(depth));
+  for (int64_t i = 0; i < depth; ++i) std::fill(to + i * width + columns, to + (i + 1) * width, 0.f);
+  return {to, width, 1};
+}
+
+void multiply(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t columns, int64_t depth) {
+  b = pack(b, depth, columns);
+  for (int64_t j = 0; j < columns;) {
+    const int64_t left = (columns - j + LANES - 1) / LANES;
+    const int64_t vectors = left == 4 ? 2 : std::min<int64_t>(left, VECTORS);  // 2 and 2 rather than 3 and 1
+    const int64_t last = std::min(LANES, columns - j - (vectors - 1) * LANES);
+    const float* start = bias == nullptr ? nullptr : bias + j;
+    const auto part = vectors == 3 ? multiply_columns<3> : vectors == 2 ? multiply_columns<2> : multiply_columns<1>;
+    part(a, b.at(0, j), start, c.at(0, j), rows, depth, last);
+    j += vectors * LANES;
+  }
+}
+
+struct Floats {
+  Matrix matrix{};
+  int64_t rows = 0, columns = 0;
+  bool fits = false;  // floats in two dimensions
+
+  explicit Floats(AtenTensorHandle tensor) {
+    int64_t dimensions = 0, *sizes = nullptr, *strides = nullptr;
+    int32_t dtype = 0;
+    void* data = nullptr;
+    aoti_torch_get_dim(tensor, &dimensions);
+    aoti_torch_get_dtype(tensor, &dtype);
+    if (dimensions != 2 || dtype != aoti_torch_dtype_float32()) return;
+    aoti_torch_get_sizes(tensor, &sizes);
+    aoti_torch_get_strides(tensor, &strides);
+    aoti_torch_get_data_ptr(tensor, &data);
+    matrix = {static_cast<float*>(data), strides[0], strides[1]};
+    rows = sizes[0];
+    columns = sizes[1];
+    fits = true;
+  }
+};
+
+bool multiply_small(AtenTensorHandle out, const float* bias, AtenTensorHandle left, AtenTensorHandle right) {
+  const Floats a(left), b(right), c(out);
+  if (!a.fits || !b.fits || !c.fits || a.rows * b.columns * a.columns > LARGE) return false;
+  if (c.matrix.column != 1 || (b.matrix.column != 1 && b.matrix.row != 1)) return false;
+  multiply(a.matrix, b.matrix, bias, c.matrix, a.rows, b.columns, a.columns);
+  return true;
+}
+
+inline AOTITorchError mm_out(AtenTensorHandle out, AtenTensorHandle left, AtenTensorHandle right) {
+  return multiply_small(out, nullptr, left, right) ? AOTI_TORCH_SUCCESS : aoti_torch_cpu_mm_out(out, left, right);
+}
+
+inline AOTITorchError addmm_out(
+    AtenTensorHandle out, AtenTensorHandle bias, AtenTensorHandle left, AtenTensorHandle right, double beta, double alpha) {
+  int64_t dimensions = 0, *strides = nullptr;
+  int32_t dtype = 0;
+  void* data = nullptr;
+  aoti_torch_get_dim(bias, &dimensions);
+  aoti_torch_get_dtype(bias, &dtype);
+  aoti_torch_get_strides(bias, &strides);
+  aoti_torch_get_data_ptr(bias, &data);
+  const bool is_row = dimensions == 1 && strides[0] == 1 && dtype == aoti_torch_dtype_float32();
+  if (is_row && beta == 1 && alpha == 1 && multiply_small(out, static_cast<float*>(data), left, right)) {
+    return AOTI_TORCH_SUCCESS;
+  }
+  return aoti_torch_cpu_addmm_out(out, bias, left, right, beta, alpha);
+}
+
+}  // namespace lightning_sink

@@ -1,0 +1,70 @@
+"""Products of small matrices: every size and layout, against products in double precision."""
+
+import itertools
+
+import pytest
+import torch
+from torch import fx
+
+from lightning_sink.engine.inductor import compile_inductor, missing_compiler
+from lightning_sink.engine.recording import Recording
+
+pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+
+SIZES = [(32, 64, 64), (7, 33, 19), (1, 1, 1), (3, 10, 64), (33, 100, 5), (2, 17, 130), (8, 48, 16), (9, 16, 1)]
+OPERATIONS = torch.ops.aten
+
+
+def operand(rows, columns, layout):
+    if layout == "columns":
+        return torch.randn(columns, rows).t()
+    if layout == "part":  # rows further apart than they are long
+        return torch.randn(rows, columns + 3)[:, :columns]
+    return torch.randn(rows, columns)
+
+
+def products():
+    """Yields the operands of each product, and the operation."""
+    for (m, n, k), left, right in itertools.product(SIZES, ["rows", "columns"], ["rows", "columns", "part"]):
+        yield OPERATIONS.mm.default, [operand(m, k, left), operand(k, n, right)]
+        yield OPERATIONS.addmm.default, [torch.randn(n), operand(m, k, left), operand(k, n, right)]
+    strided = torch.randn(2 * 5, 2 * 6)[::2, ::2]
+    yield OPERATIONS.mm.default, [strided, operand(6, 4, "rows")]
+    yield OPERATIONS.mm.default, [operand(4, 5, "rows"), strided]  # left to the library: no side is contiguous
+    yield OPERATIONS.addmm.default, [torch.randn(3, 4), operand(3, 5, "rows"), operand(5, 4, "rows")]
+    yield OPERATIONS.mm.default, [operand(3, 5, "rows").double(), operand(5, 4, "rows").double()]
+    yield OPERATIONS.mm.default, [operand(200, 180, "rows"), operand(180, 190, "columns")]  # large
+
+
+def test_products_are_right():
+    torch.manual_seed(1)
+    graph, inputs, results = fx.Graph(), [], []
+    made = list(products())
+    nodes = [[graph.placeholder(f"input_{i}_{j}") for j in range(len(given))] for i, (_, given) in enumerate(made)]
+    for (operation, given), placeholders in zip(made, nodes, strict=True):
+        inputs += given
+        results.append(graph.call_function(operation, tuple(placeholders)))
+    graph.output(tuple(results))
+    outputs = compile_inductor(Recording(graph, inputs=inputs, largest=10))(*inputs)
+    for (operation, given), found in zip(made, outputs, strict=True):
+        expected = operation(*(tensor.double() for tensor in given))
+        scale = expected.abs().max()
+        shapes = [tuple(tensor.shape) for tensor in given]
+        assert (found - expected).abs().max() <= 2e-6 * scale, (operation, shapes)
+
+
+def test_control_the_products_are_ours(tmp_path, monkeypatch):
+    """With wrong arithmetic in the C++ of ours the result is wrong: so it is what runs."""
+    from lightning_sink.engine import inductor
+
+    text = inductor._GEMM.read_text()
+    wrong = tmp_path / "gemm.cpp"
+    wrong.write_text(text.replace("at::vec::fmadd(left, right[v], sums[r][v])", "sums[r][v] + left"))
+    assert wrong.read_text() != text
+    monkeypatch.setattr(inductor, "_GEMM", wrong)
+    graph = fx.Graph()
+    left, right = graph.placeholder("left"), graph.placeholder("right")
+    graph.output((graph.call_function(OPERATIONS.mm.default, (left, right)),))
+    inputs = [torch.full((5, 7), 2.0), torch.full((7, 11), 3.0)]
+    (found,) = compile_inductor(Recording(graph, inputs=inputs, largest=10))(*inputs)
+    assert torch.equal(found, torch.full((5, 11), 14.0))
