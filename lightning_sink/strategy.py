@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
-from lightning_sink.data.source import Source
 from lightning_sink.datamodule import SinkDataModule
 from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.eager import EagerEngine
@@ -29,6 +28,7 @@ from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import CompileError, UnsupportedError, warn_at
 from lightning_sink.trainer.batch_hooks import in_step
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
+from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loops import data_place, take_over
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.optimizers import require_optimizer
@@ -151,7 +151,7 @@ class SinkStrategy(SingleDeviceStrategy):
         datamodule = getattr(module.trainer if module is not None else None, "datamodule", None)
         return datamodule.queue_options if isinstance(datamodule, SinkDataModule) else QueueOptions()
 
-    def make_queue(self, source: Source) -> BatchQueue:
+    def make_queue(self, source: LoaderBatches) -> BatchQueue:
         """Returns the queue of this fit."""
         module, options = self.lightning_module, self.queue_options
         assert module is not None  # noqa: S101 - connect() has run
@@ -159,7 +159,7 @@ class SinkStrategy(SingleDeviceStrategy):
             source,
             options,
             prepare=Transfer(module.trainer).ahead if options.transfer_ahead else None,
-            in_step_because=in_step_reason(module.trainer),
+            in_step_because=in_step_reason(module.trainer, source.loaders.flattened),
             say=self.say,
         )
         return self._queue

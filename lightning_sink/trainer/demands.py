@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Limits
+from lightning_sink.trainer.held import holds_training
 
 
 def limits(trainer: Trainer, sink_size: int) -> Limits:
@@ -52,11 +53,13 @@ def limits(trainer: Trainer, sink_size: int) -> Limits:
 def counts_steps(trainer: Trainer) -> Callable[[int], bool] | None:
     """Returns what tells whether a sink must end because of the number of optimizer steps made so far.
 
-    None where the plan knows that beforehand: with manual optimization, nobody does.
+    None where nothing depends on it, or the plan knows it beforehand: with manual optimization, nobody does.
     """
     if trainer.lightning_module.automatic_optimization:
         return None
     most, saves = trainer.max_steps, _save_every(trainer)
+    if most < 0 and not saves:
+        return None
     return lambda made: 0 <= most <= made or any(made % every == 0 for every in saves)
 
 
@@ -96,8 +99,13 @@ def refuse_step_that_fetches(module: LightningModule) -> None:
         )
 
 
-def in_step_reason(trainer: Any) -> str:
-    """Returns why no batch may be fetched beside a step of this trainer; "" where it may."""
+def in_step_reason(trainer: Any, loaders: Iterable[Any] = ()) -> str:
+    """Returns why no batch may be fetched before a step of this trainer that is due; "" where it may.
+
+    Args:
+        trainer: The trainer.
+        loaders: The training loaders.
+    """
     before = torch.get_default_dtype()
     with trainer.precision_plugin.forward_context():
         changed = torch.get_default_dtype()
@@ -105,6 +113,9 @@ def in_step_reason(trainer: Any) -> str:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
     if is_overridden("on_train_batch_start", trainer.lightning_module):
         return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
+    # Workers have copies of their own, which no step changes.
+    if holds_training((loader for loader in loaders if not getattr(loader, "num_workers", 0)), trainer):
+        return "a dataset, sampler or `collate_fn` holds the module, whose weights each step changes"
     return ""
 
 

@@ -24,7 +24,6 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
-from lightning_sink.data.source import Source
 from lightning_sink.data.traversals import Place
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import user_line
@@ -54,7 +53,7 @@ class SinkOwner(Protocol):
     def queue_options(self) -> QueueOptions:
         """How batches are fetched ahead."""
 
-    def make_queue(self, source: Source) -> BatchQueue:
+    def make_queue(self, source: LoaderBatches) -> BatchQueue:
         """Returns the queue of this fit."""
 
     def say(self, text: str) -> None:

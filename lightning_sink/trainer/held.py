@@ -1,0 +1,55 @@
+"""Whether loaders hold the training itself: then a fetch may look at weights that the steps before it change.
+
+Datasets that play with the present policy, or mine the present model's errors, are such. Batches for them are fetched
+when they are due and no earlier. What a loader reaches through global variables is not seen.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import Tensor, nn
+
+_MOST = 10_000
+"""Objects that are looked at: what belongs to a dataset and not to its data is a few."""
+
+_LARGE = 256
+"""Items of a container from which on it is data."""
+
+_NOT_INTO = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, str, bytes, int, float, Tensor)
+
+
+def holds_training(loaders: Iterable[Any], trainer: Trainer) -> bool:
+    """Tells whether objects reach the trainer, its module or a part of that, other than through global variables.
+
+    Lightning gives each datamodule its trainer; that alone does not count.
+    """
+    module = trainer.lightning_module
+    targets = {id(trainer), *map(id, module.modules()), *map(id, module.parameters())}
+    waiting, seen = deque(loaders), set[int]()
+    while waiting and len(seen) < _MOST:
+        item = waiting.popleft()
+        if id(item) in targets:
+            return True
+        if id(item) not in seen:
+            seen.add(id(item))
+            waiting.extend(_held(item))
+    return False
+
+
+def _held(item: Any) -> list[Any]:
+    if isinstance(item, LightningDataModule):
+        return [value for name, value in vars(item).items() if name != "trainer"]
+    if isinstance(item, types.FunctionType):
+        cells = [cell for cell in item.__closure__ or () if cell != types.CellType()]
+        return [*(cell.cell_contents for cell in cells), *(item.__defaults__ or ())]
+    if isinstance(item, nn.Module):
+        return [*item.parameters()]  # another model, which may share weights
+    if isinstance(item, _NOT_INTO) or (isinstance(item, (list, tuple, dict, set)) and len(item) > _LARGE):
+        return []
+    return gc.get_referents(item)

@@ -1,0 +1,114 @@
+"""Data that depends on the present weights is fetched when it is due."""
+
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from lightning_sink import SinkStrategy
+from lightning_sink.trainer import demands
+from lightning_sink.trainer.held import holds_training
+from parity import Net, assert_parity, loader, once
+
+
+def trainer_with(module):
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(module)
+    return trainer
+
+
+class Holding(Dataset):
+    def __init__(self, **held):
+        vars(self).update(held)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.zeros(6)
+
+
+class Data(L.LightningDataModule):
+    def collate(self, rows):
+        return torch.stack(rows)
+
+
+def shared(module):
+    other = nn.Linear(6, 8, bias=False)
+    other.weight = module.net[0].weight
+    return other
+
+
+HELD = {
+    "the module": lambda module, trainer: Holding(model=module),
+    "a layer in a dict": lambda module, trainer: Holding(parts={"first": [module.net[0]]}),
+    "a parameter": lambda module, trainer: Holding(weight=module.net[0].weight),
+    "another model with the same weights": lambda module, trainer: Holding(other=shared(module)),
+    "the trainer": lambda module, trainer: Holding(trainer=trainer),
+    "a function that closes over it": lambda module, trainer: Holding(act=lambda x: module(x)),
+    "part of a function": lambda module, trainer: Holding(act=partial(print, module)),
+    "its own method": lambda module, trainer: Holding(act=module.forward),
+    "a dataset inside": lambda module, trainer: Holding(inner=Holding(model=module)),
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_what_is_held_is_found(held):
+    module = Net()
+    trainer = trainer_with(module)
+    assert holds_training([DataLoader(HELD[held](module, trainer))], trainer)
+
+
+def test_a_method_of_the_module_collates():
+    module = Net()
+    assert holds_training([DataLoader(Holding(), collate_fn=module.forward)], trainer_with(module))
+
+
+def test_control_ordinary_loaders_hold_nothing():
+    module, data = Net(), Data()
+    data.trainer = trainer = trainer_with(module)
+    rows = [Holding(other=nn.Linear(2, 2)), Holding(many=list(range(100_000)))]
+    loaders = [loader(), *map(DataLoader, rows), DataLoader(Holding(), collate_fn=data.collate), [torch.zeros(3)]]
+    assert not holds_training(loaders, trainer)
+
+
+class Mined(IterableDataset):
+    """Gives the batches with the present weights in them."""
+
+    def __init__(self, module, batches=40):
+        self.module, self.batches = module, batches
+
+    def __iter__(self):
+        for x, y in TensorDataset(*loader(self.batches, last=8).dataset.tensors):
+            yield x + self.module.net[0].weight.detach().mean(), y
+
+
+class Mining(Net):
+    def __init__(self):
+        super().__init__()
+        self.net[3] = nn.Identity()
+
+    def train_dataloader(self):
+        return DataLoader(Mined(self), batch_size=8)
+
+
+def test_a_training_on_what_the_present_weights_give_is_the_same():
+    plain, sink = (
+        once(Mining, lambda: None, strategy, max_epochs=2)
+        for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced"))
+    )
+    assert sink.engine == "traced"
+    assert_parity(plain, sink, tolerance=1e-4)
+
+
+def test_control_fetched_ahead_it_is_another_one(monkeypatch):
+    monkeypatch.setattr(demands, "holds_training", lambda loaders, trainer: False)
+    plain, sink = (
+        once(Mining, lambda: None, strategy, max_epochs=2)
+        for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced"))
+    )
+    with pytest.raises(AssertionError):
+        assert_parity(plain, sink, tolerance=1e-4)
