@@ -8,6 +8,7 @@ the batch's signature, the branches that numbers decide (a kind has a program fo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from types import CodeType
 from typing import Any
@@ -16,13 +17,14 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
+from lightning_sink.engine.chunks import Chunks
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.functions import Functions
 from lightning_sink.engine.granted import Glance, Granted
 from lightning_sink.engine.hyper import Hyperparameters
+from lightning_sink.engine.loop import Compiler
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.record import Recorder
-from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Parts, Snapshot
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
@@ -61,7 +63,7 @@ class CompiledEngine(Engine):
         name: str,
         parts: Parts,
         optimizers: list[Optimizer],
-        compiler: Callable[[Recording], Callable[..., Any]],
+        compiler: Compiler,
         *,
         costly: bool,
         verify: int,
@@ -83,6 +85,7 @@ class CompiledEngine(Engine):
         self._hyper = Hyperparameters(optimizers)
         self._counts = Counts(counters)
         self._functions = Functions(compiler)
+        self._chunks = Chunks(self._hyper)
         self._verified: dict[str, int] = {}
         self._programs: dict[_Key, list[Program]] = {}
         self._candidates = Candidates()
@@ -140,6 +143,8 @@ class CompiledEngine(Engine):
                 elif not self._run(sink, step, program):
                     self._programs[key].remove(program)
                     self._observe(sink, step, key)
+                elif program.repeats and self._unsettled is not None:
+                    self._run_ahead(sink, step, program, self._unsettled[1])
         finally:
             self._settle()
 
@@ -179,16 +184,41 @@ class CompiledEngine(Engine):
         self.compiled_steps += 1
         self._restless = 0
         logged = list(outputs[program.num_outputs : program.num_results])
+        if sink.disturbed:
+            self._settle()
+        loss = None if program.loss is None else outputs[program.loss]
+        sink.account(step, self._result_of(program, outputs), loss, logged, program.note)
+        return True
 
+    def _run_ahead(self, sink: Sink, step: Step, program: Program, outputs: tuple[Any, ...]) -> None:
+        """Runs, many in one call, the steps that come next and need nothing but the program."""
+        while chunk := sink.ahead(step, program.note, self._chunks.most(program), program.is_random):
+            began, batches = time.perf_counter(), [item.leaves for item in chunk]
+            if not program.may_repeat(outputs, batches):
+                return
+            numbers = self._chunks.numbers(sink, program, len(chunk))
+            chunk = chunk[: numbers.steps]
+            if chunk:
+                outputs, columns = program.repeat(batches[: len(chunk)], numbers.rows)
+                self._chunks.took(program, len(chunk), time.perf_counter() - began)
+                self._unsettled = program, outputs
+                self.compiled_steps += len(chunk)
+                loss, logged = (None, columns) if program.loss is None else (columns[0], columns[1:])
+                sink.account_chunk(chunk, self._result_of(program, outputs), loss, logged, program.note)
+            if numbers.stale:
+                self._settle()
+                self._forget()
+            if numbers.error is not None:
+                raise numbers.error
+            if numbers.steps < len(batches):
+                return
+
+    def _result_of(self, program: Program, outputs: tuple[Any, ...]) -> Callable[[], Result]:
         def result() -> Result:
             self._settle()
             return program.result(outputs)
 
-        if sink.disturbed:
-            self._settle()
-        loss = None if program.loss is None else outputs[program.loss]
-        sink.account(step, result, loss, logged, program.note)
-        return True
+        return result
 
     def _settle(self) -> None:
         """Fills the slots that the last program left for later: most are replaced by the next step, unseen."""
@@ -290,7 +320,7 @@ class CompiledEngine(Engine):
             self._candidates.drop(key)
         counts = self._counts.among([binding.tensor for binding in bindings if binding.tensor is not None])
         programs = self._programs.setdefault(key, [])
-        programs.append(Program(observation, bindings, function, counts))
+        programs.append(Program(observation, bindings, function, counts, self._hyper.tensors.values()))
         del programs[:-_MOST_BRANCHES]
         # Attributes that the first steps set are there now; what was looked at when the sink began is not.
         self._state = self._present_state()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
+from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.watch import Hazard
 
@@ -23,11 +21,11 @@ class Functions:
         compiler: Makes a function of a recording.
     """
 
-    def __init__(self, compiler: Callable[[Recording], Callable[..., Any]]) -> None:
+    def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
-        self._made: dict[str, Callable[..., Any]] = {}
+        self._made: dict[str, CompiledStep] = {}
 
-    def get(self, recording: Recording) -> Callable[..., Any] | Hazard:
+    def get(self, recording: Recording) -> CompiledStep | Hazard:
         """Returns the function of a recording, or why there is none."""
         known = self._made.get(recording.text)
         if known is not None:

@@ -9,45 +9,68 @@ import torch
 from torch import Tensor
 
 
-class History:
-    """Collects one sink's values step by step."""
+class _Column:
+    """The values of one name: tensors of one or several steps each, and numbers of steps that gave none."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[Tensor | None]] = {"loss": []}
+        self.parts: list[Tensor | int] = []
+        self.size = 0
+
+    def add(self, value: Tensor | int, first: int, steps: int) -> None:
+        """Takes the values of `steps` steps from the `first` on; replaces what they gave before."""
+        if self.size > first:
+            self.parts.pop()
+        elif self.size < first:
+            self.parts.append(first - self.size)
+        self.parts.append(value)
+        self.size = first + steps
+
+    def tensor(self, steps: int) -> Tensor:
+        """Returns the values of all steps, NaN where there is none."""
+        parts = [*self.parts, steps - self.size] if self.size < steps else self.parts
+        present = [part for part in parts if isinstance(part, Tensor)]
+        if not present:
+            return torch.full((steps,), math.nan)
+        dtype = present[0].dtype
+        if len(present) < len(parts) and not dtype.is_floating_point:
+            dtype = torch.get_default_dtype()
+        device = present[0].device
+        absent = math.nan if dtype.is_floating_point else 0
+        return torch.cat(
+            [
+                part.detach().to(dtype).reshape(-1)
+                if isinstance(part, Tensor)
+                else torch.full((part,), absent, dtype=dtype, device=device)
+                for part in parts
+            ]
+        ).cpu()
+
+
+class History:
+    """Collects one sink's values."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _Column] = {"loss": _Column()}
         self._steps = 0
 
-    def add(self, loss: Tensor | None, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes the values of one step.
+    def add(self, loss: Tensor | None, named: Iterable[tuple[str, Tensor]], steps: int = 1) -> None:
+        """Takes the values of one step, or of several in a row.
 
         Args:
-            loss: The step's loss; None for a step that gave none.
-            named: Other values, by name. A value named "loss" gives way to the step's loss.
+            loss: The loss, a tensor with one element for each step; None for steps that gave none.
+            named: Other values, by name, likewise. A value named "loss" gives way to the step's loss.
+            steps: How many steps.
         """
-        columns = self._columns
-        columns["loss"].append(loss)
+        first = self._steps
+        self._columns["loss"].add(steps if loss is None else loss, first, steps)
         for name, value in named:
             if name != "loss":
-                column = columns.get(name)
+                column = self._columns.get(name)
                 if column is None:
-                    column = columns[name] = []
-                column.extend([None] * (self._steps - len(column)))
-                if len(column) == self._steps:
-                    column.append(value)
-                else:
-                    column[-1] = value
-        self._steps += 1
+                    column = self._columns[name] = _Column()
+                column.add(value, first, steps)
+        self._steps += steps
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns name to a tensor of shape `[n]`, on the CPU; NaN at steps that gave no value of that name."""
-        return {name: self._stack(column) for name, column in self._columns.items()}
-
-    def _stack(self, column: list[Tensor | None]) -> Tensor:
-        padded = column + [None] * (self._steps - len(column))
-        present = [value for value in padded if value is not None]
-        if not present:
-            return torch.full((self._steps,), math.nan)
-        dtype = present[0].dtype
-        if len(present) < self._steps and not dtype.is_floating_point:
-            dtype = torch.get_default_dtype()
-        absent = torch.tensor(math.nan if dtype.is_floating_point else 0, dtype=dtype, device=present[0].device)
-        return torch.stack([absent if value is None else value.detach().to(dtype) for value in padded]).cpu()
+        return {name: column.tensor(self._steps) for name, column in self._columns.items()}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx, nn
 
-from lightning_sink.engine.draws import hoist_draws
+from lightning_sink.engine.draws import hoist_draws, is_random
+from lightning_sink.engine.loop import CompiledStep, Compiler, NativeStep
 from lightning_sink.engine.private import compile_graph, find_compiler
-from lightning_sink.engine.program import graph_module
 from lightning_sink.engine.recording import Recording
 
 _ONE_THREAD = 1 << 15
@@ -20,17 +22,19 @@ Below that, threads that wait for each other cost more than they save: a step of
 4,096 elements) takes 36 microseconds on one thread and 40 to 100 on two, on a quiet machine.
 """
 
+_LOOP, _GEMM = (Path(__file__).with_name(name) for name in ("loop.cpp", "gemm.cpp"))
+_PRODUCTS = ("mm_out", "addmm_out")
+
 _NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Shapes and strides are compared before a program is run; checking them again is a sixth of the MLP's step."""
 
 
-def compile_traced(recording: Recording) -> Callable[..., Any]:
+def compile_traced(recording: Recording) -> CompiledStep:
     """Returns the graph as it is, uncompiled: for debugging and for tests."""
-    function: Callable[..., Any] = graph_module(recording).forward
-    return function
+    return CompiledStep(graph_module(recording).forward, is_random=is_random(recording.graph))
 
 
-def compile_inductor(recording: Recording) -> Callable[..., Any]:
+def compile_inductor(recording: Recording) -> CompiledStep:
     """Compiles a recording's graph; says nothing and caches nothing.
 
     Random draws are the ones of eager: made before the compiled code (`draws.py`), a single one also by it
@@ -42,34 +46,28 @@ def compile_inductor(recording: Recording) -> Callable[..., Any]:
     if small:
         options["cpp.threads"] = 1
     inputs = [tensor.detach() for tensor in recording.inputs]
+    random = is_random(recording.graph)
     draws = hoist_draws(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
-        function = compile_graph(graph_module(recording), [*inputs, *(draw() for draw in draws)], options)
-    if draws:
-        function = _with_draws(function, draws)
-    return _on_one_thread(function) if small else function
+        drawn = [draw() for draw in draws]
+        source, calls = _LOOP.read_text(), tuple[str, ...]()
+        if small:
+            source, calls = _GEMM.read_text() + source, _PRODUCTS
+        function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, source, calls)
+    if loop is None:
+        return CompiledStep(function, draws, is_random=random, one_thread=small)
+    return NativeStep(function, loop, draws, is_random=random, one_thread=small)
 
 
-def _with_draws(function: Callable[..., Any], draws: list[Callable[[], torch.Tensor]]) -> Callable[..., Any]:
-    return lambda *inputs: function(*inputs, *[draw() for draw in draws])
+def graph_module(recording: Recording) -> fx.GraphModule:
+    """Returns a recording's graph as something that can be called and compiled."""
+    return fx.GraphModule(nn.Module(), recording.graph)
 
 
-def _on_one_thread(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*inputs: torch.Tensor) -> Any:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return function(*inputs)
-        finally:
-            torch.set_num_threads(threads)
-
-    return run
-
-
-def timed(compiler: Callable[[Recording], Callable[..., Any]], report: Callable[[str], None]) -> Any:
+def timed(compiler: Compiler, report: Callable[[str], None]) -> Compiler:
     """Wraps a compiler so that it says that it is at work and how long it took."""
 
-    def compile_and_report(recording: Recording) -> Callable[..., Any]:
+    def compile_and_report(recording: Recording) -> CompiledStep:
         report("compiling the training step ...")
         start = time.perf_counter()
         function = compiler(recording)

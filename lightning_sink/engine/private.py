@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ctypes
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
@@ -20,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
     "MODULE_HOOKS",
+    "NativeLoop",
     "TorchDispatchMode",
     "WeakIdKeyDictionary",
     "compile_graph",
@@ -81,12 +86,64 @@ def version(tensor: Tensor) -> int:
     return int(tensor._version)
 
 
-def compile_graph(graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any]) -> Callable[..., Any]:
+class NativeLoop:
+    """The loop of `loop.cpp`, compiled with a step: many steps in one call.
+
+    `torch._C._aoti` turns tensors into what generated code takes, and back, as Inductor's own wrapper does. The library
+    is called by `ctypes`, which has it from the file that Inductor imported.
+
+    Args:
+        library: The file.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._run = ctypes.PyDLL(library).lightning_sink_run
+        self._run.restype = ctypes.py_object
+        self._run.argtypes = [ctypes.py_object] * 4 + [ctypes.c_int64]
+
+    def __call__(
+        self,
+        fixed: list[Tensor | None],
+        varying: list[Tensor],
+        positions: list[int],
+        kept: list[int],
+        steps: int,
+    ) -> tuple[Tensor, ...]:
+        """Runs the loop; returns the last step's outputs.
+
+        Args:
+            fixed: The inputs; None for those that differ from step to step.
+            varying: These, step after step.
+            positions: Where they go.
+            kept: For each output of which every step's value is wanted: its index, the address for the first, and the
+                bytes of one.
+            steps: How many.
+        """
+        pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+        capsules = iter(pack([tensor for tensor in fixed if tensor is not None]))
+        inputs = [None if tensor is None else next(capsules) for tensor in fixed]
+        outputs = self._run(inputs, pack(varying), positions, kept, steps)
+        return tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs))
+
+
+def compile_graph(
+    graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any], source: str = "", calls: Iterable[str] = ()
+) -> tuple[Callable[..., Any], NativeLoop | None]:
     """Compiles a graph of ATen operations with Inductor, for inference: its writes to inputs happen in place.
 
     `torch._inductor.standalone_compile` takes a graph as it is; public entry points trace Python again. What it returns
     wraps the compiled code in several layers of Python that a graph without autograd does not need: a quarter of a
     small step. Where the code itself gives the same on the same inputs, it is called without them.
+
+    Args:
+        graph: The graph.
+        inputs: Its inputs; they are copied.
+        options: Inductor's options.
+        source: C++ to be compiled with it, before the generated function: `loop.cpp`, and what it is to call.
+        calls: Functions of that C++ that take the place of the library's.
+
+    Returns:
+        The function, and the loop around it, None where there is none.
     """
     import torch._functorch.config as functorch_config
     from torch._inductor import standalone_compile
@@ -100,15 +157,61 @@ def compile_graph(graph: fx.GraphModule, inputs: list[Any], options: dict[str, A
 
     settings = {"config_patches": options, "inner_compile": keep}
     # This cache would give back the layers without calling `keep`; the cache below it, of compiled code, stays.
-    with functorch_config.patch(enable_autograd_cache=False):
+    with functorch_config.patch(enable_autograd_cache=False), _with_source(source, calls):
         artifact = standalone_compile(
             graph, [tensor.clone() for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
         )
     callable_code = getattr(inner[0], "current_callable", None) if len(inner) == 1 else None
     if callable_code is None:
-        return artifact
+        return artifact, None
     direct: Callable[..., Any] = lambda *arguments: callable_code(list(arguments))  # noqa: E731
-    return direct if _same(artifact, direct, inputs) else artifact
+    if not _same(artifact, direct, inputs):
+        return artifact, None
+    return direct, _find_loop(callable_code)
+
+
+_ENTRY = "void inductor_entry_impl("
+_UNLOCKS = re.compile(r"py::gil_scoped_release(_simple)? release;")
+_TAKES = re.compile(r"steal_from_raw_handles_to_raii_handles\(input_handles, (\d+)\)")
+
+
+@contextmanager
+def _with_source(source: str, calls: Iterable[str]) -> Iterator[None]:
+    """Has C++ compiled with what Inductor generates, where that looks as expected.
+
+    `CppWrapperCodeCache.load_pybinding` is where the C++ wrapper's text becomes a library, whether it was generated now
+    or found in Inductor's cache; the library's own cache goes by the text. The wrapper lets go of the interpreter's
+    lock for each step, which inside the loop would let a busy thread stop it for milliseconds.
+    """
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    original = CppWrapperCodeCache.load_pybinding
+
+    def load(*args: Any, main_code: str = "", num_outputs: int = -1, **kwargs: Any) -> Any:
+        takes = _TAKES.findall(main_code)
+        if main_code.count(_ENTRY) == len(_UNLOCKS.findall(main_code)) == len(takes) == 1:
+            main_code = _UNLOCKS.sub("lightning_sink::Unlocked release;", main_code)
+            for name in calls:
+                main_code = main_code.replace(f"aoti_torch_cpu_{name}(", f"lightning_sink::{name}(")
+            counted = source.replace("@INPUTS@", takes[0]).replace("@OUTPUTS@", str(num_outputs))
+            main_code = main_code.replace(_ENTRY, f"{counted}\n{_ENTRY}")
+        return original(*args, main_code=main_code, num_outputs=num_outputs, **kwargs)
+
+    with patch.object(CppWrapperCodeCache, "load_pybinding", load) if source else nullcontext():
+        yield
+
+
+def _find_loop(callable_code: Any) -> NativeLoop | None:
+    """Finds the library behind what Inductor generated: the wrapper's function holds the library's in its closure."""
+    held = [cell.cell_contents for cell in getattr(callable_code, "__closure__", None) or ()]
+    files = [getattr(getattr(item, "__self__", None), "__file__", None) for item in held]
+    for file in files:
+        if file is not None:
+            try:
+                return NativeLoop(file)
+            except AttributeError:  # compiled without the loop
+                return None
+    return None
 
 
 def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Tensor]) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor
 
 from lightning_sink.engine.binding import TENSOR, Binding, Observation
+from lightning_sink.engine.loop import CompiledStep
 from lightning_sink.engine.private import pytree, version
-from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.step import Result
 
 
@@ -22,14 +23,19 @@ class Program:
         bindings: Where its inputs come from.
         function: Takes the inputs, writes in place what the step wrote in place, returns the outputs.
         counts: Inputs that stand for counters, with what gives their values.
+        lifted: Tensors that stand for the optimizers' options.
+
+    Attributes:
+        numbers: The inputs that stand for options and counters, with their positions.
     """
 
     def __init__(
         self,
         observation: Observation,
         bindings: list[Binding],
-        function: Callable[..., tuple[Tensor, ...]],
+        function: CompiledStep,
         counts: list[tuple[Tensor, Callable[[], int]]],
+        lifted: Collection[Tensor] = (),
     ) -> None:
         self.function = function
         self.bindings = bindings
@@ -52,11 +58,21 @@ class Program:
         read = (observation.recording.inputs[i] for i in sorted(observation.recording.read))
         self._read = [(tensor, version(tensor), tensor.detach().clone()) for tensor in read]
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
+        known = {id(tensor) for tensor in (*lifted, *(tensor for tensor, _ in counts))}
+        self.numbers = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None and id(b.tensor) in known]
+        self._positions = [position for position, _ in self._leaves]
+        self._leaf_indices = [leaf for _, leaf in self._leaves]
         self._layouts = layouts = [
             (tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs
         ]
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
         self.reads_slots = bool(self._slots)
+        left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
+        finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
+        self.repeats = finds_same and not self.reads_slots  # another step would compute with what this one left
+        logged = range(self.num_outputs, self.num_results)
+        self._kept = [*logged] if self.loss is None else [self.loss, *logged]
+        self.is_random = function.is_random
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
@@ -111,6 +127,37 @@ class Program:
         # No input asks for gradients, so there is nothing to switch off.
         return self.function(*arguments)
 
+    def repeat(
+        self, batches: list[list[Tensor]], numbers: list[list[Tensor]]
+    ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Runs steps in a row, one for each batch, right behind one that it ran.
+
+        Args:
+            batches: The leaves of each batch.
+            numbers: What takes the place of `numbers` in each step; empty where they stay as they are.
+
+        Returns:
+            The last step's outputs, and the losses (where there are any) and logged values of all.
+        """
+        fixed, positions = self._template, self._positions
+        rows = [
+            [leaf.detach() if leaf.requires_grad else leaf for leaf in map(leaves.__getitem__, self._leaf_indices)]
+            for leaves in batches
+        ]
+        if numbers:
+            places = [position for position, _ in self.numbers]
+            fixed = [None if position in places else tensor for position, tensor in enumerate(fixed)]
+            positions = [*positions, *places]
+            rows = [[*row, *tensors] for row, tensors in zip(rows, numbers, strict=True)]
+        with torch.enable_grad() if self.grad_mode else nullcontext():
+            return self.function.repeat(fixed, positions, rows, self._kept)
+
+    def may_repeat(self, outputs: tuple[Tensor, ...], batches: list[list[Tensor]]) -> bool:
+        """Tells whether steps may be run in a row, right behind one that gave these outputs."""
+        if any(outputs[index].numel() != 1 for index in self._kept):
+            return False
+        return all(leaves[i] is leaves[j] for leaves in batches for i, j in self._same_leaves)
+
     def store(self, outputs: tuple[Tensor, ...]) -> None:
         """Fills the slots with what the function returned."""
         for slot, tensor in zip(self.filled, outputs[self.num_results :], strict=True):
@@ -124,8 +171,3 @@ class Program:
         flat = [next(tensors) if value is TENSOR else value for value in self._constants]
         logged = list(outputs[self.num_outputs : self.num_results])
         return Result(pytree.tree_unflatten(flat, self._spec), logged, self.note)
-
-
-def graph_module(recording: Recording) -> fx.GraphModule:
-    """Returns a recording's graph as something that can be called and compiled."""
-    return fx.GraphModule(nn.Module(), recording.graph)

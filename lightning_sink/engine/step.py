@@ -8,7 +8,7 @@ every counter, schedule, log and callback; an engine touches tensors only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -144,6 +144,48 @@ class Sink(ABC):
             logged: The tensors that the step logged.
             note: The note of the step that was recorded.
         """
+
+    schedules: bool = False
+    """Whether the owner changes the optimizers' options from step to step."""
+
+    def ahead(self, step: Step, note: Any, most: int, is_random: bool) -> list[Step]:
+        """Returns steps that come next and need nothing but what a program does; none where there are no such steps.
+
+        They stay the owner's: those that the engine does not account for, it is given again.
+
+        Args:
+            step: The step that a program has just run; the ones that come next are of its kind and signature.
+            note: Its note; theirs will be equal.
+            most: How many at most.
+            is_random: Whether such a step draws from the default generators.
+        """
+        return []
+
+    def passing(self, steps: int, note: Any) -> Generator[None, None, None]:
+        """Goes through steps that `ahead` returned, before they are run: counts them and changes the options.
+
+        Yields for each when the counters and the options are what it is to be run with. One that it is closed at is not
+        run. To be gone through where a program takes any of these as an input, or the owner `schedules`.
+
+        Args:
+            steps: How many.
+            note: Their note.
+        """
+        raise NotImplementedError
+
+    def account_chunk(
+        self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
+    ) -> None:
+        """Does the owner's part of steps that a program ran in a row.
+
+        Args:
+            steps: The first of those that `ahead` returned; those that were gone through, if any were.
+            result: Makes the last one's full result.
+            loss: Their losses, of shape `[len(steps)]`; None where they give none.
+            logged: The values that they logged, of the same shape each.
+            note: The note of the step that was recorded.
+        """
+        raise NotImplementedError
 
 
 class Engine(ABC):

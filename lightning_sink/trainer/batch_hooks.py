@@ -105,6 +105,11 @@ class BatchHooks:
         self._call("on_train_batch_end", self._others, output, batch, batch_idx)
         self._compare(before, "on_train_batch_end", batch)
 
+    @property
+    def monitors(self) -> bool:
+        """Whether somebody is to be shown every step that the loggers are."""
+        return bool(self._monitors)
+
     def is_monitored(self) -> bool:
         """Tells whether a monitor would log the next step although it does not begin the sink."""
         number = self._trainer.fit_loop.epoch_loop._batches_that_stepped

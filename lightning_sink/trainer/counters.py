@@ -28,11 +28,11 @@ class Counters:
         self._zero_grad = optimizer.zero_grad.total, optimizer.zero_grad.current
         self._step = step.total, step.current
 
-    def ready(self) -> None:
-        """A batch is there."""
+    def ready(self, batches: int = 1) -> None:
+        """Batches are there; below zero, they are given back."""
         total, current = self._batch
-        total.ready += 1
-        current.ready += 1
+        total.ready += batches
+        current.ready += batches
 
     @property
     def optimization(self) -> tuple[int, int]:
@@ -58,6 +58,27 @@ class Counters:
             for tracker in self._step:
                 tracker.ready += steps
                 tracker.completed += steps
+
+    def passed(self, batches: int, clearings: int, steps: int) -> None:
+        """A program trained batches in a row, from `ready` to `completed`.
+
+        Args:
+            batches: How many.
+            clearings: How often it cleared the gradients in each.
+            steps: Optimizer steps that it made in each.
+        """
+        for tracker in self._batch:
+            tracker.ready += batches
+            tracker.started += batches
+            tracker.processed += batches
+            tracker.completed += batches
+        for tracker in self._zero_grad:
+            tracker.ready += clearings * batches
+            tracker.started += clearings * batches
+            tracker.completed += clearings * batches
+        for tracker in self._step:
+            tracker.ready += steps * batches
+            tracker.completed += steps * batches
 
     def completed(self) -> None:
         """All that belongs to the batch is done."""

@@ -136,8 +136,15 @@ def split_late(calls: tuple[LogCall, ...], values: list[Any]) -> tuple[Logged, L
 
 
 @dataclass
-class _Row:
-    """What one compiled step logged."""
+class _Rows:
+    """What compiled steps in a row logged, the last of them selected for the loggers or not.
+
+    Attributes:
+        calls: What each of them logged.
+        values: The values, by call: a tensor with one element for each step, or what a metric measured in one.
+        number: The last one's number for loggers.
+        selected: Whether the last one is a row for loggers.
+    """
 
     calls: tuple[LogCall, ...]
     values: list[Any]
@@ -156,7 +163,7 @@ class LogBuffer:
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
         self._trainer = trainer
         self._module = module
-        self._rows: list[_Row] = []
+        self._rows: list[_Rows] = []
 
     def add(self, calls: tuple[LogCall, ...], values: list[Any], number: int, selected: bool) -> None:
         """Takes one step's values.
@@ -167,7 +174,25 @@ class LogBuffer:
             number: The step's number for loggers.
             selected: Whether `log_every_n_steps` selects the step for the loggers.
         """
-        self._rows.append(_Row(calls, values, number, selected))
+        self._rows.append(_Rows(calls, values, number, selected))
+
+    def add_chunk(self, calls: tuple[LogCall, ...], values: list[Tensor], numbers: range, every: int) -> None:
+        """Takes the values of steps in a row.
+
+        Args:
+            calls: What each step logged.
+            values: The values, of shape `[len(numbers)]`.
+            numbers: The steps' numbers for loggers.
+            every: `log_every_n_steps`; 0 where there are no loggers.
+        """
+        start = 0
+        while start < len(numbers):
+            end = min(len(numbers), start + (every - numbers[start] % every if every else len(numbers)))
+            last = numbers[end - 1]
+            selected = every > 0 and (last + 1) % every == 0
+            if calls or selected:
+                self._rows.append(_Rows(calls, [value[start:end] for value in values], last, selected))
+            start = end
 
     def deliver(self) -> None:
         """Hands all values to Lightning; every selected step becomes a row of its own."""
@@ -181,7 +206,7 @@ class LogBuffer:
             if row.selected:
                 self._write(row.number)
 
-    def _log(self, rows: list[_Row]) -> None:
+    def _log(self, rows: list[_Rows]) -> None:
         module = self._module
         hook = module._current_fx_name
         for index, call in enumerate(rows[0].calls):
@@ -190,7 +215,7 @@ class LogBuffer:
                 if call.source is not None and call.source.metric is not None:
                     self._log_metric(call, call.source.metric.value, rows[-1].values[index])
                 else:
-                    self._log_values(call, torch.stack([row.values[index] for row in rows]))
+                    self._log_values(call, torch.cat([row.values[index].reshape(-1) for row in rows]))
             finally:
                 module._current_fx_name = hook
 

@@ -14,7 +14,7 @@ Private names of Lightning (2.6), each because the order of events has no public
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -83,6 +83,7 @@ class TrainerSink(Sink):
         self._transfer = Transfer(self._trainer, done=fetcher.queue.prepares)
         self._logs = LogBuffer(self._trainer, self._module)
         self._schedulers = bool(self._trainer.lr_scheduler_configs)
+        self.schedules = any(config.interval == "step" for config in self._trainer.lr_scheduler_configs)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
         self._counters = Counters(loop)
         self._hooks = BatchHooks(self._trainer, alone=length == 1)
@@ -91,6 +92,7 @@ class TrainerSink(Sink):
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
         self._kind_of_all: tuple[bool, bool, Hashable] | None = None
+        self._index = self._passed = 0
         self._first = self._last = True
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
@@ -103,14 +105,15 @@ class TrainerSink(Sink):
         loop, trainer, interrupt = self._loop, self._trainer, self._interrupt
         self._fetcher.before_wait = interrupt.raise_for_children
         progress, started = loop.batch_progress, False
-        for index in range(self._length):
+        while self._index < self._length:
             raw = self._next()
             if raw is _END:
                 return
+            self._index += 1
             progress.is_last_batch = self._fetcher.done
             self._first = not started
             self._last = (
-                index == self._length - 1
+                self._index == self._length
                 or progress.is_last_batch
                 or interrupt.requested
                 or trainer.received_sigterm
@@ -261,6 +264,72 @@ class TrainerSink(Sink):
         self._add(late, number)
         self._logs.deliver()
         self._completed()
+
+    def ahead(self, step: Step, note: _Note, most: int, is_random: bool) -> list[Step]:
+        """Returns steps between this one and the sink's last that nobody on the host has to see."""
+        if self._is_attended(note):
+            return []
+        room = self._length - self._index - 1  # the last one is met by callbacks
+        number = self._loop._batches_that_stepped
+        if self._hooks.monitors and self._selects:
+            room = min(room, self._selects - 1 - number % self._selects)
+        if room < 1:
+            return []
+        steps: list[Step] = []
+        self._interrupt.held = False
+        try:
+            batches = self._fetcher.ahead(min(most, room), is_random)
+        finally:
+            self._interrupt.held = True
+        # Batches of the same signature lie in the same place.
+        if batches and self._transfer.is_identity(batches[0]):
+            for raw in batches:
+                leaves, signature = flatten(raw)
+                if signature != step.signature:
+                    break
+                steps.append(Step(raw, leaves, signature, step.kind, step.clears))
+        return steps
+
+    def _is_attended(self, note: _Note) -> bool:
+        """Tells whether the host has something to do after every step."""
+        trainer = self._trainer
+        if self._last or self.disturbed or self._kind_of_all is None or note.metrics:
+            return True
+        if self._hooks.shows or self._ends_at is not None or self._interrupt.requested:
+            return True
+        return bool(trainer.received_sigterm or trainer.should_stop or time.monotonic() >= self._deadline)
+
+    def passing(self, steps: int, note: _Note) -> Generator[None, None, None]:
+        """Counts steps between the first and the last one, and steps the schedulers behind each."""
+        for _ in range(steps):
+            self._counters.ready()
+            try:
+                yield
+            except GeneratorExit:
+                self._counters.ready(-1)
+                raise
+            self._counters.trained(note.clearings, note.optimizer_steps)
+            if self._schedulers:
+                self._step_schedulers()
+            self._counters.completed()
+            self._passed += 1
+
+    def account_chunk(
+        self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: _Note
+    ) -> None:
+        """Does Lightning's part of steps that a program ran in a row."""
+        count, loop = len(steps), self._loop
+        self._fetcher.skip(count)
+        if not self._passed:
+            self._counters.passed(count, note.clearings, note.optimizer_steps)
+        self._passed = 0
+        number = loop._batches_that_stepped
+        loop._batches_that_stepped += count
+        self._index += count
+        self._logs.add_chunk(note.calls, logged, range(number, number + count), self._selects)
+        self.history.add(loss, [(entry.name, value) for entry, value in zip(note.calls, logged, strict=True)], count)
+        self._result, self._trained = result, steps[-1]
+        self._batch.take(steps[-1].batch)
 
     def _is_due(self, made: int) -> bool:
         return made > 0 and self._ends_at is not None and self._ends_at(self._counters.optimization[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -68,11 +69,16 @@ class LoopSink(Sink):
     def __init__(self, training: Training, batches: list[Batch]) -> None:
         self._training = training
         self._batches = batches
+        self._next = self._passed = 0
 
     def steps(self) -> Iterator[Step]:
-        for batch in self._batches:
-            leaves, signature = flatten(batch)
-            yield Step(batch, leaves, signature, "step", clears=self._training.set_to_none is True)
+        while self._next < len(self._batches):
+            self._next += 1
+            yield self._step(self._batches[self._next - 1])
+
+    def _step(self, batch: Batch) -> Step:
+        leaves, signature = flatten(batch)
+        return Step(batch, leaves, signature, "step", clears=self._training.set_to_none is True)
 
     def run(self, step: Step, tape: Tape) -> Result:
         training = self._training
@@ -82,6 +88,30 @@ class LoopSink(Sink):
 
     def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
         self._done(loss)
+
+    def ahead(self, step: Step, note: Any, most: int, is_random: bool) -> list[Step]:
+        if self._training.after is not Training.after:
+            return []
+        following = map(self._step, self._batches[self._next : self._next + most])
+        return list(itertools.takewhile(lambda other: other.signature == step.signature, following))
+
+    def passing(self, steps: int, note: Any) -> Iterator[None]:
+        base = self._training.index
+        for self._passed in range(steps):
+            self._training.index = base + self._passed
+            yield
+        self._passed = steps
+        self._training.index = base + steps
+
+    def account_chunk(
+        self, steps: list[Step], result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any
+    ) -> None:
+        assert loss.shape == (len(steps),)
+        self._next += len(steps)
+        self._training.index -= self._passed
+        self._passed = 0
+        for value in loss:
+            self._done(value)
 
     def _done(self, loss: Tensor) -> None:
         training = self._training

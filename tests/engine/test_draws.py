@@ -7,7 +7,7 @@ from torch import nn
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.program import graph_module
+from lightning_sink.engine.inductor import graph_module
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.slots import Parts, Snapshot
 

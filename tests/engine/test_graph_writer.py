@@ -4,7 +4,7 @@ import torch
 from torch import fx
 
 from lightning_sink.engine.graph_writer import GraphWriter
-from lightning_sink.engine.program import graph_module
+from lightning_sink.engine.inductor import graph_module
 from lightning_sink.engine.recording import Recording
 
 ADD, SPLIT = torch.ops.aten.add.Tensor, torch.ops.aten.split.Tensor

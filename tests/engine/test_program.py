@@ -7,7 +7,8 @@ from torch import nn
 from lightning_sink.engine.binding import bind, observe
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.program import Program, graph_module
+from lightning_sink.engine.inductor import compile_traced
+from lightning_sink.engine.program import Program
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.slots import Parts, Snapshot
 from lightning_sink.engine.step import Result, Step
@@ -31,7 +32,7 @@ def two(module, step, leaves=None):
 def program(module, step, **options):
     observation, bindings = two(module, step, **options)
     assert not isinstance(bindings[0], Hazard), bindings
-    return Program(observation, bindings, graph_module(observation.recording).forward, [])
+    return Program(observation, bindings, compile_traced(observation.recording), [])
 
 
 def run(made, *leaves):

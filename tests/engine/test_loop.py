@@ -1,0 +1,147 @@
+"""Steps in a row are the same steps one by one, whoever goes round the loop."""
+
+import threading
+
+import pytest
+import torch
+from loop import Training, assert_same, batches, loss_of, mlp, sgd, train
+from torch import fx, nn, optim
+
+from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler
+from lightning_sink.engine.loop import CompiledStep, NativeStep
+from lightning_sink.engine.recording import Recording
+
+missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+
+
+def recording():
+    """Adds the row to a total, in place; gives the sum so far, the row's largest, and the row itself."""
+    graph = fx.Graph()
+    total, row = graph.placeholder("total"), graph.placeholder("row")
+    added = graph.call_function(torch.ops.aten.add.Tensor, (total, row))
+    graph.call_function(torch.ops.aten.copy_.default, (total, added))
+    outputs = [
+        graph.call_function(torch.ops.aten.sum.default, (added,)),
+        graph.call_function(torch.ops.aten.amax.default, (row,)),
+        graph.call_function(torch.ops.aten.mul.Tensor, (row, 2.0)),
+    ]
+    graph.output(tuple(outputs))
+    return Recording(graph, inputs=[torch.zeros(4), torch.zeros(4)], largest=4)
+
+
+COMPILERS = [compile_traced, pytest.param(compile_inductor, marks=missing)]
+
+
+@pytest.fixture(scope="module")
+def native():
+    return compile_inductor(recording())
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_every_step_counts_and_the_last_one_is_returned(compiler, count, native):
+    step = native if compiler is compile_inductor else compiler(recording())
+    total, rows = torch.zeros(4), torch.arange(4.0 * count).reshape(count, 4)
+    step(torch.zeros(4), rows[0])
+    outputs, (sums, largest) = step.repeat([total, None], [1], [[row] for row in rows], [0, 1])
+    assert torch.equal(total, rows.sum(0))
+    assert torch.equal(sums, rows.sum(1).cumsum(0))
+    assert torch.equal(largest, rows.amax(1))
+    assert torch.equal(outputs[2], rows[-1] * 2)
+
+
+@missing
+def test_inductors_loop_is_machine_code(native):
+    assert isinstance(native, NativeStep)
+
+
+@missing
+def test_nothing_is_needed_to_be_kept(native):
+    outputs, columns = native.repeat([torch.zeros(4), None], [1], [[torch.ones(4)]] * 3, [])
+    assert columns == []
+    assert outputs[0] == 12
+
+
+@missing
+def test_a_wrong_number_of_inputs_is_an_error_and_the_process_lives(native):
+    native(torch.zeros(4), torch.zeros(4))
+    with pytest.raises(RuntimeError, match="wrong inputs"):
+        native.repeat([torch.zeros(4)], [1], [[torch.ones(4)]], [0])
+
+
+def owners(tensor):
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@missing
+def test_tensors_are_let_go_of(native):
+    total, row = torch.zeros(4), torch.ones(4)
+    native(total, row)
+    counts = [owners(tensor) for tensor in (total, row)]
+    for _ in range(3):
+        native.repeat([total, None], [1], [[row]] * 5, [0, 1])
+    assert [owners(tensor) for tensor in (total, row)] == counts
+
+
+@missing
+def test_other_threads_run_meanwhile(native):
+    """The loop holds no lock of the interpreter's: a thread gets its turn however long the loop is."""
+    rows, done = [[torch.ones(4)]] * 20_000, threading.Event()
+    thread = threading.Thread(target=done.set)
+    native(torch.zeros(4), torch.zeros(4))
+    thread.start()
+    native.repeat([torch.zeros(4), None], [1], rows, [0])
+    thread.join()
+    assert done.is_set()
+
+
+def test_draws_are_made_for_each_step_in_its_order():
+    step = CompiledStep(lambda x, noise: (x + noise,), [lambda: torch.rand(())])
+    assert step.is_random
+    torch.manual_seed(3)
+    _, (values,) = step.repeat([None], [0], [[torch.zeros(())]] * 4, [0])
+    torch.manual_seed(3)
+    assert torch.equal(values, torch.stack([torch.rand(()) for _ in range(4)]))
+
+
+def noisy():
+    module = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    return Training(module, optim.SGD(module.parameters(), 0.1, momentum=0.9), lambda b, i: loss_of(module, b))
+
+
+def plain():
+    module = mlp()
+    return Training(module, sgd(module), lambda batch, index: loss_of(module, batch))
+
+
+class Counting(CompiledStep):
+    """Counts what it is asked for."""
+
+    rows = 0
+
+    def repeat(self, fixed, positions, rows, kept):
+        type(self).rows += len(rows)
+        return super().repeat(fixed, positions, rows, kept)
+
+
+@pytest.mark.parametrize("make", [plain, noisy])
+def test_a_training_in_chunks_is_the_same(make, monkeypatch):
+    monkeypatch.setattr(Counting, "rows", 0)
+    sinks = [batches(20), batches(20)]
+
+    def compiler(recording):
+        made = compile_traced(recording)
+        return Counting(made, is_random=made.is_random)
+
+    expected, found = train(make, sinks, False), train(make, sinks, True, compiler=compiler)
+    assert_same(expected, found)
+    assert Counting.rows > 20
+
+
+@missing
+@pytest.mark.parametrize("make", [plain, noisy])
+def test_a_training_in_compiled_chunks_is_the_same(make):
+    sinks = [batches(20), batches(20)]
+    expected, found = train(make, sinks, False), train(make, sinks, True, compiler=compile_inductor, costly=True)
+    assert found.compiled > 30, found.reasons
+    assert_same(expected, found)
