@@ -68,6 +68,12 @@ def drawing_from(saved: Saved, loaders: list[Any]) -> Iterator[None]:
         restore()
 
 
+def present_states() -> tuple[Any, ...]:
+    """Returns the states of the three global generators, as values that compare."""
+    numpy = sys.modules.get("numpy")
+    return torch.get_rng_state().tolist(), random.getstate(), repr(numpy and numpy.random.get_state(legacy=False))
+
+
 def keep_states() -> Callable[[], None]:
     """Returns what puts the three global generators back to where they are now."""
     numpy = sys.modules.get("numpy")

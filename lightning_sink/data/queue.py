@@ -20,11 +20,12 @@ from typing import Any
 
 from lightning_sink.data.device import Device, HostDevice, Slot
 from lightning_sink.data.fetches import Fetches, Found
-from lightning_sink.data.generators import keep_states
+from lightning_sink.data.generators import keep_states, present_states
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Item, Producer
 from lightning_sink.data.report import QueueReport, Telemetry
+from lightning_sink.data.reuse import Reuse
 from lightning_sink.data.source import NotYet, Source
 from lightning_sink.data.texts import BOUND, DRAWS, HANGS, lateness
 from lightning_sink.errors import DataTimeoutError
@@ -34,6 +35,9 @@ _PROBES = 2
 
 _DRAWN_IN_A_ROW = 3
 """Fetches in a row that waited for their turn, though the probes did not, after which no more are made ahead."""
+
+_QUIET_FOR = 8
+"""Fetches in step that are seen to draw nothing before any is made ahead of its step."""
 
 _ENDLESS = 1 << 62
 
@@ -78,6 +82,8 @@ class BatchQueue:
         self._free: deque[Slot] = deque(device.slot() for _ in range(options.buffer_size + 2))
         self._held: Slot | None = None
         self._early: deque[tuple[Any, Found]] = deque()
+        self._reuse = Reuse(options.buffer_size, options.buffer_bytes)
+        self._quiet_for, self._begins, self._draws = 0, True, False
         self._failure: BaseException | None = None
         self._fetches = Fetches(source, self._free, prepare, self._telemetry)
         self._producer = Producer(options.buffer_size, options.buffer_bytes, self._telemetry)
@@ -136,7 +142,7 @@ class BatchQueue:
     def restart(self, source: Source | None = None) -> None:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
         self._release()
-        self._failure = None
+        self._failure, self._begins = None, True
         while self._early:
             _, (self._held, _, size) = self._early.popleft()
             self._producer.hold(-1, -size)
@@ -171,7 +177,7 @@ class BatchQueue:
             Exception: What the loader or a hook raised, with the batch's place added.
         """
         if self._early:
-            ((batch, note),) = self.look_ahead(1, True)
+            ((batch, note),) = self.look_ahead(1)
             self.skip(1)
             return batch, note
         if self._failure is not None:
@@ -180,51 +186,68 @@ class BatchQueue:
         began = time.perf_counter()
         self._release()
         depth = self._producer.ready
-        slot, note, size = self._next()
+        slot, note, size = self._watched_next()
         batch, self._held = slot.take(), slot
         now = time.perf_counter()
         self._telemetry.taken(now - began, size, depth)
         if self._last_take:
             self._pace.note(now - began, now - self._last_take)
         self._last_take = now
+        self._look_at(batch)
         return batch, note
 
-    def look_ahead(self, most: int, beside_draws: bool) -> list[tuple[Any, Any]]:
-        """Returns batches that come next, with their notes; they stay in the queue.
+    def _watched_next(self) -> Found:
+        """Gets the next batch; notices whether a fetch in step draws, other than at a traversal's beginning."""
+        begins, self._begins = self._begins or self._fetches.source.begin_due, False
+        if begins or self._quiet_for >= _QUIET_FOR or self._draws or self._pace.ahead or not self._looks_ahead:
+            return self._next()
+        before = present_states()
+        found = self._next()
+        self._draws = present_states() != before
+        self._quiet_for += 1
+        return found
+
+    def _look_at(self, batch: Any) -> None:
+        reuse = self._reuse
+        reuse.note(batch)
+        if reuse.found and not self._telemetry.in_step_because:
+            self._stay_in_step(f"the loader fills the memory of a batch again {reuse.distance} batches later")
+
+    def look_ahead(self, most: int) -> list[tuple[Any, Any]]:
+        """Returns batches that come next, at most so many, with their notes; they stay in the queue.
 
         On the way in step they are fetched here and now, at most `buffer_size`: plain training would do so a few steps
-        later. That is another time, but the same batches, unless a fetch and a step draw from the same generator. An
-        error waits for its batch's turn.
-
-        Args:
-            most: How many at most.
-            beside_draws: Whether the steps before them draw from the process's generators.
+        later. That is another time, but the same batches, unless a fetch draws, as the steps before it may. An error
+        waits for its batch's turn.
         """
         if not self._early:
             self._release()
-        most = min(most, self._options.buffer_size)
+        most = min(most, self._options.buffer_size, self._reuse.distance)
         missing = most - len(self._early)
         if missing > 0 and self._looks_ahead and self._pace.settled and self._failure is None:
-            self._look_further(missing, beside_draws)
+            self._look_further(missing)
         return [(batch, note) for batch, (_, note, _) in islice(self._early, max(0, most))]
 
-    def _look_further(self, batches: int, beside_draws: bool) -> None:
+    def _look_further(self, batches: int) -> None:
         source, producer, room = self._fetches.source, self._producer, self._options.buffer_bytes
-        began, may_draw = time.perf_counter(), not beside_draws or source.draws_nothing
+        began, last = time.perf_counter(), 0
+        is_quiet = source.draws_nothing or (self._quiet_for >= _QUIET_FOR and not self._draws)
         for _ in range(batches):
             ahead = self._pace.ahead or producer.pending > 0
-            may_fetch = producer.is_next_good if ahead else may_draw and not source.begin_due
-            if not may_fetch or producer.held_bytes >= room:
+            may_fetch = producer.is_next_good if ahead else is_quiet and not source.begin_due
+            if not may_fetch or producer.held_bytes + last > room:
                 break
             producer.hold(1, 0)  # before there is room for the thread to fetch another one
             try:
                 item = self._from_ahead() if ahead else self._when_due()
                 self._early.append((item[0].take(), item))
+                self._look_at(self._early[-1][0])
             except BaseException as error:  # in its turn, whatever it is
                 producer.hold(-1, 0)
                 self._failure = error
                 break
-            producer.hold(0, item[2])
+            last = item[2]
+            producer.hold(0, last)
         self._telemetry.consumer_wait_seconds += time.perf_counter() - began
 
     def skip(self, count: int) -> list[Any]:

@@ -257,8 +257,8 @@ class Plain:
 class Queued(Plain):
     """The same through a queue; says when the source is used as it may not be."""
 
-    def __init__(self, make_source, options, ways, patience, looks, step_draws):
-        self.looks, self.step_draws = itertools.cycle(looks), step_draws
+    def __init__(self, make_source, options, ways, patience, looks):
+        self.looks = itertools.cycle(looks)
         self.options, self.ways, self.patience = options, itertools.cycle(ways), itertools.cycle(patience)
         self.pace, self.resting, self.given, self.allowed = FakePace(), True, 0, 0
         super().__init__(lambda: self.guarded(make_source()))
@@ -282,7 +282,7 @@ class Queued(Plain):
 
     def take(self):
         self.pace.ahead = next(self.ways)
-        shown = self.queue.look_ahead(min(next(self.looks), self.taken_until - self.given), self.step_draws)
+        shown = self.queue.look_ahead(min(next(self.looks), self.taken_until - self.given))
         try:
             batch = self.queue.take()
             assert not shown or shown[0] == batch
@@ -327,7 +327,7 @@ def test_the_queue_is_a_plain_iterator(lengths, sinks, ways, patience, plan, fai
 
 def check(make_source, sinks, ways, patience, options, looks=(0,), step=draw):
     plain = Plain(make_source)
-    queued = Queued(make_source, options, ways, patience, looks, step is draw)
+    queued = Queued(make_source, options, ways, patience, looks)
     seed_all()
     expected = (
         train(sinks, plain.take, end=plain.end, step=step),

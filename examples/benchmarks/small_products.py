@@ -1,0 +1,66 @@
+"""Products of small matrices in a compiled step on one thread: our kernels beside the library's.
+
+Each product is a step of its own, run many times in one call; both sides take turns. `python small_products.py`
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from torch import fx
+
+from lightning_sink.engine import inductor
+from lightning_sink.engine.loop import CompiledStep
+from lightning_sink.engine.recording import Recording
+
+# Rows, columns, depth; whether the left matrix and the right one lie transposed: forward, weights' gradient, inputs'.
+PRODUCTS = [
+    ((32, 64, 64), False, True),
+    ((64, 64, 32), True, False),
+    ((32, 64, 64), False, False),
+    ((32, 10, 64), False, True),
+    ((10, 64, 32), True, False),
+    ((32, 120, 400), False, True),
+    ((120, 400, 32), True, False),
+    ((128, 128, 128), False, False),
+    ((256, 192, 64), False, True),
+]
+STEPS, REPEATS = 500, 7
+
+
+def compiled(left: torch.Tensor, right: torch.Tensor, products: tuple[str, ...]) -> CompiledStep:
+    graph = fx.Graph()
+    nodes = graph.placeholder("left"), graph.placeholder("right")
+    graph.output((graph.call_function(torch.ops.aten.mm.default, nodes),))
+    present, inductor._PRODUCTS = inductor._PRODUCTS, products
+    try:
+        return inductor.compile_inductor(Recording(graph, inputs=[left, right], largest=1))
+    finally:
+        inductor._PRODUCTS = present
+
+
+def seconds(step: CompiledStep, left: torch.Tensor, right: torch.Tensor) -> float:
+    began = time.perf_counter()
+    step.repeat([left, right], [], [[]] * STEPS, [])
+    return (time.perf_counter() - began) / STEPS
+
+
+def main() -> None:
+    print("| rows, columns, depth | transposed | ours, us | library, us | library / ours |\n|---|---|--:|--:|--:|")
+    for (m, n, k), a, b in PRODUCTS:
+        left = torch.randn(k, m).t() if a else torch.randn(m, k)
+        right = torch.randn(n, k).t() if b else torch.randn(k, n)
+        steps = [compiled(left, right, products) for products in (inductor._PRODUCTS, ())]
+        for step in steps:
+            step(left, right)
+        pairs = [[seconds(step, left, right) for step in steps] for _ in range(REPEATS)]
+        ours, library = (statistics.median(column) * 1e6 for column in zip(*pairs, strict=True))
+        ratio = statistics.median(other / own for own, other in pairs)
+        which = " and ".join(name for name, is_so in (("left", a), ("right", b)) if is_so) or "none"
+        print(f"| {m}, {n}, {k} | {which} | {ours:.2f} | {library:.2f} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Loaders that fill the same memory again for a later batch: how far such a loader may be read ahead.
+
+Plain training has used a batch before the next one is fetched, so a loader may keep one set of buffers, or a few in
+turn. Read further ahead than that, batches would be overwritten before they are trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.data.batch import flatten
+
+_SAMPLE = 1 << 14
+"""Numbers of a tensor that are compared."""
+
+
+class Reuse:
+    """Looks at the first batches, while they are trained one by one, and at none later.
+
+    Args:
+        batches: How many to look at. They are kept until then: memory that nobody holds may well come again.
+        most_bytes: Most bytes to keep; where batches are larger, fewer are looked at.
+
+    Attributes:
+        distance: How many batches in a row are known to lie in memory of their own.
+        found: Whether the next one would not.
+    """
+
+    def __init__(self, batches: int, most_bytes: int) -> None:
+        self.distance, self.found = 0, False
+        self._most, self._room = batches, most_bytes
+        self._kept: list[dict[int, tuple[Tensor, Tensor]]] = []
+        self._ended = False
+
+    def note(self, batch: Any) -> None:
+        """Looks at a batch that has just been fetched, and at what is left of those before."""
+        if self._ended:
+            return
+        leaves = [leaf.detach() for leaf in flatten(batch)[0] if leaf.layout is torch.strided and leaf.numel()]
+        self._room -= sum(leaf.nbytes for leaf in leaves)
+        present = {leaf.data_ptr(): (leaf, _sample(leaf)) for leaf in leaves}
+        for distance, earlier in enumerate(reversed(self._kept), start=1):
+            if any(_is_overwritten(*earlier[place]) for place in earlier.keys() & present.keys()):
+                self.distance, self.found = distance, True
+                self._end()
+                return
+        self._kept.append(present)
+        self.distance = len(self._kept)
+        if self.distance >= self._most or self._room <= 0:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._kept.clear()
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.reshape(-1)
+    return flat[:: max(1, len(flat) // _SAMPLE)].clone()
+
+
+def _is_overwritten(tensor: Tensor, then: Tensor) -> bool:
+    return not torch.equal(_sample(tensor).nan_to_num(), then.nan_to_num())
