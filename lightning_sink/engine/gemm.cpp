@@ -120,14 +120,16 @@ inline AOTITorchError mm_out(AtenTensorHandle out, AtenTensorHandle left, AtenTe
 
 inline AOTITorchError addmm_out(
     AtenTensorHandle out, AtenTensorHandle bias, AtenTensorHandle left, AtenTensorHandle right, double beta, double alpha) {
-  int64_t dimensions = 0, *strides = nullptr;
+  int64_t dimensions = 0, *sizes = nullptr, *strides = nullptr;
   int32_t dtype = 0;
   void* data = nullptr;
   aoti_torch_get_dim(bias, &dimensions);
   aoti_torch_get_dtype(bias, &dtype);
+  aoti_torch_get_sizes(bias, &sizes);
   aoti_torch_get_strides(bias, &strides);
   aoti_torch_get_data_ptr(bias, &data);
-  const bool is_row = dimensions == 1 && strides[0] == 1 && dtype == aoti_torch_dtype_float32();
+  const bool is_row = dimensions == 1 && strides[0] == 1 && sizes[0] == Floats(out).columns &&  // one number for all: no
+                      dtype == aoti_torch_dtype_float32();
   if (is_row && beta == 1 && alpha == 1 && multiply_small(out, static_cast<float*>(data), left, right)) {
     return AOTI_TORCH_SUCCESS;
   }

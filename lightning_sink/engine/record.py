@@ -267,7 +267,7 @@ class Recorder(TorchDispatchMode):
             if tensor.layout is not torch.strided:
                 self.hazard(f"an operation gives a tensor with layout {tensor.layout}")
             recording.largest = max(recording.largest, tensor.numel())
-            recording.low_precision |= tensor.dtype in (torch.bfloat16, torch.float16)
+            recording.dtypes.add(tensor.dtype)
 
 
 def _is_ours(error: Exception) -> bool:

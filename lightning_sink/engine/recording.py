@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.guards import Guard
@@ -24,7 +25,7 @@ class Recording:
         frozen: Which numbers decided what Python did; the recording stands for steps in which its guards hold.
         guards: What they decided.
         largest: Elements of the largest tensor that an operation gave.
-        low_precision: Whether an operation gave a tensor of half precision.
+        dtypes: Of the tensors that operations gave.
         written: Storages of inputs that the step writes to.
         grad_mode: Whether an operation gives something else where gradients are off.
         read: Inputs whose values Python looked at; a program takes them to stay as they are.
@@ -39,7 +40,7 @@ class Recording:
     frozen: list[Hazard] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
     largest: int = 0
-    low_precision: bool = False
+    dtypes: set[torch.dtype] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     grad_mode: bool = False
     read: frozenset[int] = frozenset()

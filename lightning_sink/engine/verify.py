@@ -21,7 +21,9 @@ from lightning_sink.engine.slots import Slot
 from lightning_sink.engine.step import PlainTape, Sink, Step
 from lightning_sink.errors import VerificationError
 
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+"""By the least exact type that the step computes in: a float64 loss of a float32 network is no more exact."""
+
 _GRADIENT_OF = "gradient of "
 
 
@@ -103,7 +105,7 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
     for binding, eager, compiled, old in zip(program.bindings, tape.written, copies, before, strict=True):
         if binding.leaf is None:
             pairs.append(_Pair(binding.name, eager, compiled, old))
-    _check(pairs, program.low_precision, count)
+    _check(pairs, max(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes}), count)
     return True
 
 
@@ -111,7 +113,7 @@ def _tensors(output: object) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
-def _check(pairs: list[_Pair], low_precision: bool, count: int) -> None:
+def _check(pairs: list[_Pair], least: float, count: int) -> None:
     gradients = {pair.name[len(_GRADIENT_OF) :]: pair for pair in pairs if pair.name.startswith(_GRADIENT_OF)}
     largest = max((_size(pair.eager) for pair in gradients.values()), default=0.0)
     for pair in pairs:
@@ -120,7 +122,7 @@ def _check(pairs: list[_Pair], low_precision: bool, count: int) -> None:
         if not pair.eager.is_floating_point() and not pair.eager.is_complex():
             difference, allowed = _size(pair.eager.long() - pair.compiled.long()), torch.zeros(())
         else:
-            tolerance = 5e-2 if low_precision else _TOLERANCE.get(pair.eager.dtype, 1e-4)
+            tolerance = max(least, _TOLERANCE.get(pair.eager.dtype, 1e-4))
             allowed = torch.full(pair.eager.shape, tolerance * _size(pair.eager), dtype=torch.float64)
             # A gradient that is zero by mathematics, or of a model that has learned all there is, is the rounding of
             # terms as large as the other gradients' or as probabilities near 1.

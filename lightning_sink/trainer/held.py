@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor, nn
 
@@ -30,16 +31,22 @@ def holds_training(loaders: Iterable[Any], trainer: Trainer) -> bool:
     Lightning gives each datamodule its trainer; that alone does not count.
     """
     module = trainer.lightning_module
-    targets = {id(trainer), *map(id, module.modules()), *map(id, module.parameters())}
+    targets = {id(trainer), *map(id, module.modules())}
+    memory = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} - {0}
     waiting, seen = deque(loaders), set[int]()
     while waiting and len(seen) < _MOST:
         item = waiting.popleft()
-        if id(item) in targets:
+        if id(item) in targets or (isinstance(item, Tensor) and _address(item) in memory):
             return True
         if id(item) not in seen:
             seen.add(id(item))
             waiting.extend(_held(item))
     return False
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's memory begins, views and aliases alike; 0 for none."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _held(item: Any) -> list[Any]:
@@ -49,7 +56,7 @@ def _held(item: Any) -> list[Any]:
         cells = [cell for cell in item.__closure__ or () if cell != types.CellType()]
         return [*(cell.cell_contents for cell in cells), *(item.__defaults__ or ())]
     if isinstance(item, nn.Module):
-        return [*item.parameters()]  # another model, which may share weights
+        return [*item.parameters(), *item.buffers()]  # another model, which may share weights
     if isinstance(item, _NOT_INTO) or (isinstance(item, (list, tuple, dict, set)) and len(item) > _LARGE):
         return []
     return gc.get_referents(item)

@@ -32,6 +32,7 @@ def products():
     yield OPERATIONS.mm.default, [strided, operand(6, 4, "rows")]
     yield OPERATIONS.mm.default, [operand(4, 5, "rows"), strided]  # left to the library: no side is contiguous
     yield OPERATIONS.addmm.default, [torch.randn(3, 4), operand(3, 5, "rows"), operand(5, 4, "rows")]
+    yield OPERATIONS.addmm.default, [torch.randn(1), operand(3, 5, "rows"), operand(5, 40, "rows")]
     yield OPERATIONS.mm.default, [operand(3, 5, "rows").double(), operand(5, 4, "rows").double()]
     yield OPERATIONS.mm.default, [operand(200, 180, "rows"), operand(180, 190, "columns")]  # large
 
