@@ -1,5 +1,7 @@
 """Steps that nobody on the host has to see are run many in one call, and nothing of it shows."""
 
+from unittest import mock
+
 import lightning as L
 import pytest
 import torch
@@ -8,9 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.engine.loop import CompiledStep
+from lightning_sink.data import pace, queue
+from lightning_sink.data.reuse import Reuse
 from lightning_sink.trainer.sink import TrainerSink
-from parity import Net, assert_parity, both, compare, loader, train
+from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, train
 
 
 @pytest.fixture
@@ -124,18 +127,52 @@ def test_accumulation_is_run_one_by_one(chunks):
     assert not chunks
 
 
-def test_steps_before_a_schedule_that_fails_are_trained(chunks):
-    """Behind its last step OneCycleLR raises: that step and those before it are trained, as in plain Lightning."""
+def failed(make, data, error, **options):
+    """Trains both ways into an error; returns what is left of each."""
     left = []
     for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced")):
+        rows = Rows()
+        trainer = L.Trainer(strategy=strategy, logger=rows, max_epochs=3, log_every_n_steps=1, **{**QUIET, **options})
         torch.manual_seed(5)
-        module = Quiet(schedule="onecycle", total_steps=40)
-        with pytest.raises(ValueError, match="Tried to step 41 times"):
-            train(module, many(), strategy)
-        left.append(module.state_dict())
+        module = make()
+        with mock.patch.multiple(pace, _WARM_UP=0, _TRIAL=3), pytest.raises(error):
+            trainer.fit(module, data())
+        loop = trainer.fit_loop.epoch_loop
+        schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        counts = trainer.global_step, loop._batches_that_stepped, loop.batch_progress.total.processed, schedules
+        left.append((module.state_dict(), counts, [(step, sorted(row)) for step, row in rows.rows]))
+    return left
+
+
+def assert_left_the_same(plain, sink):
+    for name, expected in plain[0].items():
+        torch.testing.assert_close(sink[0][name], expected, rtol=1e-4, atol=1e-5)
+    assert sink[1] == plain[1]
+    assert sink[2] == plain[2]
+
+
+@pytest.mark.parametrize("total", [26, 30, 33, 38, 40])
+def test_steps_before_a_schedule_that_fails_are_trained(chunks, total):
+    """Behind its last step OneCycleLR raises: that step and those before it are trained, as in plain Lightning."""
+    plain, sink = failed(lambda: Quiet(schedule="onecycle", total_steps=total), many, ValueError)
     assert chunks
-    for name, expected in left[0].items():
-        torch.testing.assert_close(left[1][name], expected)
+    assert_left_the_same(plain, sink)
+
+
+def with_a_wrong_label(at):
+    batches = [(x, y.clone()) for x, y in loader(60, last=8)]
+    batches[at][1][3] = 99
+    return InMemory(batches)
+
+
+@pytest.mark.parametrize("schedule", ["none", "onecycle"])
+@pytest.mark.parametrize("at", [20, 30, 45])
+def test_steps_before_one_that_fails_are_counted(chunks, schedule, at):
+    data = with_a_wrong_label(at)
+    plain, sink = failed(lambda: Quiet(schedule=schedule, total_steps=200), lambda: data, IndexError)
+    assert chunks
+    # Whether running statistics are updated before the error is an order of operations, the same in each step.
+    assert_left_the_same(plain, sink)
 
 
 class Counts(Quiet):
@@ -202,7 +239,7 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize("make", [Quiet, Net], ids=["draws nothing", "draws"])
 def test_data_without_a_length(chunks, make):
     compare(make, "traced", -1, data=lambda: DataLoader(Stream(), batch_size=8))
-    assert chunks or make is Net
+    assert chunks
 
 
 def test_no_batch_is_read_that_is_not_trained(chunks):
@@ -228,25 +265,45 @@ class Drawing(Dataset):
         return x + torch.randn(6), y
 
 
-@pytest.mark.parametrize("make", [Quiet, Net], ids=["draws nothing", "draws"])
-def test_fetches_that_draw(chunks, make):
-    """Steps that draw take turns with such fetches; those that do not leave the order of the draws as it is."""
+class Sometimes(Quiet):
+    """Draws at some steps only."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        if batch_idx % 20 == 13:
+            x = x + torch.randn_like(x)
+        return super().training_step((x, y), batch_idx)
+
+
+@pytest.mark.parametrize("make", [Quiet, Net, Sometimes])
+def test_fetches_that_draw_take_turns_with_the_steps(chunks, make):
     compare(make, "traced", -1, data=lambda: DataLoader(Drawing(), batch_size=8))
-    assert bool(chunks) == (make is Quiet)
+    assert not chunks
 
 
-def test_control_without_care_for_draws_the_training_is_another_one(monkeypatch):
-    original = CompiledStep.__init__
+class DrawsARate(Net):
+    """Its schedule draws from the generator that its dropout draws from."""
 
-    def careless(self, *arguments, **options):
-        original(self, *arguments, **options)
-        self.is_random = False
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 + 0.5 * torch.rand(()).item())
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
-    monkeypatch.setattr(CompiledStep, "__init__", careless)
+
+def test_a_schedule_that_draws_takes_turns_with_the_steps(chunks):
+    compare(DrawsARate, "traced", -1, data=many)
+    assert not chunks
+
+
+@pytest.mark.parametrize("make", [Quiet, Net, Sometimes])
+def test_control_fetched_ahead_they_get_other_numbers(chunks, make, monkeypatch):
+    monkeypatch.setattr(queue, "present_states", lambda: ())
     strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
-    plain, sink = both(Net, lambda: DataLoader(Drawing(), batch_size=8), strategy, max_epochs=2)
-    with pytest.raises(AssertionError):
-        assert_parity(plain, sink, tolerance=1e-4)
+    plain, sink = both(make, lambda: DataLoader(Drawing(), batch_size=8), strategy, max_epochs=2)
+    assert chunks
+    if make is not Quiet:
+        with pytest.raises(AssertionError):
+            assert_parity(plain, sink, tolerance=1e-4)
 
 
 class InMemory:
@@ -273,6 +330,39 @@ def test_nothing_is_fetched_ahead_where_there_is_no_buffer(chunks):
     data = SinkDataModule.from_loaders(many(), buffer_size=0)
     train(Quiet(), data, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
     assert not chunks
+
+
+class Refilled:
+    """Fills a few buffers in turn, as fast loaders do."""
+
+    def __init__(self, buffers):
+        self.batches, self.buffers = list(loader(60, last=8)), buffers
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        held = [[tensor.clone() for tensor in self.batches[0]] for _ in range(self.buffers)]
+        for number, batch in enumerate(self.batches):
+            for tensor, present in zip(batch, held[number % self.buffers], strict=True):
+                present.copy_(tensor)
+            yield held[number % self.buffers]
+
+
+@pytest.mark.parametrize("buffers", [1, 3, 40])
+def test_a_loader_that_fills_memory_again(chunks, buffers):
+    plain, sink = compare(Quiet, "traced", -1, data=lambda: Refilled(buffers))
+    assert max(chunks) <= buffers
+    reason = sink.trainer.strategy.queue_report().in_step_because
+    assert ("fills the memory" in reason) == (buffers < 16)
+
+
+def test_control_batches_that_are_overwritten_train_another_model(chunks, monkeypatch):
+    monkeypatch.setattr(Reuse, "note", lambda self, batch: setattr(self, "distance", 16))
+    strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
+    plain, sink = both(Quiet, lambda: Refilled(3), strategy, max_epochs=2)
+    with pytest.raises(AssertionError):
+        assert_parity(plain, sink, tolerance=1e-4)
 
 
 class Stops(L.Callback):

@@ -16,9 +16,6 @@ _SECONDS = 0.05
 _MOST = 1024
 """Steps in a call at most: what a call costs by itself is nothing to that many."""
 
-_FIRST = 8
-"""Steps in the first call, whose time is not known."""
-
 
 @dataclass
 class Numbers:
@@ -28,53 +25,46 @@ class Numbers:
         steps: How many steps they are for: fewer than asked for where the next one needs another program.
         rows: The values of `Program.numbers` for each step; empty where they stay as they are.
         stale: Whether something changed that every program has as a constant.
-        error: What a schedule raised behind the last of the steps, which is still to be run.
     """
 
     steps: int
     rows: list[list[Tensor]] = field(default_factory=list)
     stale: bool = False
-    error: Exception | None = None
 
 
-class Chunks:
-    """Makes chunks; knows the time of a step of the program that ran last.
+def most(program: Program) -> int:
+    """Returns how many steps of a program may go into the next call."""
+    return max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9))))
+
+
+def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: int) -> Numbers:
+    """Goes through steps that come next, if anything differs between them, before they are run.
 
     Args:
+        sink: Whose steps they are.
+        program: What will run them.
         hyper: The optimizers' options.
+        steps: How many.
     """
-
-    def __init__(self, hyper: Hyperparameters) -> None:
-        self._hyper = hyper
-        self._program: Program | None = None
-        self._seconds = _SECONDS / _FIRST
-
-    def most(self, program: Program) -> int:
-        """Returns how many steps of a program may go into the next call."""
-        if program is not self._program:
-            self._program, self._seconds = program, _SECONDS / _FIRST
-        return max(1, min(_MOST, int(_SECONDS / self._seconds)))
-
-    def took(self, program: Program, steps: int, seconds: float) -> None:
-        """Takes note of a call."""
-        self._program, self._seconds = program, max(seconds / steps, 1e-9)
-
-    def numbers(self, sink: Sink, program: Program, steps: int) -> Numbers:
-        """Goes through steps that come next, if anything differs between them, before they are run."""
-        if not (sink.schedules or program.counts or program.guards):
-            return Numbers(steps)
-        found = Numbers(0)
-        passing = sink.passing(steps, program.note)
+    if not (sink.schedules or program.counts or program.guards):
+        return Numbers(steps)
+    found = Numbers(0)
+    passing = sink.passing(steps, program.note)
+    while True:
         try:
-            for _ in passing:
-                found.stale = self._hyper.update()
-                if found.stale or not program.fits():
-                    passing.close()
-                    break
-                for tensor, get in program.counts:
-                    tensor.fill_(get())
-                found.rows.append([tensor.clone() for _, tensor in program.numbers])
-        except Exception as error:  # raised when the steps that come before it have been run
-            found.error = error
-        found.steps = len(found.rows)
-        return found
+            next(passing)
+        except StopIteration:
+            break
+        except Exception:  # a schedule failed behind the last step, which is left to be run, and to fail, by itself
+            found.rows.pop()
+            sink.pass_again(len(found.rows), program.note)
+            break
+        found.stale = hyper.update()
+        if found.stale or not program.fits():
+            passing.close()
+            break
+        for tensor, get in program.counts:
+            tensor.fill_(get())
+        found.rows.append([tensor.clone() for _, tensor in program.numbers])
+    found.steps = len(found.rows)
+    return found

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
-from lightning_sink.engine.chunks import Chunks
+from lightning_sink.engine.chunks import most, pass_through
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.functions import Functions
 from lightning_sink.engine.granted import Glance, Granted
@@ -85,7 +85,6 @@ class CompiledEngine(Engine):
         self._hyper = Hyperparameters(optimizers)
         self._counts = Counts(counters)
         self._functions = Functions(compiler)
-        self._chunks = Chunks(self._hyper)
         self._verified: dict[str, int] = {}
         self._programs: dict[_Key, list[Program]] = {}
         self._candidates = Candidates()
@@ -96,6 +95,7 @@ class CompiledEngine(Engine):
         self._volatile: set[str] = set()
         self._plain_steps = 0
         self._looked_at = 0
+        self._error: Exception | None = None
         self._restless = 0
         self._unsettled: tuple[Program, tuple[Any, ...]] | None = None
         self.compiled_steps = 0
@@ -126,6 +126,9 @@ class CompiledEngine(Engine):
         begun = False
         try:
             for step in sink.steps():
+                if self._error is not None:  # of this step, when it was run ahead: now is its turn
+                    error, self._error = self._error, None
+                    raise error
                 if not begun:  # not before callbacks have seen the first batch, and changed what they change
                     begun = True
                     self._begin()
@@ -179,7 +182,9 @@ class CompiledEngine(Engine):
         arguments = program.arguments(step.leaves)
         if arguments is None:
             return False
+        began = time.perf_counter()
         outputs = program(arguments)
+        program.seconds = time.perf_counter() - began
         self._unsettled = program, outputs
         self.compiled_steps += 1
         self._restless = 0
@@ -192,26 +197,28 @@ class CompiledEngine(Engine):
 
     def _run_ahead(self, sink: Sink, step: Step, program: Program, outputs: tuple[Any, ...]) -> None:
         """Runs, many in one call, the steps that come next and need nothing but the program."""
-        while chunk := sink.ahead(step, program.note, self._chunks.most(program), program.is_random):
-            began, batches = time.perf_counter(), [item.leaves for item in chunk]
+        while chunk := sink.ahead(step, program.note, most(program)):
+            batches = [item.leaves for item in chunk]
             if not program.may_repeat(outputs, batches):
                 return
-            numbers = self._chunks.numbers(sink, program, len(chunk))
-            chunk = chunk[: numbers.steps]
-            if chunk:
-                outputs, columns = program.repeat(batches[: len(chunk)], numbers.rows)
-                self._chunks.took(program, len(chunk), time.perf_counter() - began)
-                self._unsettled = program, outputs
-                self.compiled_steps += len(chunk)
-                loss, logged = (None, columns) if program.loss is None else (columns[0], columns[1:])
-                sink.account_chunk(chunk, self._result_of(program, outputs), loss, logged, program.note)
+            numbers = pass_through(sink, program, self._hyper, len(chunk))
             if numbers.stale:
                 self._settle()
                 self._forget()
-            if numbers.error is not None:
-                raise numbers.error
-            if numbers.steps < len(batches):
+            if not numbers.steps:
                 return
+            began = time.perf_counter()
+            done, outputs, columns, self._error = program.repeat(outputs, batches[: numbers.steps], numbers.rows)
+            if done < numbers.steps:
+                sink.pass_again(done, program.note)
+            if done:
+                program.seconds = (time.perf_counter() - began) / done
+                self._unsettled = program, outputs
+                self.compiled_steps += done
+                loss, logged = (None, columns) if program.loss is None else (columns[0], columns[1:])
+                sink.account_chunk(chunk[:done], self._result_of(program, outputs), loss, logged, program.note)
+            if done < len(chunk):
+                return  # the next step needs another program, or is the one that failed
 
     def _result_of(self, program: Program, outputs: tuple[Any, ...]) -> Callable[[], Result]:
         def result() -> Result:

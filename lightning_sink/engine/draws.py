@@ -20,11 +20,6 @@ _EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_e
 _LIKE = {"aten::rand_like", "aten::randn_like", "aten::randint_like"}
 
 
-def is_random(graph: fx.Graph) -> bool:
-    """Tells whether a step draws."""
-    return any(map(_is_draw, graph.nodes))
-
-
 def hoist_draws(graph: fx.Graph) -> list[Callable[[], Tensor]]:
     """Replaces draws by placeholders behind the graph's other ones; returns what makes the tensors for them.
 

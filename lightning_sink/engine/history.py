@@ -8,6 +8,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+_MOST_PARTS = 256
+"""Tensors that are kept one by one: each takes as much memory as a hundred numbers."""
+
 
 class _Column:
     """The values of one name: tensors of one or several steps each, and numbers of steps that gave none."""
@@ -22,28 +25,35 @@ class _Column:
             self.parts.pop()
         elif self.size < first:
             self.parts.append(first - self.size)
+        # The last one may still be replaced.
+        if len(self.parts) >= _MOST_PARTS and all(isinstance(part, Tensor) for part in self.parts):
+            self.parts = [_join(self.parts)]
         self.parts.append(value)
         self.size = first + steps
 
     def tensor(self, steps: int) -> Tensor:
-        """Returns the values of all steps, NaN where there is none."""
+        """Returns the values of all steps, on the CPU; NaN where there is none."""
         parts = [*self.parts, steps - self.size] if self.size < steps else self.parts
-        present = [part for part in parts if isinstance(part, Tensor)]
-        if not present:
-            return torch.full((steps,), math.nan)
-        dtype = present[0].dtype
-        if len(present) < len(parts) and not dtype.is_floating_point:
-            dtype = torch.get_default_dtype()
-        device = present[0].device
-        absent = math.nan if dtype.is_floating_point else 0
-        return torch.cat(
-            [
-                part.detach().to(dtype).reshape(-1)
-                if isinstance(part, Tensor)
-                else torch.full((part,), absent, dtype=dtype, device=device)
-                for part in parts
-            ]
-        ).cpu()
+        return _join(parts).cpu() if parts else torch.full((0,), math.nan)
+
+
+def _join(parts: list[Tensor | int]) -> Tensor:
+    """Returns parts of a column as one tensor of shape `[n]`, in the type of the first value."""
+    present = [part for part in parts if isinstance(part, Tensor)]
+    if not present:
+        return torch.full((sum(part for part in parts if isinstance(part, int)),), math.nan)
+    dtype, device = present[0].dtype, present[0].device
+    if len(present) < len(parts) and not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    absent = math.nan if dtype.is_floating_point else 0
+    return torch.cat(
+        [
+            part.detach().to(dtype).reshape(-1)
+            if isinstance(part, Tensor)
+            else torch.full((part,), absent, dtype=dtype, device=device)
+            for part in parts
+        ]
+    )
 
 
 class History:

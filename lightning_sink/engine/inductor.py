@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lightning_sink.engine.draws import hoist_draws, is_random
+from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.loop import CompiledStep, Compiler, NativeStep
 from lightning_sink.engine.private import compile_graph, find_compiler
 from lightning_sink.engine.recording import Recording
@@ -31,7 +31,7 @@ _NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_assert
 
 def compile_traced(recording: Recording) -> CompiledStep:
     """Returns the graph as it is, uncompiled: for debugging and for tests."""
-    return CompiledStep(graph_module(recording).forward, is_random=is_random(recording.graph))
+    return CompiledStep(graph_module(recording).forward)
 
 
 def compile_inductor(recording: Recording) -> CompiledStep:
@@ -46,7 +46,6 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     if small:
         options["cpp.threads"] = 1
     inputs = [tensor.detach() for tensor in recording.inputs]
-    random = is_random(recording.graph)
     draws = hoist_draws(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
@@ -55,8 +54,8 @@ def compile_inductor(recording: Recording) -> CompiledStep:
             source, calls = _GEMM.read_text() + source, _PRODUCTS
         function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, source, calls)
     if loop is None:
-        return CompiledStep(function, draws, is_random=random, one_thread=small)
-    return NativeStep(function, loop, draws, is_random=random, one_thread=small)
+        return CompiledStep(function, draws, one_thread=small)
+    return NativeStep(function, loop, draws, one_thread=small)
 
 
 def graph_module(recording: Recording) -> fx.GraphModule:

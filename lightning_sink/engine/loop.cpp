@@ -42,6 +42,7 @@ class Tensors {
   explicit Tensors(size_t size) : handles_(size, nullptr) {}
   Tensors(const Tensors&) = delete;
   Tensors& operator=(const Tensors&) = delete;
+  friend void swap(Tensors& one, Tensors& other) { std::swap(one.handles_, other.handles_); }
   ~Tensors() { clear(); }
 
   void clear() {
@@ -71,17 +72,19 @@ std::vector<int64_t> numbers(PyObject* list) {
 }
 
 // fixed: the inputs, None where one differs; rows: the inputs that differ, step after step; positions: where they go.
+// Returns how many steps were run, the outputs of the last of them, and why the next one failed, None if all were run.
 // kept: for each output of which every step's value is wanted its index, where the first goes, and its bytes.
 PyObject* run(PyObject* fixed_list, PyObject* rows_list, PyObject* positions_list, PyObject* kept_list, int64_t steps) {
-  Tensors fixed(fixed_list), rows(rows_list), outputs(NUM_OUTPUTS);
+  Tensors fixed(fixed_list), rows(rows_list), outputs(NUM_OUTPUTS), last(NUM_OUTPUTS);
+  int64_t done = 0;
+  std::string failure;
   const std::vector<int64_t> positions = numbers(positions_list), kept = numbers(kept_list);
   if (fixed.size() != NUM_INPUTS || rows.size() != positions.size() * steps) throw std::runtime_error("wrong inputs");
-  {
+  try {
     Unlocked unlocked;
     InLoop in_loop;
     std::array<AtenTensorHandle, NUM_INPUTS> inputs{};
     for (int64_t step = 0; step < steps; ++step) {
-      outputs.clear();
       for (size_t i = 0; i < NUM_INPUTS; ++i) inputs[i] = fixed.copy(i);
       for (size_t i = 0; i < positions.size(); ++i) inputs[positions[i]] = rows.take(step * positions.size() + i);
       inductor_entry_impl(inputs.data(), outputs.data());
@@ -90,12 +93,20 @@ PyObject* run(PyObject* fixed_list, PyObject* rows_list, PyObject* positions_lis
         AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(outputs[kept[i]], &value));
         std::memcpy(reinterpret_cast<char*>(kept[i + 1]) + step * kept[i + 2], value, kept[i + 2]);
       }
+      last.clear();
+      swap(last, outputs);
+      done = step + 1;
     }
+  } catch (const std::exception& error) {
+    failure = error.what();
   }
   if (PyErr_Occurred()) return nullptr;
-  PyObject* result = PyList_New(NUM_OUTPUTS);
-  for (size_t i = 0; i < NUM_OUTPUTS; ++i) PyList_SET_ITEM(result, i, PyCapsule_New(outputs.take(i), nullptr, nullptr));
-  return result;
+  PyObject* result = PyList_New(done > 0 ? NUM_OUTPUTS : 0);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(result); ++i) {
+    PyList_SET_ITEM(result, i, PyCapsule_New(last.take(i), nullptr, nullptr));
+  }
+  return done == steps ? Py_BuildValue("LNO", static_cast<long long>(done), result, Py_None)
+                       : Py_BuildValue("LNs", static_cast<long long>(done), result, failure.c_str());
 }
 
 }  // namespace lightning_sink

@@ -16,6 +16,7 @@ from lightning_sink.engine.private import NativeLoop
 from lightning_sink.engine.recording import Recording
 
 Outputs = tuple[Tensor, ...]
+Repeated = tuple[int, Outputs, list[Tensor], Exception | None]
 
 
 class CompiledStep:
@@ -24,7 +25,6 @@ class CompiledStep:
     Args:
         function: Takes the inputs; writes in place what the step wrote in place, returns the outputs.
         draws: What makes the inputs behind those that are given: random draws, in the step's order.
-        is_random: Whether the function draws by itself, too.
         one_thread: Whether it runs faster on one thread.
     """
 
@@ -33,13 +33,11 @@ class CompiledStep:
         function: Callable[..., Outputs],
         draws: Sequence[Callable[[], Tensor]] = (),
         *,
-        is_random: bool = False,
         one_thread: bool = False,
     ) -> None:
         self._function = function
         self._draws = draws
         self._one_thread = one_thread
-        self.is_random = is_random or bool(draws)
 
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step."""
@@ -58,7 +56,7 @@ class CompiledStep:
 
     def repeat(
         self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]
-    ) -> tuple[Outputs, list[Tensor]]:
+    ) -> Repeated:
         """Runs steps in a row.
 
         Args:
@@ -68,18 +66,26 @@ class CompiledStep:
             kept: Outputs of one element each, of which every step's is wanted.
 
         Returns:
-            The last step's outputs, and a tensor of shape `[len(rows)]` for each of `kept`.
+            How many steps were run, the last one's outputs, a tensor with one value for each step for each of `kept`,
+            and what the step behind them raised; None where all were run.
         """
         inputs: list[Any] = fixed.copy()
         columns: list[list[Tensor]] = [[] for _ in kept]
         outputs: Outputs = ()
+        error: Exception | None = None
+        done = 0
         for row in rows:
             for position, tensor in zip(positions, row, strict=True):
                 inputs[position] = tensor
-            outputs = self(*inputs)
+            try:
+                outputs = self(*inputs)
+            except Exception as raised:
+                error = raised
+                break
+            done += 1
             for column, index in zip(columns, kept, strict=True):
                 column.append(outputs[index].reshape(()).clone())
-        return outputs, [torch.stack(column) for column in columns]
+        return done, outputs, [torch.stack(column) for column in columns] if done else [], error
 
 
 class NativeStep(CompiledStep):
@@ -112,7 +118,7 @@ class NativeStep(CompiledStep):
 
     def repeat(
         self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]
-    ) -> tuple[Outputs, list[Tensor]]:
+    ) -> Repeated:
         """Runs steps in a row."""
         if not self._layouts:
             return super().repeat(fixed, positions, rows, kept)
@@ -125,8 +131,10 @@ class NativeStep(CompiledStep):
         varying = [tensor for row in rows for tensor in (*row, *(draw() for draw in self._draws))]
         behind = range(len(fixed), len(fixed) + len(self._draws))
         inputs = [*fixed, *(None for _ in behind)]
-        outputs = self._on_its_threads(self._loop, inputs, varying, [*positions, *behind], places, len(rows))
-        return outputs, columns
+        run: Any = self._on_its_threads
+        done, outputs, message = run(self._loop, inputs, varying, [*positions, *behind], places, len(rows))
+        error = RuntimeError(message) if message is not None else None
+        return done, outputs, [column[:done] for column in columns], error
 
 
 Compiler = Callable[[Recording], CompiledStep]

@@ -108,8 +108,8 @@ class NativeLoop:
         positions: list[int],
         kept: list[int],
         steps: int,
-    ) -> tuple[Tensor, ...]:
-        """Runs the loop; returns the last step's outputs.
+    ) -> tuple[int, tuple[Tensor, ...], str | None]:
+        """Runs the loop; returns how many steps were run, the last one's outputs, and what the next one failed with.
 
         Args:
             fixed: The inputs; None for those that differ from step to step.
@@ -122,8 +122,8 @@ class NativeLoop:
         pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
         capsules = iter(pack([tensor for tensor in fixed if tensor is not None]))
         inputs = [None if tensor is None else next(capsules) for tensor in fixed]
-        outputs = self._run(inputs, pack(varying), positions, kept, steps)
-        return tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs))
+        done, outputs, message = self._run(inputs, pack(varying), positions, kept, steps)
+        return done, tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs)), message
 
 
 def compile_graph(

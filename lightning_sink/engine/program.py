@@ -26,6 +26,7 @@ class Program:
         lifted: Tensors that stand for the optimizers' options.
 
     Attributes:
+        seconds: What a step took when one was last run.
         numbers: The inputs that stand for options and counters, with their positions.
     """
 
@@ -44,7 +45,7 @@ class Program:
         self.homes = {b.name for b in bindings if b.home}
         self.filled = observation.filled
         self.guards = observation.recording.guards
-        self.low_precision = observation.recording.low_precision
+        self.dtypes = observation.recording.dtypes
         self.grad_mode = observation.recording.grad_mode
         self.note = observation.note
         self._gradients = observation.gradients
@@ -72,11 +73,11 @@ class Program:
         self.repeats = finds_same and not self.reads_slots  # another step would compute with what this one left
         logged = range(self.num_outputs, self.num_results)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
-        self.is_random = function.is_random
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
         self.looked_at = -1
+        self.seconds = 1.0
 
     def fits(self) -> bool:
         """Tells whether the step that is about to run goes the way that was recorded."""
@@ -128,16 +129,18 @@ class Program:
         return self.function(*arguments)
 
     def repeat(
-        self, batches: list[list[Tensor]], numbers: list[list[Tensor]]
-    ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        self, outputs: tuple[Tensor, ...], batches: list[list[Tensor]], numbers: list[list[Tensor]]
+    ) -> tuple[int, tuple[Tensor, ...], list[Tensor], Exception | None]:
         """Runs steps in a row, one for each batch, right behind one that it ran.
 
         Args:
+            outputs: What that step returned.
             batches: The leaves of each batch.
             numbers: What takes the place of `numbers` in each step; empty where they stay as they are.
 
         Returns:
-            The last step's outputs, and the losses (where there are any) and logged values of all.
+            How many steps were run, the last one's outputs, the losses (where there are any) and logged values of
+            all of them, and what the next one raised.
         """
         fixed, positions = self._template, self._positions
         rows = [
@@ -150,7 +153,8 @@ class Program:
             positions = [*positions, *places]
             rows = [[*row, *tensors] for row, tensors in zip(rows, numbers, strict=True)]
         with torch.enable_grad() if self.grad_mode else nullcontext():
-            return self.function.repeat(fixed, positions, rows, self._kept)
+            done, made, columns, error = self.function.repeat(fixed, positions, rows, self._kept)
+        return done, made if done else outputs, columns, error
 
     def may_repeat(self, outputs: tuple[Tensor, ...], batches: list[list[Tensor]]) -> bool:
         """Tells whether steps may be run in a row, right behind one that gave these outputs."""

@@ -148,7 +148,7 @@ class Sink(ABC):
     schedules: bool = False
     """Whether the owner changes the optimizers' options from step to step."""
 
-    def ahead(self, step: Step, note: Any, most: int, is_random: bool) -> list[Step]:
+    def ahead(self, step: Step, note: Any, most: int) -> list[Step]:
         """Returns steps that come next and need nothing but what a program does; none where there are no such steps.
 
         They stay the owner's: those that the engine does not account for, it is given again.
@@ -157,7 +157,6 @@ class Sink(ABC):
             step: The step that a program has just run; the ones that come next are of its kind and signature.
             note: Its note; theirs will be equal.
             most: How many at most.
-            is_random: Whether such a step draws from the default generators.
         """
         return []
 
@@ -166,6 +165,15 @@ class Sink(ABC):
 
         Yields for each when the counters and the options are what it is to be run with. One that it is closed at is not
         run. To be gone through where a program takes any of these as an input, or the owner `schedules`.
+
+        Args:
+            steps: How many.
+            note: Their note.
+        """
+        raise NotImplementedError
+
+    def pass_again(self, steps: int, note: Any) -> None:
+        """Takes back that steps were gone through, if any were, and goes through fewer.
 
         Args:
             steps: How many.

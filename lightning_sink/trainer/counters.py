@@ -59,6 +59,15 @@ class Counters:
                 tracker.ready += steps
                 tracker.completed += steps
 
+    def present(self) -> list[dict[str, int]]:
+        """Returns all counts as they are now."""
+        return [dict(vars(tracker)) for tracker in (*self._batch, *self._zero_grad, *self._step)]
+
+    def restore(self, counts: list[dict[str, int]]) -> None:
+        """Puts back what `present` returned."""
+        for tracker, saved in zip((*self._batch, *self._zero_grad, *self._step), counts, strict=True):
+            vars(tracker).update(saved)
+
     def passed(self, batches: int, clearings: int, steps: int) -> None:
         """A program trained batches in a row, from `ready` to `completed`.
 

@@ -136,21 +136,17 @@ class SinkFetcher(_DataFetcher):
         self._loaders.taken_before, self._loaders.taken = self._loaders.taken, note.place
         return batch, note.batch_idx, note.dataloader_idx
 
-    def ahead(self, most: int, beside_draws: bool) -> list[Any]:
-        """Returns batches that come next, fetched already: as many as may be and are known not to be the epoch's last.
+    def ahead(self, most: int) -> list[Any]:
+        """Returns batches that come next, at most so many, none of which is the epoch's last.
 
         They stay in the queue, and nothing that Lightning looks at has moved on.
-
-        Args:
-            most: How many at most.
-            beside_draws: Whether the steps that take them draw from the default generators.
         """
         if self._start_profiler is not _profile_nothing:
             return []
         if self.length is not None:
             most = min(most, self.length - self._taken - 1)
         found = []
-        for batch, note in self.queue.look_ahead(most, beside_draws):
+        for batch, note in self.queue.look_ahead(most):
             if self.length is None and note.done:
                 break
             found.append(batch)

@@ -152,6 +152,10 @@ class _Rows:
     selected: bool
 
 
+_MOST_ROWS = 512
+"""Rows that are kept before they are delivered in the middle of a sink: memory must not grow with its length."""
+
+
 class LogBuffer:
     """Values that compiled steps logged and Lightning has not seen yet.
 
@@ -175,6 +179,11 @@ class LogBuffer:
             selected: Whether `log_every_n_steps` selects the step for the loggers.
         """
         self._rows.append(_Rows(calls, values, number, selected))
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if len(self._rows) > _MOST_ROWS:
+            self.deliver()
 
     def add_chunk(self, calls: tuple[LogCall, ...], values: list[Tensor], numbers: range, every: int) -> None:
         """Takes the values of steps in a row.
@@ -193,6 +202,7 @@ class LogBuffer:
             if calls or selected:
                 self._rows.append(_Rows(calls, [value[start:end] for value in values], last, selected))
             start = end
+        self._make_room()
 
     def deliver(self) -> None:
         """Hands all values to Lightning; every selected step becomes a row of its own."""

@@ -7,6 +7,7 @@ either.
 
 from __future__ import annotations
 
+import math
 import types
 from functools import partial
 from typing import Any
@@ -16,6 +17,32 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 _SCALARS = (bool, int, float, complex, str, type(None))
 _FUNCTIONS = ("lr_lambdas", "_scale_fn_ref", "_anneal_func")
 _INNER = "_schedulers"
+
+
+class SchedulerState:
+    """Schedulers, their progress, and the optimizers' options as they are now.
+
+    Private name of Lightning (2.6): `_TrainingEpochLoop.scheduler_progress`, which counts their steps.
+
+    Args:
+        loop: The epoch loop.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._progress = loop.scheduler_progress
+        self._counts = self._progress.state_dict()
+        schedulers = [config.scheduler for config in loop.trainer.lr_scheduler_configs]
+        self._schedulers = [(scheduler, dict(scheduler.state_dict())) for scheduler in schedulers]
+        groups = [group for optimizer in loop.trainer.optimizers for group in optimizer.param_groups]
+        self._options = [(group, dict(group)) for group in groups]
+
+    def restore(self) -> None:
+        """Puts them back."""
+        self._progress.load_state_dict(self._counts)
+        for scheduler, state in self._schedulers:
+            scheduler.load_state_dict(state)
+        for group, options in self._options:
+            group.update(options)
 
 
 def steps_by_users_code(trainer: Any) -> bool:
@@ -39,6 +66,11 @@ def _only_computes(scheduler: Any) -> bool:
     return all(map(_is_pure, functions)) and all(map(_only_computes, inner))
 
 
+def _only_computes_numbers(item: Any) -> bool:
+    """Tells whether a function is one of C's that draws and reads nothing."""
+    return isinstance(item, types.BuiltinFunctionType) and item.__module__ in ("builtins", "math")
+
+
 def _is_pure(function: Any) -> bool:
     """Tells whether a function knows nothing but numbers besides its arguments."""
     if isinstance(function, partial):
@@ -48,5 +80,5 @@ def _is_pure(function: Any) -> bool:
         return function is None or getattr(type(function), "__module__", "") == "builtins"
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     names = (function.__globals__.get(name) for name in function.__code__.co_names)
-    known = all(isinstance(item, (*_SCALARS, types.ModuleType, types.BuiltinFunctionType, type)) for item in names)
+    known = all(isinstance(item, (*_SCALARS, type)) or item is math or _only_computes_numbers(item) for item in names)
     return known and all(isinstance(item, _SCALARS) for item in cells)

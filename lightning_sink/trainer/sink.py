@@ -33,7 +33,7 @@ from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, LogCall, Logged, numbers_in, split_late
 from lightning_sink.trainer.metrics import MetricCall, repeat
 from lightning_sink.trainer.plain_step import PlainStep
-from lightning_sink.trainer.schedules import steps_by_users_code
+from lightning_sink.trainer.schedules import SchedulerState, steps_by_users_code
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
 
 _END = object()
@@ -93,6 +93,8 @@ class TrainerSink(Sink):
         self._ends_at = counts_steps(self._trainer)
         self._kind_of_all: tuple[bool, bool, Hashable] | None = None
         self._index = self._passed = 0
+        self._before: SchedulerState | None = None
+        self._counted: list[dict[str, int]] = []
         self._first = self._last = True
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
@@ -265,7 +267,7 @@ class TrainerSink(Sink):
         self._logs.deliver()
         self._completed()
 
-    def ahead(self, step: Step, note: _Note, most: int, is_random: bool) -> list[Step]:
+    def ahead(self, step: Step, note: _Note, most: int) -> list[Step]:
         """Returns steps between this one and the sink's last that nobody on the host has to see."""
         if self._is_attended(note):
             return []
@@ -278,7 +280,7 @@ class TrainerSink(Sink):
         steps: list[Step] = []
         self._interrupt.held = False
         try:
-            batches = self._fetcher.ahead(min(most, room), is_random)
+            batches = self._fetcher.ahead(min(most, room))
         finally:
             self._interrupt.held = True
         # Batches of the same signature lie in the same place.
@@ -301,18 +303,31 @@ class TrainerSink(Sink):
 
     def passing(self, steps: int, note: _Note) -> Generator[None, None, None]:
         """Counts steps between the first and the last one, and steps the schedulers behind each."""
+        self._before = SchedulerState(self._loop) if self._schedulers else None
+        self._counted = self._counters.present()
         for _ in range(steps):
             self._counters.ready()
+            self._passed += 1
             try:
                 yield
             except GeneratorExit:
                 self._counters.ready(-1)
+                self._passed -= 1
                 raise
             self._counters.trained(note.clearings, note.optimizer_steps)
             if self._schedulers:
                 self._step_schedulers()
             self._counters.completed()
-            self._passed += 1
+
+    def pass_again(self, steps: int, note: _Note) -> None:
+        """Puts back counters, schedulers and options as they were before `passing`, and goes through fewer steps."""
+        if self._passed:
+            if self._before is not None:
+                self._before.restore()
+            self._counters.restore(self._counted)
+            self._passed = 0
+            for _ in self.passing(steps, note):
+                pass
 
     def account_chunk(
         self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: _Note

@@ -89,19 +89,23 @@ class LoopSink(Sink):
     def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
         self._done(loss)
 
-    def ahead(self, step: Step, note: Any, most: int, is_random: bool) -> list[Step]:
+    def ahead(self, step: Step, note: Any, most: int) -> list[Step]:
         if self._training.after is not Training.after:
             return []
         following = map(self._step, self._batches[self._next : self._next + most])
         return list(itertools.takewhile(lambda other: other.signature == step.signature, following))
 
     def passing(self, steps: int, note: Any) -> Iterator[None]:
-        base = self._training.index
+        self._base = base = self._training.index
         for self._passed in range(steps):
             self._training.index = base + self._passed
             yield
         self._passed = steps
         self._training.index = base + steps
+
+    def pass_again(self, steps: int, note: Any) -> None:
+        if self._passed:
+            self._training.index, self._passed = self._base + steps, steps
 
     def account_chunk(
         self, steps: list[Step], result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any

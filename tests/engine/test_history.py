@@ -65,3 +65,28 @@ def test_types_are_kept(dtype):
     history = History()
     history.add(torch.ones((), dtype=dtype), [])
     assert history.tensors()["loss"].dtype == dtype
+
+
+def test_steps_in_a_row_come_as_one_tensor():
+    history = History()
+    history.add(torch.tensor(1.0), [("a", torch.tensor(5))])
+    history.add(torch.tensor([2.0, 3.0]), [("a", torch.tensor([6, 7]))], steps=2)
+    history.add(None, [], steps=2)
+    found = history.tensors()
+    assert found["loss"].tolist()[:3] == [1.0, 2.0, 3.0]
+    assert found["loss"].isnan().tolist() == [False, False, False, True, True]
+    assert found["a"].tolist()[:3] == [5.0, 6.0, 7.0]
+
+
+@pytest.mark.parametrize("absent", [None, 100, 700])
+def test_a_long_history_has_every_step(absent):
+    history, expected = History(), []
+    for step in range(1000):
+        value = None if step == absent else torch.tensor(float(step))
+        history.add(value, [("a", torch.tensor(0.0)), ("a", torch.tensor(step * 2.0))])
+        expected.append(float("nan") if value is None else float(step))
+    found = history.tensors()
+    assert torch.equal(found["loss"].nan_to_num(), torch.tensor(expected).nan_to_num())
+    assert found["a"].tolist() == [step * 2.0 for step in range(1000)]
+    if absent is None:
+        assert len(history._columns["loss"].parts) < 300

@@ -43,7 +43,8 @@ def test_every_step_counts_and_the_last_one_is_returned(compiler, count, native)
     step = native if compiler is compile_inductor else compiler(recording())
     total, rows = torch.zeros(4), torch.arange(4.0 * count).reshape(count, 4)
     step(torch.zeros(4), rows[0])
-    outputs, (sums, largest) = step.repeat([total, None], [1], [[row] for row in rows], [0, 1])
+    done, outputs, (sums, largest), error = step.repeat([total, None], [1], [[row] for row in rows], [0, 1])
+    assert (done, error) == (count, None)
     assert torch.equal(total, rows.sum(0))
     assert torch.equal(sums, rows.sum(1).cumsum(0))
     assert torch.equal(largest, rows.amax(1))
@@ -57,7 +58,7 @@ def test_inductors_loop_is_machine_code(native):
 
 @missing
 def test_nothing_is_needed_to_be_kept(native):
-    outputs, columns = native.repeat([torch.zeros(4), None], [1], [[torch.ones(4)]] * 3, [])
+    _, outputs, columns, _ = native.repeat([torch.zeros(4), None], [1], [[torch.ones(4)]] * 3, [])
     assert columns == []
     assert outputs[0] == 12
 
@@ -67,6 +68,34 @@ def test_a_wrong_number_of_inputs_is_an_error_and_the_process_lives(native):
     native(torch.zeros(4), torch.zeros(4))
     with pytest.raises(RuntimeError, match="wrong inputs"):
         native.repeat([torch.zeros(4)], [1], [[torch.ones(4)]], [0])
+
+
+def picks():
+    """Adds to a total what the row's number picks, and counts: a wrong number fails in between."""
+    graph = fx.Graph()
+    total, count, table, row = (graph.placeholder(name) for name in ("total", "count", "table", "row"))
+    graph.call_function(torch.ops.aten.add_.Tensor, (count, 1))
+    picked = graph.call_function(torch.ops.aten.index.Tensor, (table, [row]))
+    added = graph.call_function(torch.ops.aten.add.Tensor, (total, picked))
+    graph.call_function(torch.ops.aten.copy_.default, (total, added))
+    graph.output((graph.call_function(torch.ops.aten.sum.default, (added,)),))
+    inputs = [torch.zeros(1), torch.zeros(()), torch.arange(5.0), torch.tensor([0])]
+    return Recording(graph, inputs=inputs, largest=5)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_a_step_that_fails_ends_the_row(compiler, wrong):
+    step = compiler(picks())
+    total, table = torch.zeros(1), torch.arange(5.0)
+    step(torch.zeros(1), torch.zeros(()), table, torch.tensor([0]))
+    rows = [[torch.tensor([4 if index != wrong else 50])] for index in range(6)]
+    done, outputs, columns, error = step.repeat([total, torch.zeros(()), table, None], [3], rows, [0])
+    assert done == wrong
+    assert total == 4 * wrong
+    assert isinstance(error, (IndexError, RuntimeError))
+    assert [column.tolist() for column in columns if done] == ([[4.0, 8.0, 12.0]] if done else [])
+    assert outputs == () or outputs[0] == 12
 
 
 def owners(tensor):
@@ -97,9 +126,8 @@ def test_other_threads_run_meanwhile(native):
 
 def test_draws_are_made_for_each_step_in_its_order():
     step = CompiledStep(lambda x, noise: (x + noise,), [lambda: torch.rand(())])
-    assert step.is_random
     torch.manual_seed(3)
-    _, (values,) = step.repeat([None], [0], [[torch.zeros(())]] * 4, [0])
+    _, _, (values,), _ = step.repeat([None], [0], [[torch.zeros(())]] * 4, [0])
     torch.manual_seed(3)
     assert torch.equal(values, torch.stack([torch.rand(()) for _ in range(4)]))
 
@@ -130,8 +158,7 @@ def test_a_training_in_chunks_is_the_same(make, monkeypatch):
     sinks = [batches(20), batches(20)]
 
     def compiler(recording):
-        made = compile_traced(recording)
-        return Counting(made, is_random=made.is_random)
+        return Counting(compile_traced(recording))
 
     expected, found = train(make, sinks, False), train(make, sinks, True, compiler=compiler)
     assert_same(expected, found)
