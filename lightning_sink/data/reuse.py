@@ -39,9 +39,9 @@ class Reuse:
         """Looks at a batch that has just been fetched, and at what is left of those before."""
         if self._ended:
             return
-        leaves = [leaf.detach() for leaf in flatten(batch)[0] if leaf.layout is torch.strided and leaf.numel()]
+        leaves = [leaf.detach() for leaf in flatten(batch)[0] if leaf.layout is torch.strided and not leaf.is_quantized]
         self._room -= sum(leaf.nbytes for leaf in leaves)
-        present = {leaf.data_ptr(): (leaf, _sample(leaf)) for leaf in leaves}
+        present = {place: (leaf, _sample(leaf)) for leaf in leaves if (place := leaf.data_ptr())}
         for distance, earlier in enumerate(reversed(self._kept), start=1):
             if any(_is_overwritten(*earlier[place]) for place in earlier.keys() & present.keys()):
                 self.distance, self.found = distance, True
@@ -58,9 +58,10 @@ class Reuse:
 
 
 def _sample(tensor: Tensor) -> Tensor:
+    """A copy of some of a tensor's numbers, as bytes: of whatever type they are, and NaN equals NaN."""
     flat = tensor.reshape(-1)
-    return flat[:: max(1, len(flat) // _SAMPLE)].clone()
+    return flat[:: max(1, len(flat) // _SAMPLE)].clone().view(torch.uint8)
 
 
 def _is_overwritten(tensor: Tensor, then: Tensor) -> bool:
-    return not torch.equal(_sample(tensor).nan_to_num(), then.nan_to_num())
+    return not torch.equal(_sample(tensor), then)

@@ -53,6 +53,9 @@ FRESH = {
     "slices of one tensor": lambda: torch.arange(120.0).split(4),
     "no tensors": lambda: range(30),
     "NaN": lambda: [torch.full((4,), torch.nan)] * 30,
+    "eight bits": lambda: [torch.ones(4).to(torch.float8_e4m3fn)] * 30,
+    "no memory": lambda: [torch.ones(4, device="meta")] * 30,
+    "numbers of other kinds": lambda: [(torch.ones(4, dtype=torch.complex64), torch.ones(4, dtype=torch.bool))] * 30,
     "sparse and empty": lambda: [(torch.eye(3).to_sparse(), torch.zeros(0))] * 30,
 }
 MASK = torch.ones(4)
