@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 _MOST = 10_000
 """Objects that are looked at: what belongs to a dataset and not to its data is a few."""
@@ -31,7 +32,7 @@ def holds_training(loaders: Iterable[Any], trainer: Trainer) -> bool:
     Lightning gives each datamodule its trainer; that alone does not count.
     """
     module = trainer.lightning_module
-    targets = {id(trainer), *map(id, module.modules())}
+    targets = {id(trainer), *map(id, module.modules()), *map(id, module.parameters())}
     memory = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} - {0}
     waiting, seen = deque(loaders), set[int]()
     while waiting and len(seen) < _MOST:
@@ -45,8 +46,10 @@ def holds_training(loaders: Iterable[Any], trainer: Trainer) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where a tensor's memory begins, views and aliases alike; 0 for none."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+    """Where a tensor's memory begins, views and aliases alike; 0 for none, as a lazy layer's have."""
+    if is_lazy(tensor) or tensor.layout is not torch.strided:
+        return 0
+    return tensor.untyped_storage().data_ptr()
 
 
 def _held(item: Any) -> list[Any]:

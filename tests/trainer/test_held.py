@@ -78,6 +78,14 @@ def test_control_ordinary_loaders_hold_nothing():
     assert not holds_training(loaders, trainer)
 
 
+def test_lazy_layers_are_known_before_they_have_memory():
+    module = L.LightningModule()
+    module.layer = nn.LazyLinear(3)
+    trainer = trainer_with(module)
+    assert holds_training([DataLoader(Holding(weight=module.layer.weight))], trainer)
+    assert not holds_training([DataLoader(Holding(other=nn.LazyLinear(3)))], trainer)
+
+
 class Mined(IterableDataset):
     """Gives the batches with the present weights in them."""
 
