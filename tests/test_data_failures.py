@@ -303,7 +303,7 @@ def test_a_dataset_that_is_bound_to_a_thread_trains_as_in_plain_lightning(pace):
         dataset = Bound()
         torch.manual_seed(7)
         try:
-            with mock.patch("lightning_sink.data.queue.Pace", pace):
+            with mock.patch("lightning_sink.data.supply.Pace", pace):
                 runs.append(train(Net(), DataLoader(dataset, batch_size=8, shuffle=True), strategy, max_epochs=3))
         finally:
             dataset.rows.close()
@@ -342,7 +342,7 @@ def test_a_lock_that_data_and_step_share_is_no_trap():
             with lock:
                 return super().training_step(batch, batch_idx)
 
-    with mock.patch("lightning_sink.data.queue.Pace", Ahead):
+    with mock.patch("lightning_sink.data.supply.Pace", Ahead):
         data = DataLoader(Locked(draw=lambda: torch.rand(6)), batch_size=8)
         assert train(Step(), data, sinks(-1), max_epochs=2).trainer.global_step == 18
 

@@ -75,7 +75,7 @@ def fetching(way):
     if kind is None:
         yield
         return
-    with mock.patch("lightning_sink.data.queue.Pace", kind), mock.patch("lightning_sink.data.queue._PROBES", 0):
+    with mock.patch("lightning_sink.data.supply.Pace", kind), mock.patch("lightning_sink.data.supply._PROBES", 0):
         yield
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.data import pace, queue
+from lightning_sink.data import pace, supply
 from lightning_sink.data.reuse import Reuse
 from lightning_sink.trainer.sink import TrainerSink
 from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, train
@@ -297,7 +297,8 @@ def test_a_schedule_that_draws_takes_turns_with_the_steps(chunks):
 
 @pytest.mark.parametrize("make", [Quiet, Net, Sometimes])
 def test_control_fetched_ahead_they_get_other_numbers(chunks, make, monkeypatch):
-    monkeypatch.setattr(queue, "present_states", lambda: ())
+    monkeypatch.setattr(supply, "watch_states", lambda: lambda: False)
+    monkeypatch.setattr(pace, "_CHEAP", float("inf"))  # no fetch is tried on the thread, which would notice it too
     strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
     plain, sink = both(make, lambda: DataLoader(Drawing(), batch_size=8), strategy, max_epochs=2)
     assert chunks

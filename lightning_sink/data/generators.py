@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from array import array
@@ -68,10 +69,17 @@ def drawing_from(saved: Saved, loaders: list[Any]) -> Iterator[None]:
         restore()
 
 
-def present_states() -> tuple[Any, ...]:
-    """Returns the states of the three global generators, as values that compare."""
+def watch_states() -> Callable[[], bool]:
+    """Returns what tells whether one of the three global generators has been drawn from since."""
     numpy = sys.modules.get("numpy")
-    return torch.get_rng_state().tolist(), random.getstate(), repr(numpy and numpy.random.get_state(legacy=False))
+    before = torch.get_rng_state(), random.getstate(), numpy and _numpys_as_bytes(numpy)
+
+    def has_drawn() -> bool:
+        of_torch, of_python, of_numpy = before
+        same = torch.equal(torch.get_rng_state(), of_torch) and random.getstate() == of_python
+        return not same or (numpy and _numpys_as_bytes(numpy)) != of_numpy
+
+    return has_drawn
 
 
 def keep_states() -> Callable[[], None]:
@@ -98,6 +106,10 @@ def _own_generators(loaders: list[Any]) -> list[torch.Generator]:
             if isinstance(generator, torch.Generator) and not any(generator is other for other in found):
                 found.append(generator)
     return found
+
+
+def _numpys_as_bytes(numpy: Any) -> bytes:
+    return pickle.dumps(numpy.random.get_state(legacy=False))
 
 
 def _numpy_state() -> Any:

@@ -202,6 +202,16 @@ class Producer:
             self._bytes = self.wanted = 0
         return dropped
 
+    def retire(self) -> None:
+        """Ends the thread, if there is one; nothing may be pending. The next work starts another.
+
+        A thread that has computed has helpers of its own, and with more threads than cores libgomp lets those of the
+        trainer sleep between two loops in place of spinning: `OMP_WAIT_POLICY` and `GOMP_SPINCOUNT` in its manual.
+        """
+        if self._thread is not None:
+            self.close()
+            self._thread, self._closing = None, False
+
     def close(self, seconds: float | None = None) -> bool:
         """Ends the thread; tells whether it has ended after so many seconds."""
         with self._changed:

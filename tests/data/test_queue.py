@@ -16,7 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_sink.data import queue as module
+from lightning_sink.data import queue as queue_module
+from lightning_sink.data import supply as module
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.source import NotYet, Source
@@ -371,7 +372,7 @@ def test_control_a_draw_out_of_turn_is_noticed(monkeypatch):
 
 def test_control_a_fetch_between_sinks_is_noticed(monkeypatch):
     monkeypatch.setattr(BatchQueue, "rest", lambda self, wait: self._release())
-    monkeypatch.setattr(module, "_ENDLESS", 9)
+    monkeypatch.setattr(queue_module, "_ENDLESS", 9)
     monkeypatch.setattr(BatchQueue, "expect", lambda self, count: self._producer.run(self._fetches.work, 3 * count))
     with pytest.raises(AssertionError, match="expected|between"):
         check(lambda: Numbers((20,), Plan([], ())), SINKS, [True], [True], QueueOptions())
@@ -402,6 +403,20 @@ def test_in_step_there_is_no_thread(make):
     assert notes(queue, 9) == list(range(9))
     assert threading.active_count() == before
     assert set(source.threads) == {threading.current_thread()}
+
+
+def test_no_thread_is_left_where_batches_are_fetched_in_step_again(make):
+    # Beside another thread that has computed, even an idle one, a step of several threads takes up to twice as long.
+    before, pace = threading.active_count(), FakePace(True)
+    queue = make(Numbers((20,)), pace)
+    queue.expect(20)
+    assert notes(queue, 5) == list(range(5))
+    assert threading.active_count() == before + 1
+    pace.ahead = False
+    assert notes(queue, 13) == list(range(5, 18))
+    assert threading.active_count() == before
+    pace.ahead = True
+    assert notes(queue, 2) == [18, 19]
 
 
 def test_ahead_the_thread_fetches_all_but_the_first_of_each_traversal(make):

@@ -1,0 +1,241 @@
+"""Who fetches the next batch: the trainer's thread when it is due, or the queue's, ahead of it.
+
+`Supply` owns the queue's thread and what is known of the fetches: which way is faster (`pace.py`), whether they may be
+made on another thread at all (the first two there are probes that the training waits for), and whether they draw.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+
+from lightning_sink.data.fetches import Fetches, Found
+from lightning_sink.data.generators import keep_states, watch_states
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.pace import Pace
+from lightning_sink.data.producer import Item, Producer
+from lightning_sink.data.report import Telemetry
+from lightning_sink.data.source import NotYet
+from lightning_sink.data.texts import BOUND, DRAWS, HANGS, lateness
+from lightning_sink.errors import DataTimeoutError
+
+_PROBES = 2
+"""Fetches on the queue's thread that the training waits for before any is made beside it: do they work, and draw?"""
+
+_DRAWN_IN_A_ROW = 3
+"""Fetches in a row that waited for their turn, though the probes did not, after which no more are made ahead."""
+
+_QUIET_FOR = 8
+"""Fetches in step that are seen to draw nothing before any is made ahead of its step."""
+
+_PATIENCE = 1.0
+"""Seconds to wait for the thread's end before what it waits for is ended."""
+
+_PATIENCE_FOR_WORKERS = 8.0
+"""Seconds to wait for it then; torch's DataLoader looks after its workers every five."""
+
+
+class Supply:
+    """Has batches fetched, one after the other.
+
+    Args:
+        fetches: Makes a fetch.
+        options: How far ahead, and how long to wait.
+        telemetry: Takes note of what is done how, and why.
+        in_step_because: Why nothing may be fetched before it is due; "" where it may.
+        say: Told once what costs speed.
+
+    Attributes:
+        producer: The queue's thread.
+        pace: Which way is taken.
+        watching_seconds: What it took to see whether the last fetch drew: the pace is not to go by that.
+    """
+
+    def __init__(
+        self,
+        fetches: Fetches,
+        options: QueueOptions,
+        telemetry: Telemetry,
+        in_step_because: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.producer = Producer(options.buffer_size, options.buffer_bytes, telemetry)
+        self.pace = Pace()
+        self._fetches, self._options, self._telemetry, self._say = fetches, options, telemetry, say
+        self._ahead = fetches.weakly()
+        self._probes, self._drawn = _PROBES, 0
+        self._begins, self._draws, self._watched = True, False, 0
+        self.watching_seconds = 0.0
+        self._looks_ahead = not in_step_because and not options.early_preload
+        if in_step_because:
+            self.stay_in_step(in_step_because)
+        self._close = weakref.finalize(self, self.producer.close, 0.0)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the thread fetches by itself now."""
+        return self.pace.ahead and not self._probes
+
+    # -- between sinks ----------------------------------------------------------------------------------------------
+
+    def expect(self, batches: int) -> None:
+        """Allows the thread to fetch so many, if it fetches by itself."""
+        self.producer.wanted = batches
+        if self.runs_ahead:
+            self.producer.run(self._ahead, batches)
+
+    def pause(self, wait: bool) -> None:
+        """Lets nothing be fetched; with `wait`, returns when no fetch is running."""
+        if not self.producer.pause(wait, self._options.timeout):
+            raise self._late()
+
+    def empty(self) -> list[Item]:
+        """Returns what was fetched and not taken; the next fetch begins something new."""
+        self._begins = True
+        dropped = self.producer.empty(self._options.timeout)
+        if dropped is None:
+            raise self._late()
+        return dropped
+
+    def stay_in_step(self, because: str) -> None:
+        """Lets the thread fetch no more."""
+        self.pace.stay_in_step()
+        self._telemetry.in_step_because = because
+
+    def close(self) -> None:
+        """Ends the thread; one that hangs in somebody else's code is left to end with it, and that is said."""
+        self.pace.stay_in_step()
+        if self._close.detach() is None or self.producer.close(_PATIENCE):
+            return
+        if not (self._fetches.source.abort() and self.producer.close(_PATIENCE_FOR_WORKERS)):
+            self._say(HANGS.format(self._fetches.stage))
+
+    # -- one fetch --------------------------------------------------------------------------------------------------
+
+    def next(self) -> Found:
+        """Returns the next batch, whose turn it is; notices whether a fetch in step draws, but a traversal's first."""
+        began, self.watching_seconds = time.perf_counter(), 0.0
+        begins, self._begins = self._begins or self._fetches.source.begin_due, False
+        if begins or self.pace.ahead or self._watched >= _QUIET_FOR or self._draws or not self._looks_ahead:
+            return self._next()
+        has_drawn = watch_states()
+        fetch_began = time.perf_counter()
+        found = self._next()
+        fetch_ended = time.perf_counter()
+        self._draws = has_drawn()
+        self._watched += 1
+        self.watching_seconds = time.perf_counter() - fetch_ended + fetch_began - began
+        return found
+
+    def has_early(self) -> bool:
+        """Tells whether the next batch can be had before its turn, and whatever the steps before it do."""
+        source = self._fetches.source
+        if not (self._looks_ahead and self.pace.settled):
+            return False
+        if self._is_from_ahead():
+            return self.producer.is_next_good
+        is_quiet = source.draws_nothing or (self._watched >= _QUIET_FOR and not self._draws)
+        return is_quiet and not source.begin_due
+
+    def early(self) -> Found:
+        """Returns that batch."""
+        return self._from_ahead() if self._is_from_ahead() else self._when_due()
+
+    def _is_from_ahead(self) -> bool:
+        return self.pace.ahead or self.producer.pending > 0
+
+    def _next(self) -> Found:
+        """Decides who fetches the next batch, and gets it."""
+        producer = self.producer
+        if not self.runs_ahead:
+            producer.running = False
+            if not (self.pace.ahead or producer.pending or self._options.timeout):
+                producer.retire()
+        elif not producer.running:
+            producer.run(self._ahead, producer.wanted)
+        # In this order: the thread begins a fetch and lowers `wanted` at once.
+        if (self.runs_ahead and producer.wanted > 0) or producer.pending:
+            return self._from_ahead()
+        if self.pace.ahead and self._probes:
+            return self._probe()
+        return self._when_due()  # also where a sink takes more than it said
+
+    def _from_ahead(self) -> Found:
+        """Takes what the thread has fetched by itself."""
+        item = self._get()
+        self._note_draws(item)
+        if not isinstance(item.error, NotYet):
+            return _value(item)
+        self.producer.wanted += 1
+        found = self._when_due()
+        if self._options.timeout is None:
+            self.producer.run(self._ahead, self.producer.wanted)
+        return found
+
+    def _probe(self) -> Found:
+        """Lets the thread fetch one, watched: what draws in each fetch, or works on one thread only, is found out."""
+        restore = keep_states()
+        self.producer.demand(self._ahead, watch=True)
+        item = self._get()
+        if isinstance(item.error, NotYet):
+            self.producer.wanted += 1
+            return self._when_due()
+        self._probes -= 1
+        if item.drew:
+            self._say_draws(item)
+        if self._fetches.retry(item.error):
+            restore()
+            self.producer.wanted += 1
+            found = self._in_step()
+            failed = f"{type(item.error).__name__}: {item.error}"
+            self.stay_in_step(f"on another thread a fetch failed ({failed})")
+            self._say(BOUND.format(failed))
+            return found
+        return _value(item)
+
+    def _when_due(self) -> Found:
+        """Has the batch fetched that nobody has begun to fetch: here, or on the thread if there is a timeout."""
+        return self._in_step() if self._options.timeout is None else self._demand()
+
+    def _in_step(self) -> Found:
+        self.producer.wanted -= 1
+        return self._fetches.fetch(True)
+
+    def _demand(self) -> Found:
+        """Lets the thread fetch one batch while the training waits for it."""
+        self._fetches.begin()
+        self.producer.demand(self._ahead)
+        return _value(self._get())
+
+    def _get(self) -> Item:
+        item = self.producer.get(self._options.timeout)
+        if item is None:
+            raise self._late()
+        return item
+
+    # -- what goes with it ------------------------------------------------------------------------------------------
+
+    def _note_draws(self, item: Item) -> None:
+        if isinstance(item.error, NotYet):
+            return
+        self._telemetry.batches_ahead += item.error is None
+        self._drawn = self._drawn + 1 if item.drew else 0
+        if self._drawn == _DRAWN_IN_A_ROW:
+            self.producer.running = False
+            self._say_draws(item)
+
+    def _say_draws(self, item: Item) -> None:
+        self._draws = True
+        self.stay_in_step(f"each fetch touches {item.drew}, which belongs to the whole process")
+        self._say(DRAWS.format(item.drew))
+
+    def _late(self) -> DataTimeoutError:
+        place, since = self._fetches.source.describe(), self._fetches.since
+        return DataTimeoutError(lateness(self._telemetry, self._options, self._fetches.stage, place, since))
+
+
+def _value(item: Item) -> Found:
+    if item.error is not None:
+        raise item.error
+    return item.value  # type: ignore[no-any-return]
