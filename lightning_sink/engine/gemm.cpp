@@ -1,8 +1,8 @@
 // Products of small matrices of floats on one thread, in the place of the library's.
 //
-// The library's cost a microsecond of dispatch each, and are made for large ones. `loop.py` places this text before the
-// step that Inductor generated and has it call `mm_out` and `addmm_out`, which leave to the library what is large, or
-// laid out in any other way. Measured in examples/benchmarks/RESULTS.md.
+// The library's cost a microsecond of dispatch each, and are made for large ones. `private.py` places this text, behind
+// `bare.cpp`, before the step that Inductor generated and has it call `mm_out` and `addmm_out`, which leave to the
+// library what is large, or laid out in any other way. Measured in examples/benchmarks/RESULTS.md.
 
 #include <torch/csrc/inductor/cpp_prefix.h>
 
@@ -89,51 +89,52 @@ struct Floats {
   int64_t rows = 0, columns = 0;
   bool fits = false;  // floats in two dimensions
 
-  explicit Floats(AtenTensorHandle tensor) {
-    int64_t dimensions = 0, *sizes = nullptr, *strides = nullptr;
-    int32_t dtype = 0;
-    void* data = nullptr;
-    aoti_torch_get_dim(tensor, &dimensions);
-    aoti_torch_get_dtype(tensor, &dtype);
-    if (dimensions != 2 || dtype != aoti_torch_dtype_float32()) return;
-    aoti_torch_get_sizes(tensor, &sizes);
-    aoti_torch_get_strides(tensor, &strides);
-    aoti_torch_get_data_ptr(tensor, &data);
-    matrix = {static_cast<float*>(data), strides[0], strides[1]};
-    rows = sizes[0];
-    columns = sizes[1];
+  explicit Floats(const View& view) {
+    if (view.dimensions != 2 || view.dtype != aoti_torch_dtype_float32()) return;
+    matrix = {reinterpret_cast<float*>(view.data), view.strides[0], view.strides[1]};
+    rows = view.sizes[0];
+    columns = view.sizes[1];
     fits = true;
   }
 };
 
-bool multiply_small(AtenTensorHandle out, const float* bias, AtenTensorHandle left, AtenTensorHandle right) {
+// Multiplies, and adds a row to each row of the result; false where that is better left to the library.
+bool multiply_small(const View& out, const View* bias, const View& left, const View& right) {
   const Floats a(left), b(right), c(out);
   if (!a.fits || !b.fits || !c.fits || a.rows * b.columns * a.columns > LARGE) return false;
   if (c.matrix.column != 1 || (b.matrix.column != 1 && b.matrix.row != 1)) return false;
-  multiply(a.matrix, b.matrix, bias, c.matrix, a.rows, b.columns, a.columns);
+  const bool is_row = bias == nullptr || (bias->dimensions == 1 && bias->strides[0] == 1 &&
+                                          bias->sizes[0] == c.columns &&  // one number for all columns is none
+                                          bias->dtype == aoti_torch_dtype_float32());
+  if (!is_row) return false;
+  const float* row = bias == nullptr ? nullptr : reinterpret_cast<float*>(bias->data);
+  multiply(a.matrix, b.matrix, row, c.matrix, a.rows, b.columns, a.columns);
   return true;
 }
 
 inline AOTITorchError mm_out(AtenTensorHandle out, AtenTensorHandle left, AtenTensorHandle right) {
-  return multiply_small(out, nullptr, left, right) ? AOTI_TORCH_SUCCESS : aoti_torch_cpu_mm_out(out, left, right);
+  if (multiply_small(View(out), nullptr, View(left), View(right))) return AOTI_TORCH_SUCCESS;
+  return aoti_torch_cpu_mm_out(out, left, right);
 }
 
 inline AOTITorchError addmm_out(
     AtenTensorHandle out, AtenTensorHandle bias, AtenTensorHandle left, AtenTensorHandle right, double beta, double alpha) {
-  int64_t dimensions = 0, *sizes = nullptr, *strides = nullptr;
-  int32_t dtype = 0;
-  void* data = nullptr;
-  aoti_torch_get_dim(bias, &dimensions);
-  aoti_torch_get_dtype(bias, &dtype);
-  aoti_torch_get_sizes(bias, &sizes);
-  aoti_torch_get_strides(bias, &strides);
-  aoti_torch_get_data_ptr(bias, &data);
-  const bool is_row = dimensions == 1 && strides[0] == 1 && sizes[0] == Floats(out).columns &&  // one number for all: no
-                      dtype == aoti_torch_dtype_float32();
-  if (is_row && beta == 1 && alpha == 1 && multiply_small(out, static_cast<float*>(data), left, right)) {
-    return AOTI_TORCH_SUCCESS;
-  }
+  const View row(bias);
+  if (beta == 1 && alpha == 1 && multiply_small(View(out), &row, View(left), View(right))) return AOTI_TORCH_SUCCESS;
   return aoti_torch_cpu_addmm_out(out, bias, left, right, beta, alpha);
+}
+
+inline AOTITorchError mm_out(const bare::Tensor& out, const bare::Tensor& left, const bare::Tensor& right) {
+  if (multiply_small(out, nullptr, left, right)) return AOTI_TORCH_SUCCESS;
+  return aoti_torch_cpu_mm_out(bare::Lent(out), bare::Lent(left), bare::Lent(right));
+}
+
+inline AOTITorchError addmm_out(
+    const bare::Tensor& out, const bare::Tensor& bias, const bare::Tensor& left, const bare::Tensor& right, double beta,
+    double alpha) {
+  if (beta == 1 && alpha == 1 && multiply_small(out, &bias, left, right)) return AOTI_TORCH_SUCCESS;
+  return aoti_torch_cpu_addmm_out(
+      bare::Lent(out), bare::Lent(bias), bare::Lent(left), bare::Lent(right), beta, alpha);
 }
 
 }  // namespace lightning_sink

@@ -1,7 +1,8 @@
 // The loop around a compiled step: many steps in one call, without the interpreter between them.
 //
-// `loop.py` places this text before the step that Inductor generated, `inductor_entry_impl`, and fills in the two counts.
-// It uses nothing but that function, the C interface that generated code itself uses, and Python's.
+// `private.py` places this text, behind `bare.cpp`, before the step that Inductor generated, `inductor_entry_impl`, and
+// fills in what stands between two @. It uses nothing but that function, the C interface that generated code itself
+// uses, and Python's.
 
 void inductor_entry_impl(AtenTensorHandle* inputs, AtenTensorHandle* outputs);  // inputs are taken, outputs given away
 
@@ -9,6 +10,9 @@ namespace lightning_sink {
 
 constexpr size_t NUM_INPUTS = @INPUTS@;
 constexpr size_t NUM_OUTPUTS = @OUTPUTS@;
+constexpr bool HAS_BARE = @BARE@;  // whether there is a `bare_step`, the same step on the tensors of `bare.cpp`
+
+void bare_step(bare::Tensor* inputs, bare::Handle* outputs);  // likewise
 
 thread_local bool in_loop = false;
 
@@ -39,6 +43,7 @@ class Tensors {
       handles_.push_back(static_cast<AtenTensorHandle>(handle));
     }
   }
+  Tensors(Tensors&& other) noexcept : handles_(std::move(other.handles_)) { other.handles_.clear(); }
   explicit Tensors(size_t size) : handles_(size, nullptr) {}
   Tensors(const Tensors&) = delete;
   Tensors& operator=(const Tensors&) = delete;
@@ -56,6 +61,7 @@ class Tensors {
     if (handles_[i] != nullptr) AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handles_[i], &result));
     return result;
   }
+  void put(size_t i, AtenTensorHandle handle) { handles_[i] = handle; }
   AtenTensorHandle take(size_t i) { return std::exchange(handles_[i], nullptr); }
   AtenTensorHandle operator[](size_t i) const { return handles_[i]; }
   AtenTensorHandle* data() { return handles_.data(); }
@@ -71,35 +77,86 @@ std::vector<int64_t> numbers(PyObject* list) {
   return result;
 }
 
+// The values that are wanted of every step: an output's index, where the first one goes, and its bytes, three by three.
+class Kept {
+ public:
+  explicit Kept(PyObject* list) : numbers_(numbers(list)) {}
+
+  template <class Outputs>
+  void note(const Outputs& outputs, int64_t step) const {
+    for (size_t i = 0; i < numbers_.size(); i += 3) {
+      const int64_t bytes = numbers_[i + 2];
+      std::memcpy(reinterpret_cast<char*>(numbers_[i + 1]) + step * bytes, View(outputs[numbers_[i]]).data, bytes);
+    }
+  }
+
+ private:
+  std::vector<int64_t> numbers_;
+};
+
 // fixed: the inputs, None where one differs; rows: the inputs that differ, step after step; positions: where they go.
+struct Inputs {
+  Tensors fixed, rows;
+  std::vector<int64_t> positions;
+
+  Inputs(PyObject* fixed_list, PyObject* rows_list, PyObject* positions_list, int64_t steps)
+      : fixed(fixed_list), rows(rows_list), positions(numbers(positions_list)) {
+    if (fixed.size() != NUM_INPUTS || rows.size() != positions.size() * steps) throw std::runtime_error("wrong inputs");
+  }
+};
+
+// Runs a step on tensors of torch's; its outputs take the place of those of the step before.
+void run_step(Inputs& inputs, int64_t step, Tensors& last) {
+  std::array<AtenTensorHandle, NUM_INPUTS> handles{};
+  Tensors outputs(NUM_OUTPUTS);
+  for (size_t i = 0; i < NUM_INPUTS; ++i) handles[i] = inputs.fixed.copy(i);
+  for (size_t i = 0; i < inputs.positions.size(); ++i) {
+    handles[inputs.positions[i]] = inputs.rows.take(step * inputs.positions.size() + i);
+  }
+  inductor_entry_impl(handles.data(), outputs.data());
+  swap(last, outputs);
+}
+
+// Runs steps without tensors of torch's; where one fails, `last` is what the one before it gave.
+void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
+  std::array<bare::Tensor, NUM_INPUTS> tensors;
+  std::array<bare::Tensor, NUM_OUTPUTS> outputs;
+  for (size_t i = 0; i < NUM_INPUTS; ++i) {
+    if (inputs.fixed[i] != nullptr) tensors[i] = bare::Tensor(inputs.fixed[i]);
+  }
+  try {
+    for (; done < steps; ++done) {
+      for (size_t i = 0; i < inputs.positions.size(); ++i) {
+        tensors[inputs.positions[i]] = bare::Tensor(inputs.rows[done * inputs.positions.size() + i]);
+      }
+      std::array<bare::Handle, NUM_OUTPUTS> handles;
+      bare_step(tensors.data(), handles.data());
+      for (size_t i = 0; i < NUM_OUTPUTS; ++i) outputs[i] = bare::Tensor(handles[i]);
+      kept.note(outputs, done);
+    }
+  } catch (...) {
+    for (size_t i = 0; i < NUM_OUTPUTS && done > 0; ++i) last.put(i, bare::copy(outputs[i]));
+    throw;
+  }
+}
+
 // Returns how many steps were run, the outputs of the last of them, and why the next one failed, None if all were run.
-// kept: for each output of which every step's value is wanted its index, where the first goes, and its bytes.
-PyObject* run(PyObject* fixed_list, PyObject* rows_list, PyObject* positions_list, PyObject* kept_list, int64_t steps) {
-  Tensors fixed(fixed_list), rows(rows_list), outputs(NUM_OUTPUTS), last(NUM_OUTPUTS);
+PyObject* run(Inputs inputs, const Kept& kept, int64_t steps) {
+  Tensors last(NUM_OUTPUTS);
   int64_t done = 0;
   std::string failure;
-  const std::vector<int64_t> positions = numbers(positions_list), kept = numbers(kept_list);
-  if (fixed.size() != NUM_INPUTS || rows.size() != positions.size() * steps) throw std::runtime_error("wrong inputs");
   try {
     Unlocked unlocked;
     InLoop in_loop;
-    std::array<AtenTensorHandle, NUM_INPUTS> inputs{};
-    for (int64_t step = 0; step < steps; ++step) {
-      for (size_t i = 0; i < NUM_INPUTS; ++i) inputs[i] = fixed.copy(i);
-      for (size_t i = 0; i < positions.size(); ++i) inputs[positions[i]] = rows.take(step * positions.size() + i);
-      inductor_entry_impl(inputs.data(), outputs.data());
-      for (size_t i = 0; i < kept.size(); i += 3) {
-        void* value = nullptr;
-        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(outputs[kept[i]], &value));
-        std::memcpy(reinterpret_cast<char*>(kept[i + 1]) + step * kept[i + 2], value, kept[i + 2]);
-      }
-      last.clear();
-      swap(last, outputs);
-      done = step + 1;
+    if constexpr (HAS_BARE) run_bare(inputs, kept, steps - 1, done, last);
+    for (; done < steps; ++done) {
+      run_step(inputs, done, last);
+      kept.note(last, done);
     }
   } catch (const std::exception& error) {
     failure = error.what();
   }
+  bare::pool.clear();
   if (PyErr_Occurred()) return nullptr;
   PyObject* result = PyList_New(done > 0 ? NUM_OUTPUTS : 0);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(result); ++i) {
@@ -114,7 +171,7 @@ PyObject* run(PyObject* fixed_list, PyObject* rows_list, PyObject* positions_lis
 extern "C" __attribute__((visibility("default"))) PyObject* lightning_sink_run(
     PyObject* fixed, PyObject* rows, PyObject* positions, PyObject* kept, int64_t steps) {
   try {
-    return lightning_sink::run(fixed, rows, positions, kept, steps);
+    return lightning_sink::run({fixed, rows, positions, steps}, lightning_sink::Kept(kept), steps);
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   } catch (...) {

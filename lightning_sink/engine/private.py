@@ -139,7 +139,7 @@ def compile_graph(
         graph: The graph.
         inputs: Its inputs; they are copied.
         options: Inductor's options.
-        source: C++ to be compiled with it, before the generated function: `loop.cpp`, and what it is to call.
+        source: C++ to be compiled with it, before the generated function: `bare.cpp`, `loop.cpp`, what they call.
         calls: Functions of that C++ that take the place of the library's.
 
     Returns:
@@ -171,8 +171,10 @@ def compile_graph(
 
 
 _ENTRY = "void inductor_entry_impl("
+_END = "} // inductor_entry_impl"
 _UNLOCKS = re.compile(r"py::gil_scoped_release(_simple)? release;")
 _TAKES = re.compile(r"steal_from_raw_handles_to_raii_handles\(input_handles, (\d+)\)")
+_CALLED = re.compile(r"([\w:]+)\(")
 
 
 @contextmanager
@@ -189,16 +191,47 @@ def _with_source(source: str, calls: Iterable[str]) -> Iterator[None]:
 
     def load(*args: Any, main_code: str = "", num_outputs: int = -1, **kwargs: Any) -> Any:
         takes = _TAKES.findall(main_code)
-        if main_code.count(_ENTRY) == len(_UNLOCKS.findall(main_code)) == len(takes) == 1:
+        if main_code.count(_ENTRY) == main_code.count(_END) == len(_UNLOCKS.findall(main_code)) == len(takes) == 1:
             main_code = _UNLOCKS.sub("lightning_sink::Unlocked release;", main_code)
             for name in calls:
                 main_code = main_code.replace(f"aoti_torch_cpu_{name}(", f"lightning_sink::{name}(")
-            counted = source.replace("@INPUTS@", takes[0]).replace("@OUTPUTS@", str(num_outputs))
-            main_code = main_code.replace(_ENTRY, f"{counted}\n{_ENTRY}")
+            bare = _bare_step(main_code, calls)
+            filled = source.replace("@INPUTS@", takes[0]).replace("@OUTPUTS@", str(num_outputs))
+            filled = filled.replace("@BARE@", "true" if bare else "false")
+            main_code = main_code.replace(_ENTRY, f"{filled}\n{bare}\n{_ENTRY}")
         return original(*args, main_code=main_code, num_outputs=num_outputs, **kwargs)
 
     with patch.object(CppWrapperCodeCache, "load_pybinding", load) if source else nullcontext():
         yield
+
+
+_BARE_TYPES = {"RAIIAtenTensorHandle": "Tensor", "AtenTensorHandle": "Handle"}
+_BARE_CALLS = (
+    "aoti_torch_empty_strided",
+    "aoti_torch_new_tensor_handle",
+    "reinterpret_tensor_wrapper",
+    "steal_from_raw_handles_to_raii_handles",
+    "wrap_with_raii_handle_if_needed",
+)
+
+
+def _bare_step(code: str, calls: Iterable[str]) -> str:
+    """Returns the generated step on the tensors of `bare.cpp`; nothing where it calls what these do not stand for."""
+    _, _, step = code.partition(_ENTRY)
+    step = step.partition("{")[2].partition(_END)[0]
+    step = re.sub(r"//.*", "", step)
+    known = {*_BARE_CALLS, *(f"lightning_sink::{name}" for name in calls), "AOTI_TORCH_ERROR_CODE_CHECK", "std::move"}
+    known |= {"data_ptr", "reset", "release", "RAIIAtenTensorHandle"}
+    declared = set(re.findall(r"RAIIAtenTensorHandle (\w+)\(", step))
+    called = {name for name in _CALLED.findall(step) if not name.startswith("cpp_fused_")}
+    if called - known - declared:
+        return ""
+    for name, bare in _BARE_TYPES.items():
+        step = re.sub(rf"\b{name}\b", f"lightning_sink::bare::{bare}", step)
+    for name in _BARE_CALLS:
+        step = step.replace(f"{name}(", f"lightning_sink::bare::{name.removeprefix('aoti_torch_')}(")
+    head = "void lightning_sink::bare_step(bare::Tensor* input_handles, bare::Handle* output_handles) {"
+    return f"{head}{step}}}\n"
 
 
 def _find_loop(callable_code: Any) -> NativeLoop | None:
