@@ -12,7 +12,8 @@ class QueueOptions:
     """Options of the queue between a loader and the training.
 
     Attributes:
-        buffer_size: Most batches that are fetched and not yet taken. 0 fetches nothing ahead: each batch is fetched on
+        buffer_size: Most batches that are fetched and not yet taken; those that are being trained, as many again where
+            steps run in a row, have been taken. 0 fetches nothing ahead: each batch is fetched on
             the trainer's thread when it is due.
         buffer_bytes: Most bytes of tensors that are fetched and not yet taken, each batch reckoned as large as the one
             before it; a single larger batch still passes.

@@ -55,11 +55,11 @@ class BatchQueue:
         self._telemetry = Telemetry()
         if options.buffer_size == 0:
             in_step_because = in_step_because or "`buffer_size` is 0"
-        device = device or HostDevice()
-        self._free: deque[Slot] = deque(device.slot() for _ in range(options.buffer_size + 2))
+        self._device = device or HostDevice()
+        self._free: deque[Slot] = deque(self._device.slot() for _ in range(options.buffer_size + 2))
         self._held: Slot | None = None
         self._early: deque[tuple[Any, Found]] = deque()
-        self._reuse = Reuse(options.buffer_size, options.buffer_bytes)
+        self._reuse = Reuse(2 * options.buffer_size, options.buffer_bytes)
         self._failure: BaseException | None = None
         self._fetches = Fetches(source, self._free, prepare, self._telemetry)
         self._supply = Supply(self._fetches, options, self._telemetry, in_step_because, say)
@@ -167,20 +167,24 @@ class BatchQueue:
         if reuse.found and not self._telemetry.in_step_because:
             self._supply.stay_in_step(f"the loader fills the memory of a batch again {reuse.distance} batches later")
 
-    def look_ahead(self, most: int) -> list[tuple[Any, Any]]:
+    def look_ahead(self, most: int, behind: int = 0) -> list[tuple[Any, Any]]:
         """Returns batches that come next, at most so many, with their notes; they stay in the queue.
 
         On the way in step they are fetched here and now, at most `buffer_size`: plain training would do so a few steps
         later. That is another time, but the same batches, unless a fetch draws, as the steps before it may. An error
         waits for its batch's turn.
+
+        Args:
+            most: How many at most.
+            behind: How many of those that were returned before are left out: they are being trained.
         """
         if not self._early:
             self._release()
-        most = min(most, self._options.buffer_size, self._reuse.distance)
-        missing = most - len(self._early)
+        most = min(most, self._options.buffer_size, self._reuse.distance - behind)
+        missing = behind + most - len(self._early)
         if missing > 0 and self._failure is None:
             self._look_further(missing)
-        return [(batch, note) for batch, (_, note, _) in islice(self._early, max(0, most))]
+        return [(batch, note) for batch, (_, note, _) in islice(self._early, behind, behind + max(0, most))]
 
     def _look_further(self, batches: int) -> None:
         producer, room = self._producer, self._options.buffer_bytes
@@ -188,6 +192,8 @@ class BatchQueue:
         for _ in range(batches):
             if not self._supply.has_early() or producer.held_bytes + last > room:
                 break
+            if not self._free:  # as many again are being trained
+                self._free.append(self._device.slot())
             producer.hold(1, 0)  # before there is room for the thread to fetch another one
             try:
                 item = self._supply.early()

@@ -1,14 +1,17 @@
-"""What goes into one call: how many steps, and the numbers that differ from one to the next."""
+"""Steps in a row: how many go into one call, the numbers that differ from one to the next, and the call itself."""
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program
-from lightning_sink.engine.step import Sink
+from lightning_sink.engine.step import Sink, Step
 
 _SECONDS = 0.05
 """What one call should take at most. Ctrl-C, SIGTERM and `max_time` take effect between two calls."""
@@ -32,9 +35,64 @@ class Numbers:
     stale: bool = False
 
 
+class Call:
+    """Steps in a row that a program is to run, and what becomes of them.
+
+    Args:
+        sink: Whose steps they are.
+        program: What runs them.
+        chunk: Steps that come next.
+        numbers: How many of these, and the counters and options that they take.
+
+    Attributes:
+        steps: The steps.
+        is_whole: Whether they are all of the chunk.
+        done: How many were run; known, like the others, when they have been waited for.
+        outputs: What the last of them gave.
+        losses: The losses of those that were run; None where they give none.
+        logged: What they logged.
+        error: What the step behind them raised; None where all were run.
+    """
+
+    def __init__(self, sink: Sink, program: Program, chunk: list[Step], numbers: Numbers) -> None:
+        self.steps, self.is_whole = chunk[: numbers.steps], numbers.steps == len(chunk)
+        self.done, self.outputs = 0, tuple[Tensor, ...]()
+        self.losses: Tensor | None = None
+        self.logged: list[Tensor] = []
+        self.error: Exception | None = None
+        self._sink, self._program = sink, program
+        self._row = program.row([step.leaves for step in self.steps], numbers.rows)
+        self._began = 0.0
+        self._runs = False
+
+    def launch(self) -> None:
+        """Begins to run the steps."""
+        self._began, self._runs = time.perf_counter(), True
+        with torch.enable_grad() if self._program.grad_mode else nullcontext():
+            self._row.launch()
+
+    def wait(self) -> None:
+        """Waits for the end of the steps, if they were launched."""
+        if not self._runs:
+            return
+        self._runs = False
+        self.done, self.outputs, columns, self.error = self._row.wait()
+        if self.done < len(self.steps):
+            self._sink.pass_again(self.done, self._program.note)
+        if self.done:
+            self._program.seconds = (time.perf_counter() - self._began) / self.done
+            has_loss = self._program.loss is not None
+            self.losses, self.logged = (columns[0], columns[1:]) if has_loss else (None, columns)
+
+
 def most(program: Program) -> int:
     """Returns how many steps of a program may go into the next call."""
     return max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9))))
+
+
+def has_numbers(sink: Sink, program: Program) -> bool:
+    """Tells whether steps in a row may differ in counters or options, or go another way by them."""
+    return bool(sink.schedules or program.counts or program.guards)
 
 
 def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: int) -> Numbers:
@@ -46,7 +104,7 @@ def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: in
         hyper: The optimizers' options.
         steps: How many.
     """
-    if not (sink.schedules or program.counts or program.guards):
+    if not has_numbers(sink, program):
         return Numbers(steps)
     found = Numbers(0)
     passing = sink.passing(steps, program.note)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
-from lightning_sink.engine.chunks import most, pass_through
+from lightning_sink.engine.chunks import Call, has_numbers, most, pass_through
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.functions import Functions
 from lightning_sink.engine.granted import Glance, Granted
@@ -146,8 +146,8 @@ class CompiledEngine(Engine):
                 elif not self._run(sink, step, program):
                     self._programs[key].remove(program)
                     self._observe(sink, step, key)
-                elif program.repeats and self._unsettled is not None:
-                    self._run_ahead(sink, step, program, self._unsettled[1])
+                elif self._unsettled is not None and program.may_repeat(self._unsettled[1]):
+                    self._run_ahead(sink, step, program)
         finally:
             self._settle()
 
@@ -195,30 +195,57 @@ class CompiledEngine(Engine):
         sink.account(step, self._result_of(program, outputs), loss, logged, program.note)
         return True
 
-    def _run_ahead(self, sink: Sink, step: Step, program: Program, outputs: tuple[Any, ...]) -> None:
+    def _run_ahead(self, sink: Sink, step: Step, program: Program) -> None:
         """Runs, many in one call, the steps that come next and need nothing but the program."""
-        while chunk := sink.ahead(step, program.note, most(program)):
-            batches = [item.leaves for item in chunk]
-            if not program.may_repeat(outputs, batches):
-                return
-            numbers = pass_through(sink, program, self._hyper, len(chunk))
-            if numbers.stale:
-                self._settle()
-                self._forget()
-            if not numbers.steps:
-                return
-            began = time.perf_counter()
-            done, outputs, columns, self._error = program.repeat(outputs, batches[: numbers.steps], numbers.rows)
-            if done < numbers.steps:
-                sink.pass_again(done, program.note)
-            if done:
-                program.seconds = (time.perf_counter() - began) / done
-                self._unsettled = program, outputs
-                self.compiled_steps += done
-                loss, logged = (None, columns) if program.loss is None else (columns[0], columns[1:])
-                sink.account_chunk(chunk[:done], self._result_of(program, outputs), loss, logged, program.note)
-            if done < len(chunk):
-                return  # the next step needs another program, or is the one that failed
+        call = self._prepare(sink, step, program)
+        try:
+            if call is not None:
+                call.launch()
+            while call is not None:
+                call = self._finish(sink, step, program, call)
+        finally:
+            program.function.rest()
+
+    def _prepare(self, sink: Sink, step: Step, program: Program, behind: int = 0) -> Call | None:
+        chunk = sink.ahead(step, program.note, most(program), behind)
+        if not chunk or not program.takes([item.leaves for item in chunk]):
+            return None
+        numbers = pass_through(sink, program, self._hyper, len(chunk))
+        if numbers.stale:
+            self._settle()
+            self._forget()
+        return Call(sink, program, chunk, numbers) if numbers.steps else None
+
+    def _finish(self, sink: Sink, step: Step, program: Program, call: Call) -> Call | None:
+        """Waits for a call and accounts for it; returns the next one, launched.
+
+        Where steps run beside this thread, the next call is prepared meanwhile, and launched before the accounts.
+        """
+        following = None
+        try:
+            if program.function.overlaps and call.is_whole and not has_numbers(sink, program):
+                following = self._prepare(sink, step, program, behind=len(call.steps))
+        finally:
+            call.wait()
+            goes_on = call.is_whole and call.done == len(call.steps)
+            if following is not None and goes_on:
+                following.launch()
+            self._account(sink, program, call)
+        if not goes_on:
+            return None  # the next step needs another program, or is the one that failed
+        if following is None:
+            following = self._prepare(sink, step, program)
+            if following is not None:
+                following.launch()
+        return following
+
+    def _account(self, sink: Sink, program: Program, call: Call) -> None:
+        self._error = call.error
+        if call.done:
+            self._unsettled = program, call.outputs
+            self.compiled_steps += call.done
+            result = self._result_of(program, call.outputs)
+            sink.account_chunk(call.steps[: call.done], result, call.losses, call.logged, program.note)
 
     def _result_of(self, program: Program, outputs: tuple[Any, ...]) -> Callable[[], Result]:
         def result() -> Result:

@@ -1,8 +1,10 @@
 // The loop around a compiled step: many steps in one call, without the interpreter between them.
 //
-// `private.py` places this text, behind `bare.cpp`, before the step that Inductor generated, `inductor_entry_impl`, and
+// `private.py` places this text, behind `bare.cpp` and `worker.cpp`, before the step that Inductor generated, `inductor_entry_impl`, and
 // fills in what stands between two @. It uses nothing but that function, the C interface that generated code itself
 // uses, and Python's.
+
+#include <cfenv>
 
 void inductor_entry_impl(AtenTensorHandle* inputs, AtenTensorHandle* outputs);  // inputs are taken, outputs given away
 
@@ -106,12 +108,14 @@ struct Inputs {
 };
 
 // Runs a step on tensors of torch's; its outputs take the place of those of the step before.
-void run_step(Inputs& inputs, int64_t step, Tensors& last) {
+//
+// Inputs are given as copies of handles: letting go of one that only Python holds besides takes the interpreter's lock.
+void run_step(const Inputs& inputs, int64_t step, Tensors& last) {
   std::array<AtenTensorHandle, NUM_INPUTS> handles{};
   Tensors outputs(NUM_OUTPUTS);
   for (size_t i = 0; i < NUM_INPUTS; ++i) handles[i] = inputs.fixed.copy(i);
   for (size_t i = 0; i < inputs.positions.size(); ++i) {
-    handles[inputs.positions[i]] = inputs.rows.take(step * inputs.positions.size() + i);
+    handles[inputs.positions[i]] = inputs.rows.copy(step * inputs.positions.size() + i);
   }
   inductor_entry_impl(handles.data(), outputs.data());
   swap(last, outputs);
@@ -140,42 +144,124 @@ void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& do
   }
 }
 
-// Returns how many steps were run, the outputs of the last of them, and why the next one failed, None if all were run.
-PyObject* run(Inputs inputs, const Kept& kept, int64_t steps) {
-  Tensors last(NUM_OUTPUTS);
-  int64_t done = 0;
-  std::string failure;
-  try {
-    Unlocked unlocked;
+// Steps in a row: what they need, and what has become of them.
+class Run {
+ public:
+  Run(Inputs inputs, PyObject* kept, int64_t steps) : inputs_(std::move(inputs)), kept_(kept), steps_(steps) {
+    std::fegetenv(&floats_);
+  }
+
+  // Runs them, on whichever thread; needs no lock of the interpreter's.
+  void go() {
     InLoop in_loop;
-    if constexpr (HAS_BARE) run_bare(inputs, kept, steps - 1, done, last);
-    for (; done < steps; ++done) {
-      run_step(inputs, done, last);
-      kept.note(last, done);
+    std::fesetenv(&floats_);  // whether subnormal numbers count as zeros is kept for each thread
+    try {
+      if constexpr (HAS_BARE) run_bare(inputs_, kept_, steps_ - 1, done_, last_);
+      for (; done_ < steps_; ++done_) {
+        run_step(inputs_, done_, last_);
+        kept_.note(last_, done_);
+      }
+    } catch (const std::exception& error) {
+      failure_ = error.what();
     }
-  } catch (const std::exception& error) {
-    failure = error.what();
+    bare::pool.clear();
+    has_ended_ = true;
   }
-  bare::pool.clear();
-  if (PyErr_Occurred()) return nullptr;
-  PyObject* result = PyList_New(done > 0 ? NUM_OUTPUTS : 0);
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(result); ++i) {
-    PyList_SET_ITEM(result, i, PyCapsule_New(last.take(i), nullptr, nullptr));
+
+  bool has_ended() const { return has_ended_; }
+
+  // Returns how many were run, the outputs of the last of them, and why the next one failed, None if all were run.
+  PyObject* result() {
+    if (PyErr_Occurred()) return nullptr;  // a custom operation in Python may have left one
+    PyObject* outputs = PyList_New(done_ > 0 ? NUM_OUTPUTS : 0);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); ++i) {
+      PyList_SET_ITEM(outputs, i, PyCapsule_New(last_.take(i), nullptr, nullptr));
+    }
+    return done_ == steps_ ? Py_BuildValue("LNO", static_cast<long long>(done_), outputs, Py_None)
+                           : Py_BuildValue("LNs", static_cast<long long>(done_), outputs, failure_.c_str());
   }
-  return done == steps ? Py_BuildValue("LNO", static_cast<long long>(done), result, Py_None)
-                       : Py_BuildValue("LNs", static_cast<long long>(done), result, failure.c_str());
-}
 
-}  // namespace lightning_sink
+ private:
+  Inputs inputs_;
+  Kept kept_;
+  int64_t steps_, done_ = 0;
+  Tensors last_{NUM_OUTPUTS};
+  std::string failure_;
+  std::fenv_t floats_;
+  std::atomic<bool> has_ended_{false};
+};
 
-extern "C" __attribute__((visibility("default"))) PyObject* lightning_sink_run(
-    PyObject* fixed, PyObject* rows, PyObject* positions, PyObject* kept, int64_t steps) {
+template <class Function>
+PyObject* guarded(Function function) {
   try {
-    return lightning_sink::run({fixed, rows, positions, steps}, lightning_sink::Kept(kept), steps);
+    return function();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   } catch (...) {
     PyErr_SetString(PyExc_RuntimeError, "unhandled error");
   }
   return nullptr;
+}
+
+Worker* worker = nullptr;  // there from the first row that is run beside the caller to `lightning_sink_rest`
+
+void wait_for(const Run& run) {
+  if (run.has_ended() || worker == nullptr) return;
+  const Unlocked unlocked;
+  worker->wait();
+}
+
+void forget(PyObject* capsule) {
+  Run* run = static_cast<Run*>(PyCapsule_GetPointer(capsule, nullptr));
+  wait_for(*run);
+  delete run;
+}
+
+}  // namespace lightning_sink
+
+#define LIGHTNING_SINK_API extern "C" __attribute__((visibility("default")))
+
+LIGHTNING_SINK_API const int32_t lightning_sink_is_bare = lightning_sink::HAS_BARE;
+
+// Returns a capsule of steps in a row.
+LIGHTNING_SINK_API PyObject* lightning_sink_prepare(
+    PyObject* fixed, PyObject* rows, PyObject* positions, PyObject* kept, int64_t steps) {
+  using namespace lightning_sink;
+  return guarded([&] { return PyCapsule_New(new Run(Inputs(fixed, rows, positions, steps), kept, steps), nullptr, forget); });
+}
+
+// Runs them to their end, or beside the caller, of which there may be one at a time.
+LIGHTNING_SINK_API PyObject* lightning_sink_launch(PyObject* capsule, int32_t beside) {
+  using namespace lightning_sink;
+  return guarded([&] {
+    Run* run = static_cast<Run*>(PyCapsule_GetPointer(capsule, nullptr));
+    if (beside) {
+      if (worker == nullptr) worker = new Worker();
+      worker->start([run] { run->go(); });
+    } else {
+      const Unlocked unlocked;
+      run->go();
+    }
+    return Py_NewRef(Py_None);
+  });
+}
+
+// Waits for the end of steps in a row; returns what has become of them.
+LIGHTNING_SINK_API PyObject* lightning_sink_wait(PyObject* capsule) {
+  using namespace lightning_sink;
+  return guarded([&] {
+    Run* run = static_cast<Run*>(PyCapsule_GetPointer(capsule, nullptr));
+    wait_for(*run);
+    return run->result();
+  });
+}
+
+// Ends the thread for steps beside the caller, if there is one; the next such row starts another.
+LIGHTNING_SINK_API PyObject* lightning_sink_rest() {
+  using namespace lightning_sink;
+  return guarded([&] {
+    const Unlocked unlocked;
+    delete std::exchange(worker, nullptr);
+    return Py_NewRef(Py_None);
+  });
 }

@@ -6,7 +6,8 @@ differ in some of their inputs. `NativeStep` is one whose loop is compiled with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,114 @@ from lightning_sink.engine.recording import Recording
 
 Outputs = tuple[Tensor, ...]
 Repeated = tuple[int, Outputs, list[Tensor], Exception | None]
+
+
+class Row:
+    """Steps in a row that differ in some of their inputs.
+
+    Args:
+        step: What runs one.
+        fixed: The inputs that are the same for each step; None for those that are not.
+        positions: Which are not.
+        rows: Those inputs, for each step.
+        kept: Outputs of one element each, of which every step's is wanted.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Outputs],
+        fixed: list[Tensor | None],
+        positions: list[int],
+        rows: list[list[Tensor]],
+        kept: list[int],
+    ) -> None:
+        self._step, self._fixed, self._positions, self._rows, self._kept = step, fixed, positions, rows, kept
+        self._result: Repeated = 0, (), [], None
+
+    def launch(self) -> None:
+        """Begins to run them; may end with that."""
+        inputs: list[Any] = self._fixed.copy()
+        columns: list[list[Tensor]] = [[] for _ in self._kept]
+        done, outputs, error = 0, Outputs(), None
+        for row in self._rows:
+            for position, tensor in zip(self._positions, row, strict=True):
+                inputs[position] = tensor
+            try:
+                outputs = self._step(*inputs)
+            except Exception as raised:
+                error = raised
+                break
+            done += 1
+            for column, index in zip(columns, self._kept, strict=True):
+                column.append(outputs[index].reshape(()).clone())
+        self._result = done, outputs, [torch.stack(column) for column in columns] if done else [], error
+
+    def wait(self) -> Repeated:
+        """Waits for their end.
+
+        Returns:
+            How many were run, the last one's outputs, a tensor with one value for each step for each of `kept`, and
+            what the step behind them raised; None where all were run.
+        """
+        return self._result
+
+
+class NativeRow(Row):
+    """Steps in a row that machine code runs.
+
+    Args:
+        loop: Runs them.
+        inputs: The inputs, None for those that differ.
+        varying: These, step after step.
+        positions: Where they go.
+        kept: Outputs of which every step's is wanted, with what they look like.
+        steps: How many.
+        one_thread: Whether they run faster on one thread.
+        beside: Whether to run them beside the thread that launches them.
+    """
+
+    def __init__(
+        self,
+        loop: NativeLoop,
+        inputs: list[Tensor | None],
+        varying: list[Tensor],
+        positions: list[int],
+        kept: dict[int, tuple[torch.dtype, int]],
+        steps: int,
+        *,
+        one_thread: bool,
+        beside: bool,
+    ) -> None:
+        self._loop, self._one_thread, self._beside = loop, one_thread, beside
+        self._columns = [torch.empty(steps, dtype=dtype) for dtype, _ in kept.values()]
+        places = [
+            number
+            for (index, (_, size)), column in zip(kept.items(), self._columns, strict=True)
+            for number in (index, column.data_ptr(), size)
+        ]
+        self._run = loop.prepare(inputs, varying, positions, places, steps)
+
+    def launch(self) -> None:
+        """Begins to run them."""
+        with on_one_thread() if self._one_thread and not self._beside else nullcontext():
+            self._loop.launch(self._run, self._beside)
+
+    def wait(self) -> Repeated:
+        """Waits for their end."""
+        done, outputs, message = self._loop.wait(self._run)
+        error = RuntimeError(message) if message is not None else None
+        return done, outputs, [column[:done] for column in self._columns], error
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Lets torch compute on one thread for a while."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class CompiledStep:
@@ -42,50 +151,18 @@ class CompiledStep:
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step."""
         drawn = [draw() for draw in self._draws]
-        return self._on_its_threads(self._function, *inputs, *drawn)
+        with on_one_thread() if self._one_thread else nullcontext():
+            return self._function(*inputs, *drawn)
 
-    def _on_its_threads(self, function: Callable[..., Outputs], *arguments: Any) -> Outputs:
-        if not self._one_thread:
-            return function(*arguments)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return function(*arguments)
-        finally:
-            torch.set_num_threads(threads)
+    overlaps = False
+    """Whether rows run beside the thread that launches them."""
 
-    def repeat(
-        self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]
-    ) -> Repeated:
-        """Runs steps in a row.
+    def row(self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]) -> Row:
+        """Returns steps in a row, to be run; the arguments are those of `Row`."""
+        return Row(self, fixed, positions, rows, kept)
 
-        Args:
-            fixed: The inputs that are the same for each step; None for those that are not.
-            positions: Which are not.
-            rows: Those inputs, for each step.
-            kept: Outputs of one element each, of which every step's is wanted.
-
-        Returns:
-            How many steps were run, the last one's outputs, a tensor with one value for each step for each of `kept`,
-            and what the step behind them raised; None where all were run.
-        """
-        inputs: list[Any] = fixed.copy()
-        columns: list[list[Tensor]] = [[] for _ in kept]
-        outputs: Outputs = ()
-        error: Exception | None = None
-        done = 0
-        for row in rows:
-            for position, tensor in zip(positions, row, strict=True):
-                inputs[position] = tensor
-            try:
-                outputs = self(*inputs)
-            except Exception as raised:
-                error = raised
-                break
-            done += 1
-            for column, index in zip(columns, kept, strict=True):
-                column.append(outputs[index].reshape(()).clone())
-        return done, outputs, [torch.stack(column) for column in columns] if done else [], error
+    def rest(self) -> None:
+        """Ends what rows that run beside others need; the next one begins it anew."""
 
 
 class NativeStep(CompiledStep):
@@ -116,25 +193,35 @@ class NativeStep(CompiledStep):
             self._layouts = {i: (t.dtype, t.element_size()) for i, t in enumerate(outputs) if t.numel() == 1}
         return outputs
 
-    def repeat(
-        self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]
-    ) -> Repeated:
-        """Runs steps in a row."""
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        """Whether rows run beside the thread that launches them.
+
+        Those of several threads do not: they would wait for each other longer (`Producer.retire` says why). Nor do
+        those that draw, in the order of the training.
+        """
+        return self._one_thread and self._loop.is_bare and bool(self._layouts) and not self._draws
+
+    def row(self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]) -> Row:
+        """Returns steps in a row, to be run; the arguments are those of `Row`."""
         if not self._layouts:
-            return super().repeat(fixed, positions, rows, kept)
-        columns = [torch.empty(len(rows), dtype=self._layouts[index][0]) for index in kept]
-        places = [
-            number
-            for index, column in zip(kept, columns, strict=True)
-            for number in (index, column.data_ptr(), self._layouts[index][1])
-        ]
+            return super().row(fixed, positions, rows, kept)
         varying = [tensor for row in rows for tensor in (*row, *(draw() for draw in self._draws))]
         behind = range(len(fixed), len(fixed) + len(self._draws))
-        inputs = [*fixed, *(None for _ in behind)]
-        run: Any = self._on_its_threads
-        done, outputs, message = run(self._loop, inputs, varying, [*positions, *behind], places, len(rows))
-        error = RuntimeError(message) if message is not None else None
-        return done, outputs, [column[:done] for column in columns], error
+        return NativeRow(
+            self._loop,
+            [*fixed, *(None for _ in behind)],
+            varying,
+            [*positions, *behind],
+            {index: self._layouts[index] for index in kept},
+            len(rows),
+            one_thread=self._one_thread,
+            beside=self.overlaps,
+        )
+
+    def rest(self) -> None:
+        """Ends the thread for rows beside others."""
+        self._loop.rest()
 
 
 Compiler = Callable[[Recording], CompiledStep]

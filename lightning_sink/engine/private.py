@@ -94,22 +94,34 @@ class NativeLoop:
 
     Args:
         library: The file.
+
+    Attributes:
+        is_bare: Whether steps run on plain memory, without torch, and so on any thread.
     """
 
     def __init__(self, library: str) -> None:
-        self._run = ctypes.PyDLL(library).lightning_sink_run
-        self._run.restype = ctypes.py_object
-        self._run.argtypes = [ctypes.py_object] * 4 + [ctypes.c_int64]
+        functions, objects = ctypes.PyDLL(library), ctypes.py_object
+        self._prepare = self._function(functions, "prepare", *[objects] * 4, ctypes.c_int64)
+        self._launch = self._function(functions, "launch", objects, ctypes.c_int32)
+        self._wait = self._function(functions, "wait", objects)
+        self.rest = self._function(functions, "rest")
+        self.is_bare = bool(ctypes.c_int32.in_dll(functions, "lightning_sink_is_bare").value)
 
-    def __call__(
+    @staticmethod
+    def _function(functions: ctypes.PyDLL, name: str, *arguments: Any) -> Callable[..., Any]:
+        function = functions[f"lightning_sink_{name}"]
+        function.argtypes, function.restype = arguments, ctypes.py_object
+        return function
+
+    def prepare(
         self,
         fixed: list[Tensor | None],
         varying: list[Tensor],
         positions: list[int],
         kept: list[int],
         steps: int,
-    ) -> tuple[int, tuple[Tensor, ...], str | None]:
-        """Runs the loop; returns how many steps were run, the last one's outputs, and what the next one failed with.
+    ) -> Any:
+        """Returns a handle of steps in a row.
 
         Args:
             fixed: The inputs; None for those that differ from step to step.
@@ -122,7 +134,15 @@ class NativeLoop:
         pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
         capsules = iter(pack([tensor for tensor in fixed if tensor is not None]))
         inputs = [None if tensor is None else next(capsules) for tensor in fixed]
-        done, outputs, message = self._run(inputs, pack(varying), positions, kept, steps)
+        return self._prepare(inputs, pack(varying), positions, kept, steps)
+
+    def launch(self, run: Any, beside: bool) -> None:
+        """Runs them; `beside` the caller's thread, on one that ends with `rest`."""
+        self._launch(run, beside)
+
+    def wait(self, run: Any) -> tuple[int, tuple[Tensor, ...], str | None]:
+        """Waits for them; returns how many were run, the last one's outputs, and what the next one failed with."""
+        done, outputs, message = self._wait(run)
         return done, tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs)), message
 
 
@@ -139,7 +159,7 @@ def compile_graph(
         graph: The graph.
         inputs: Its inputs; they are copied.
         options: Inductor's options.
-        source: C++ to be compiled with it, before the generated function: `bare.cpp`, `loop.cpp`, what they call.
+        source: C++ to be compiled with it, before the generated function: `loop.cpp` and what it needs.
         calls: Functions of that C++ that take the place of the library's.
 
     Returns:

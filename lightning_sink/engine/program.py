@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_sink.engine.binding import TENSOR, Binding, Observation
-from lightning_sink.engine.loop import CompiledStep
+from lightning_sink.engine.loop import CompiledStep, Row
 from lightning_sink.engine.private import pytree, version
 from lightning_sink.engine.step import Result
 
@@ -70,7 +69,7 @@ class Program:
         self.reads_slots = bool(self._slots)
         left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
         finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
-        self.repeats = finds_same and not self.reads_slots  # another step would compute with what this one left
+        self._repeats = finds_same and not self.reads_slots  # another step would compute with what this one left
         logged = range(self.num_outputs, self.num_results)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
@@ -128,19 +127,19 @@ class Program:
         # No input asks for gradients, so there is nothing to switch off.
         return self.function(*arguments)
 
-    def repeat(
-        self, outputs: tuple[Tensor, ...], batches: list[list[Tensor]], numbers: list[list[Tensor]]
-    ) -> tuple[int, tuple[Tensor, ...], list[Tensor], Exception | None]:
-        """Runs steps in a row, one for each batch, right behind one that it ran.
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps that were started run beside the thread that started them."""
+        return self.function.overlaps
+
+    def row(self, batches: list[list[Tensor]], numbers: list[list[Tensor]]) -> Row:
+        """Returns steps in a row, one for each batch, to be run right behind one that it ran.
+
+        Their kept outputs are the losses, where there are any, and what they log.
 
         Args:
-            outputs: What that step returned.
             batches: The leaves of each batch.
             numbers: What takes the place of `numbers` in each step; empty where they stay as they are.
-
-        Returns:
-            How many steps were run, the last one's outputs, the losses (where there are any) and logged values of
-            all of them, and what the next one raised.
         """
         fixed, positions = self._template, self._positions
         rows = [
@@ -152,14 +151,14 @@ class Program:
             fixed = [None if position in places else tensor for position, tensor in enumerate(fixed)]
             positions = [*positions, *places]
             rows = [[*row, *tensors] for row, tensors in zip(rows, numbers, strict=True)]
-        with torch.enable_grad() if self.grad_mode else nullcontext():
-            done, made, columns, error = self.function.repeat(fixed, positions, rows, self._kept)
-        return done, made if done else outputs, columns, error
+        return self.function.row(fixed, positions, rows, self._kept)
 
-    def may_repeat(self, outputs: tuple[Tensor, ...], batches: list[list[Tensor]]) -> bool:
+    def may_repeat(self, outputs: tuple[Tensor, ...]) -> bool:
         """Tells whether steps may be run in a row, right behind one that gave these outputs."""
-        if any(outputs[index].numel() != 1 for index in self._kept):
-            return False
+        return self._repeats and all(outputs[index].numel() == 1 for index in self._kept)
+
+    def takes(self, batches: list[list[Tensor]]) -> bool:
+        """Tells whether leaves that were the same in the recorded steps are so in these batches."""
         return all(leaves[i] is leaves[j] for leaves in batches for i, j in self._same_leaves)
 
     def store(self, outputs: tuple[Tensor, ...]) -> None:

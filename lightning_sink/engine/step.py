@@ -148,7 +148,7 @@ class Sink(ABC):
     schedules: bool = False
     """Whether the owner changes the optimizers' options from step to step."""
 
-    def ahead(self, step: Step, note: Any, most: int) -> list[Step]:
+    def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> list[Step]:
         """Returns steps that come next and need nothing but what a program does; none where there are no such steps.
 
         They stay the owner's: those that the engine does not account for, it is given again.
@@ -157,6 +157,7 @@ class Sink(ABC):
             step: The step that a program has just run; the ones that come next are of its kind and signature.
             note: Its note; theirs will be equal.
             most: How many at most.
+            behind: How many were given before and are being run: these come behind them.
         """
         return []
 

@@ -136,17 +136,21 @@ class SinkFetcher(_DataFetcher):
         self._loaders.taken_before, self._loaders.taken = self._loaders.taken, note.place
         return batch, note.batch_idx, note.dataloader_idx
 
-    def ahead(self, most: int) -> list[Any]:
+    def ahead(self, most: int, behind: int = 0) -> list[Any]:
         """Returns batches that come next, at most so many, none of which is the epoch's last.
 
         They stay in the queue, and nothing that Lightning looks at has moved on.
+
+        Args:
+            most: How many at most.
+            behind: How many batches are left out that come before them and were returned before.
         """
         if self._start_profiler is not _profile_nothing:
             return []
         if self.length is not None:
-            most = min(most, self.length - self._taken - 1)
+            most = min(most, self.length - self._taken - behind - 1)
         found = []
-        for batch, note in self.queue.look_ahead(most):
+        for batch, note in self.queue.look_ahead(most, behind):
             if self.length is None and note.done:
                 break
             found.append(batch)

@@ -267,12 +267,12 @@ class TrainerSink(Sink):
         self._logs.deliver()
         self._completed()
 
-    def ahead(self, step: Step, note: _Note, most: int) -> list[Step]:
+    def ahead(self, step: Step, note: _Note, most: int, behind: int = 0) -> list[Step]:
         """Returns steps between this one and the sink's last that nobody on the host has to see."""
         if self._is_attended(note):
             return []
-        room = self._length - self._index - 1  # the last one is met by callbacks
-        number = self._loop._batches_that_stepped
+        room = self._length - self._index - 1 - behind  # the last one is met by callbacks
+        number = self._loop._batches_that_stepped + behind
         if self._hooks.monitors and self._selects:
             room = min(room, self._selects - 1 - number % self._selects)
         if room < 1:
@@ -280,7 +280,7 @@ class TrainerSink(Sink):
         steps: list[Step] = []
         self._interrupt.held = False
         try:
-            batches = self._fetcher.ahead(min(most, room))
+            batches = self._fetcher.ahead(min(most, room), behind)
         finally:
             self._interrupt.held = True
         # Batches of the same signature lie in the same place.

@@ -261,7 +261,7 @@ class Queued(Plain):
     def __init__(self, make_source, options, ways, patience, looks):
         self.looks = itertools.cycle(looks)
         self.options, self.ways, self.patience = options, itertools.cycle(ways), itertools.cycle(patience)
-        self.pace, self.resting, self.given, self.allowed = FakePace(), True, 0, 0
+        self.pace, self.resting, self.given, self.allowed, self.shown = FakePace(), True, 0, 0, []
         super().__init__(lambda: self.guarded(make_source()))
 
     def guarded(self, source):
@@ -283,14 +283,19 @@ class Queued(Plain):
 
     def take(self):
         self.pace.ahead = next(self.ways)
-        shown = self.queue.look_ahead(min(next(self.looks), self.taken_until - self.given))
+        left = self.taken_until - self.given
+        shown = self.queue.look_ahead(min(next(self.looks), left))
+        assert len(shown) <= self.options.buffer_size
+        further = self.queue.look_ahead(min(next(self.looks), left - len(shown)), behind=len(shown))
+        assert len(further) <= self.options.buffer_size
+        self.shown = self.shown or [*shown, *further]
         try:
             batch = self.queue.take()
-            assert not shown or shown[0] == batch
+            assert not self.shown or self.shown.pop(0) == batch
             return batch
         finally:
             self.given += 1
-            assert self.queue.ready <= self.options.buffer_size
+            assert self.queue.ready <= 2 * self.options.buffer_size
 
     def after(self):
         if next(self.patience):
@@ -305,7 +310,7 @@ class Queued(Plain):
         super().end(how)
         if how == "restart":
             self.queue.restart(self.source)
-            self.resting, self.given = True, 0
+            self.resting, self.given, self.shown = True, 0, []
 
 
 @given(

@@ -89,10 +89,11 @@ class LoopSink(Sink):
     def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
         self._done(loss)
 
-    def ahead(self, step: Step, note: Any, most: int) -> list[Step]:
+    def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> list[Step]:
         if self._training.after is not Training.after:
             return []
-        following = map(self._step, self._batches[self._next : self._next + most])
+        begin = self._next + behind
+        following = map(self._step, self._batches[begin : begin + most])
         return list(itertools.takewhile(lambda other: other.signature == step.signature, following))
 
     def passing(self, steps: int, note: Any) -> Iterator[None]:
