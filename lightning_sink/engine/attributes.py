@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
@@ -41,7 +41,7 @@ _COUNTING: tuple[type, ...] = (count, type(iter([])), type(reversed([])), type(i
 _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
 
 _SCALARS = frozenset([int, float, bool, complex, str, type(None)])
-
+_CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set])
 
 TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
@@ -109,11 +109,16 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         in_slots: Whether tensors that are the value or its items have slots and are left out here.
         known: Identities of modules and optimizers that are looked at by themselves.
     """
+    kind = type(value)
+    if kind in _SCALARS:
+        return kind, value if value == value else repr(value)
+    if kind in _CONTAINERS and not value and not getattr(value, "__dict__", None):
+        return kind, ()
     if in_slots and isinstance(value, Tensor):
         return "tensor"
-    if in_slots and type(value) in (tuple, list, dict):
-        items = list(value.items()) if type(value) is dict else list(enumerate(value))
-        return type(value), tuple((fingerprint(key), _untensored(item, known)) for key, item in items)
+    if in_slots and kind in (tuple, list, dict):
+        items = list(value.items()) if kind is dict else list(enumerate(value))
+        return kind, tuple((fingerprint(key), _untensored(item, known)) for key, item in items)
     return _Walk(known).visit(value, _DEEPEST)
 
 
@@ -160,13 +165,16 @@ class _Walk:
 
     def visit(self, value: Any, depth: int) -> Hashable:
         self._left -= 1
+        kind = type(value)
+        if kind in _SCALARS:
+            return kind, value if value == value else repr(value)
         if isinstance(value, Same):
             return value
-        if value is None or isinstance(value, (int, float, complex, str, bytes, range, torch.device)):
-            return type(value), value if value == value else repr(value)
+        if isinstance(value, (int, float, complex, str, bytes, range, torch.device)):
+            return kind, value if value == value else repr(value)
         if isinstance(value, random.Random):
             return value.getstate()
-        if type(value).__module__.partition(".")[0] == "numpy":
+        if kind.__module__.startswith("numpy"):
             return self._numpy(value, depth)
         if isinstance(value, (bytearray, array)) and len(value) <= _MOST_BYTES:
             return type(value), bytes(value)
@@ -177,15 +185,15 @@ class _Walk:
             plain = len(children) <= _MOST_BYTES and all(type(child) in _SCALARS for child in children)
             return Same(value), tuple(children) if plain else len(children)
         seen = (self.visit(child, depth - 1) for child in children)
-        kind = Same(value) if isinstance(value, FunctionType) else type(value)
-        return kind, frozenset(seen) if isinstance(value, (set, frozenset)) else tuple(seen)
+        which = Same(value) if isinstance(value, FunctionType) else kind
+        return which, frozenset(seen) if isinstance(value, (set, frozenset)) else tuple(seen)
 
     def _children(self, value: Any) -> Collection[Any] | None:
+        if isinstance(value, FunctionType):
+            return [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
         if isinstance(value, (Mapping, list, tuple, set, frozenset, deque)):
             items = list(value.items()) if isinstance(value, Mapping) else value
             return [*items, vars(value)] if getattr(value, "__dict__", None) else items
-        if isinstance(value, FunctionType):
-            return [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
         if isinstance(value, GeneratorType):
             frame = value.gi_frame
             return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]

@@ -122,7 +122,7 @@ void run_step(const Inputs& inputs, int64_t step, Tensors& last) {
 }
 
 // Runs steps without tensors of torch's; where one fails, `last` is what the one before it gave.
-void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
+inline void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
   std::array<bare::Tensor, NUM_INPUTS> tensors;
   std::array<bare::Tensor, NUM_OUTPUTS> outputs;
   for (size_t i = 0; i < NUM_INPUTS; ++i) {

@@ -113,6 +113,48 @@ def owners(tensor):
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
+def convolves():
+    """Calls the library: the generated step needs tensors of torch's."""
+    graph = fx.Graph()
+    weight, row = graph.placeholder("weight"), graph.placeholder("row")
+    convolved = graph.call_function(
+        torch.ops.aten.convolution.default, (row, weight, None, [1], [0], [1], False, [0], 1)
+    )
+    graph.call_function(torch.ops.aten.add_.Tensor, (weight, 0.5))
+    graph.output((graph.call_function(torch.ops.aten.sum.default, (convolved,)), convolved))
+    return Recording(graph, inputs=[torch.ones(2, 1, 3), torch.ones(1, 1, 8)], largest=12)
+
+
+@missing
+def test_a_step_that_calls_the_library_runs_in_the_loop_too():
+    step, traced, rows = compile_inductor(convolves()), compile_traced(convolves()), torch.randn(5, 1, 1, 8)
+    step(torch.ones(2, 1, 3), rows[0])
+    assert not step.overlaps
+    found, expected = (
+        repeat(each, [torch.ones(2, 1, 3), None], [1], [[row] for row in rows], [0]) for each in (step, traced)
+    )
+    assert found[0] == 5
+    torch.testing.assert_close(found[1:3], expected[1:3])
+
+
+@missing
+def test_a_large_product_is_the_librarys():
+    graph = fx.Graph()
+    left, row = graph.placeholder("left"), graph.placeholder("row")
+    product = graph.call_function(torch.ops.aten.mm.default, (left, row))
+    graph.call_function(torch.ops.aten.add_.Tensor, (left, 0.5))
+    graph.output((graph.call_function(torch.ops.aten.sum.default, (product,)), product))
+    square = torch.ones(181, 181)
+    step = compile_inductor(Recording(graph, inputs=[square, square], largest=181 * 181))
+    rows = torch.randn(4, 181, 181)
+    step(square.clone(), square)
+    assert step.overlaps
+    _, outputs, (sums,), _ = repeat(step, [square.clone(), None], [1], [[row] for row in rows], [0])
+    products = [(square + number / 2) @ row for number, row in enumerate(rows)]
+    torch.testing.assert_close(outputs[1], products[-1], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(sums, torch.stack([product.sum() for product in products]), rtol=1e-3, atol=1.0)
+
+
 @missing
 def test_tensors_are_let_go_of(native):
     total, row = torch.zeros(4), torch.ones(4)
