@@ -30,8 +30,11 @@ from statistics import median
 
 import lightning as L
 import torch
-from fit_speed import Clock, Cycle, machine, now
+from fitting import OFF, Cycle, StepClock
+from job import Clock
+from machine import machine
 from models import MLP
+from nets import shuffled
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -39,7 +42,6 @@ from lightning_sink import SinkStrategy
 
 SINK = 1000
 FETCH_SECONDS = 0.005
-OFF = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
 class Wide(L.LightningModule):
@@ -90,21 +92,15 @@ class Slow(Dataset):
 
 def trainer(way: str, size: int, epochs: int, clock: Clock | None = None, engine: str = "auto") -> L.Trainer:
     strategy = "auto" if way == "plain" else SinkStrategy(size, engine=engine)
-    callbacks = [clock] if clock is not None else []
+    callbacks = [StepClock(clock)] if clock is not None else []
     return L.Trainer(accelerator="cpu", strategy=strategy, max_epochs=epochs, callbacks=callbacks, **OFF)
-
-
-def shuffled(batches: int) -> DataLoader:
-    found = MLP.batches(batches)
-    dataset = TensorDataset(torch.cat([x for x, _ in found]), torch.cat([y for _, y in found]))
-    return DataLoader(dataset, batch_size=32, shuffle=True)
 
 
 def end_to_end(way: str, data: str, steps: int) -> dict[str, float]:
     clock = Clock(SINK, steps)
-    batches = Cycle(MLP.batches(200), SINK) if data == "list" else shuffled(SINK)
+    batches = Cycle(MLP.batches(200), SINK) if data == "list" else shuffled(MLP.batches(SINK))
     trainer(way, SINK, steps // SINK, clock).fit(MLP(), batches)
-    return {"speed": (steps - SINK) / (clock.marks[steps] - clock.marks[SINK])}
+    return {"speed": clock.speed}
 
 
 def overlap(way: str, step: str, seconds: float, steps: int) -> dict[str, float]:
@@ -114,11 +110,11 @@ def overlap(way: str, step: str, seconds: float, steps: int) -> dict[str, float]
     loader = DataLoader(Slow(size, seconds), batch_size=None)
     module, engine = (Wide(), "auto") if step == "computes" else (Sleepy(), "eager")
     trainer(way, size, steps // size, clock, engine).fit(module, loader)
-    return {"ms": 1e3 * (clock.marks[steps] - clock.marks[size]) / (steps - size)}
+    return {"ms": 1e3 / clock.speed}
 
 
 def memory(size: int, steps: int) -> dict[str, float]:
-    trainer("sink", size, steps // size).fit(MLP(), shuffled(SINK))
+    trainer("sink", size, steps // size).fit(MLP(), shuffled(MLP.batches(SINK)))
     return {"MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
@@ -126,7 +122,7 @@ class Stamps(MLP):
     """Keeps the time at which each batch is there."""
 
     def on_before_batch_transfer(self, batch, dataloader_idx):
-        self.stamps.append(now())
+        self.stamps.append(time.perf_counter())
         return batch
 
 
@@ -249,7 +245,7 @@ def main() -> None:
         L.seed_everything(0, verbose=False)
         Path(result).write_text(json.dumps(PARTS[part](*arguments)))
         return
-    host = machine("cpu")
+    host = machine()
     tables = [TABLES[part](args.repeats) for part in args.parts]
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning"))
     tables.append(

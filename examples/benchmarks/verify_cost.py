@@ -18,7 +18,8 @@ from statistics import median
 from time import perf_counter
 
 import lightning as L
-from fit_speed import Cycle, machine
+from fitting import OFF, Cycle
+from machine import machine
 from models import MODELS
 
 from lightning_sink import SinkStrategy
@@ -28,8 +29,7 @@ def seconds(model: str, strategy: L.pytorch.strategies.Strategy | str, steps: in
     """The time of a whole `fit`."""
     L.seed_everything(0, verbose=False)
     kind = MODELS[model]
-    off = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(accelerator="cpu", max_epochs=1, strategy=strategy, **off)
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, strategy=strategy, **OFF)
     module, batches = kind(), Cycle(kind.batches(50), steps)
     started = perf_counter()
     trainer.fit(module, batches)
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
     args = parser.parse_args()
     lines = ["| model | a plain step, ms | comparing adds to a step, ms | in plain steps |", "|---|--:|--:|--:|"]
-    about = machine("cpu")
+    about = machine()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         lines += [measure(model, args.steps, args.repeats) for model in args.models]

@@ -1,0 +1,96 @@
+"""The benchmarks run end to end, and refuse to compare what is not the same."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "examples" / "benchmarks"
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """The module that writes the tables; benchmarks import each other as scripts do."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("report")
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
+def run(script: str, *options: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / script), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The Markdown tables of a text, as lines of cells."""
+    found = re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE)
+    return [[line.strip("| ").split(" | ") for line in table.splitlines()] for table in found]
+
+
+def test_the_suite_compares_sides_and_skips_what_is_absent(tmp_path):
+    out = tmp_path / "suite.md"
+    # An interpreter that has nothing stands for an environment without JAX.
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    said = run(
+        "suite.py",
+        *("--models", "MLP", "--peers", "plain", "loop", "sink", "jax", "--python", f"jax={bare}"),
+        *("--sink-sizes", "20", "--steps", "40", "--other-steps", "40", "--repeats", "1"),
+        *("--engine", "eager", "--out", str(out)),
+    )
+    assert "jax: jax not installed in bare-python; skipped" in said
+    speeds, ratios, starts, memory = tables(out.read_text())
+    assert speeds[0] == ["model", "row", "data", "batch", "sink size", "loop", "plain", "sink", "jax",
+                         "steps: many / others"]  # fmt: skip
+    for table in (speeds, ratios, starts, memory):
+        (line,) = table[2:]
+        assert line[:5] == ["MLP", "bare", "memory", "32", "20"]
+    assert speeds[2][8] == ratios[2][-1] == starts[2][-1] == memory[2][8] == "-"
+    assert re.fullmatch(r"\d+\.\d\d \(\d+\.\d\d-\d+\.\d\d\)", ratios[2][6])
+    assert memory[2][-1] == "8,970"
+    assert "jax: jax not installed in bare-python; skipped" in out.read_text()
+    assert "python examples/benchmarks/suite.py --models MLP" in out.read_text()
+
+
+def test_growth_has_a_line_for_each_point(tmp_path):
+    out = tmp_path / "growth.md"
+    run(
+        "growth.py",
+        *("--sink-sizes", "5", "--widths", "16", "--depths", "--steps", "25", "--other-steps", "25"),
+        *("--sink-size", "20", "--engine", "eager", "--out", str(out)),
+    )
+    (table,) = tables(out.read_text())
+    assert [line[:6] for line in table[2:]] == [
+        ["sink size", "5", "8,970", "3", "5", "25"],
+        ["parameters", "1,482", "1,482", "3", "20", "40"],
+    ]
+
+
+def test_other_parameters_are_refused(report):
+    report.check_same_model("MLP", {"plain": 8970, "jax": 8970})
+    with pytest.raises(ValueError, match="MLP: the sides do not train the same model; parameters: plain 8,970, jax"):
+        report.check_same_model("MLP", {"plain": 8970, "jax": 8960})
+
+
+def test_what_a_framework_counts_otherwise_is_known(report):
+    report.check_same_model("LSTM", {"plain": 25738, "keras": 25482})
+    with pytest.raises(ValueError, match="LSTM"):
+        report.check_same_model("LSTM", {"plain": 25738, "jax": 25482})
+
+
+def test_every_model_has_a_net(report):
+    nets, workload = importlib.import_module("nets"), importlib.import_module("workload")
+    assert set(nets.NETS) == set(workload.WORKLOADS)
+    for name, kind in nets.NETS.items():
+        (batch,) = nets.batches(name, 1)
+        loss = nets.loss(kind(), batch)
+        loss.backward()
+        assert loss.isfinite()
