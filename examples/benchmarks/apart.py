@@ -37,6 +37,7 @@ SIDES = {
     "plain": Side("lightning_fit.py", ("torch", "lightning")),
     "sink": Side("lightning_fit.py", ("torch", "lightning", "lightning_sink"), many=True),
     "jax": Side("jax_scan.py", ("jax",), many=True),
+    "jax-step": Side("jax_scan.py", ("jax",)),
     "keras": Side("keras_fit.py", ("keras", "jax"), many=True),
     "mindspore": Side("mindspore_train.py", ("mindspore",)),
 }

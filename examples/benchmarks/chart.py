@@ -18,6 +18,7 @@ COLORS = {
     "plain": "#4c5566",
     "sink": "#e4572e",
     "jax": "#2a9d8f",
+    "jax-step": "#8fcfc7",
     "keras": "#e9b44c",
     "mindspore": "#3d7dca",
 }

@@ -1,11 +1,11 @@
-"""JAX: `jax.jit` around `lax.scan` over the steps of a sink. `python peers/jax_scan.py JOB.json`.
+"""JAX: a sink as one call of `jax.jit(lax.scan)`, or a call for each step. `python peers/jax_scan.py JOB.json`.
 
 The batches of a sink are stacked by numpy and handed over in one call, which is timed too. From "memory" they are
 gathered out of the 200 that lie ready; the nearest to a shuffled loader is a gather of permuted examples. The
 optimizers are written by hand. XLA compiles anew in each process: its cache on disk is off, as it is by default.
 
-XLA's convolutions on a CPU are several times slower inside a loop such as `scan` than outside; `keras_fit.py`, whose
-steps are called from Python, shows the difference.
+Side "jax-step" calls the compiled step from Python. It is there for models with convolutions: XLA's are up to twenty
+times slower on a CPU inside a loop such as `scan`, and nobody would train them that way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared modules lie beside suite.py
@@ -53,8 +53,8 @@ def updated(told: Optimizer, params: Tree, gradients: Tree, state: Tree) -> tupl
     return jax.tree.map(one, params, mean, square), {"step": step, "mean": mean, "square": square}
 
 
-def one_sink(told: Optimizer, apply: Apply) -> Callable[[State, Array, Array], tuple[State, Array]]:
-    """The compiled function of a state and stacked batches: the state after them, and the loss of each step."""
+def one_step(told: Optimizer, apply: Apply) -> Callable[[State, tuple[Array, Array]], tuple[State, Array]]:
+    """The function of a state and a batch: the state after it, and the loss."""
 
     def loss_of(params: Tree, stats: Tree, x: Array, y: Array) -> tuple[Array, Tree]:
         logits, stats = apply(params, stats, x)
@@ -67,23 +67,20 @@ def one_sink(told: Optimizer, apply: Apply) -> Callable[[State, Array, Array], t
         params, optimizer = updated(told, params, gradients, optimizer)
         return (params, stats, optimizer), loss
 
-    return jax.jit(lambda state, xs, ys: lax.scan(step, state, (xs, ys)), donate_argnums=0)
+    return step
 
 
-def stacked(job: Job) -> Iterator[Arrays]:
-    """The batches of one sink after another."""
+def data(job: Job, steps: int) -> Iterator[Arrays]:
+    """Batches one after another, without end; with more than one of `steps`, as many at once, stacked."""
     found = narrow(channels_last(batches(job.model, batch_size=job.batch_size)))
     if job.data == "memory":
-        xs, ys = np.stack([x for x, _ in found]), np.stack([y for _, y in found])
-        first = 0
-        while True:
-            chosen = np.arange(first, first + job.sink_size) % len(xs)
-            yield xs[chosen], ys[chosen]
-            first += job.sink_size
-    x, y = rows(found)
-    order = orders(len(x), job.batch_size)
+        x, y = np.stack([x for x, _ in found]), np.stack([y for _, y in found])
+        places: Iterator[int | np.ndarray] = cycle(range(len(x)))
+    else:
+        x, y = rows(found)
+        places = orders(len(x), job.batch_size)
     while True:
-        chosen = np.stack(list(islice(order, job.sink_size)))
+        chosen = next(places) if steps == 1 else np.stack(list(islice(places, steps)))
         yield x[chosen], y[chosen]
 
 
@@ -93,15 +90,17 @@ def train(job: Job, clock: Clock) -> Trained:
     told = WORKLOADS[job.model].optimizer
     params, stats, apply = MODELS[job.model](Numbers())
     state = jax.tree.map(jnp.asarray, (params, stats, first_state(told, params)))
-    sink, data = one_sink(told, apply), stacked(job)
+    step = one_step(told, apply)
+    steps, function = (1, step) if job.side == "jax-step" else (job.sink_size, partial(lax.scan, step))
+    compiled, batch = jax.jit(function, donate_argnums=0), data(job, steps)
     clock.begin()
-    for done in range(job.sink_size, job.steps + 1, job.sink_size):
-        state, losses = sink(state, *next(data))
+    for done in range(steps, job.steps + 1, steps):
+        state, losses = compiled(state, next(batch))
         if clock.due(done):
             losses.block_until_ready()
             clock.reached(done)
     parameters = sum(p.size for p in jax.tree.leaves(params))
-    return Trained(loss=float(losses[-1]), parameters=parameters, threads=cores())
+    return Trained(loss=float(losses.ravel()[-1]), parameters=parameters, threads=cores())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Asked for sinks (`dataset_sink_mode=True`), MindSpore trains step by step on a CPU and says so in its log at level info;
 an epoch is then a pass over the 200 batches, and callbacks are called for each step. Batches in memory come from a
 `GeneratorDataset`; the nearest to a shuffled loader is a shuffled `NumpySlicesDataset`. `Model.train` has no defaults
-beyond the bare row. The start includes what `train` does before the first step.
+beyond the bare row. The start includes what `train` does before the first step. MindSpore 2.10 needs NumPy 1.
 """
 
 from __future__ import annotations
