@@ -49,6 +49,9 @@ def test_the_suite_compares_sides_and_skips_what_is_absent(tmp_path):
         *("--engine", "eager", "--out", str(out), *chart),
     )
     assert "jax: jax not installed in bare-python; skipped" in said
+    losses = re.findall(r"1/1 (\S+): .* loss (\S+)$", said, flags=re.MULTILINE)
+    assert [side for side, _ in losses] == ["loop", "plain", "sink"]
+    assert len({loss for _, loss in losses}) == 1, "the sides have not trained the same"
     speeds, ratios, starts, memory = tables(out.read_text())
     assert speeds[0] == ["model", "row", "data", "batch", "sink size", "loop", "plain", "sink", "jax",
                          "steps: many / others"]  # fmt: skip

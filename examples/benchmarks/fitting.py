@@ -13,18 +13,25 @@ OFF = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": Fa
 
 
 class Cycle:
-    """`length` batches: the list, over and over. (Lightning would take a bare list for a list of loaders.)"""
+    """`length` batches of a list, over and over; a traversal goes on where the one before it ended.
+
+    (Lightning would take a bare list for a list of loaders.)
+    """
 
     def __init__(self, batches: list[Batch], length: int) -> None:
         self.batches = batches
         self.length = length
+        self.first = 0
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[Batch]:
-        n = len(self.batches)
-        return (self.batches[i % n] for i in range(self.length))
+        # From the first `next` on: Lightning also makes an iterator only to see that it can.
+        first, n = self.first, len(self.batches)
+        self.first = (first + self.length) % n
+        for i in range(first, first + self.length):
+            yield self.batches[i % n]
 
 
 class StepClock(L.Callback):
