@@ -67,7 +67,7 @@ def reason(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt|Exit)\b", line)]
     chosen = (named or lines or ["it ended without a word"])[-1]
-    return re.sub(r"\(?/[^\s:)]*/([^\s/:)]+)", r"\1", chosen)[:300]
+    return re.sub(r"/[^\s:)]*/([^\s/:)]+)", r"\1", chosen)[:300]
 
 
 def measure(job: Job, python: str, cache: Path, seconds: float) -> Result:

@@ -97,7 +97,7 @@ def starts(rows: list[Row], sides: Sequence[str]) -> str:
     """The first turn finds the compiler's cache empty ("cold"), the others find it filled ("warm")."""
 
     def cell(found: list[Result]) -> str:
-        cold, *warm = (result.start for result in found)
+        cold, *warm = (max(0.0, result.start) for result in found)  # below nothing by chance, where nothing starts
         return f"{cold:.1f}" + (f" / {median(warm):.1f}" if warm else "")
 
     return by_side(rows, sides, cell)

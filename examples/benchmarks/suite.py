@@ -74,8 +74,8 @@ def compare(setting: Job, sides: list[str], args: argparse.Namespace, notes: lis
                 report.check_trained(side, result)
                 found[side].append(result)
                 print(
-                    f"{name} {turn + 1}/{args.repeats} {side}: {result.speed:,.0f} steps/s, start {result.start:.1f} s,"
-                    f" {result.peak_mib:,.0f} MiB, loss {result.loss:.4f}",
+                    f"{name} {turn + 1}/{args.repeats} {side}: {result.speed:,.0f} steps/s,"
+                    f" start {max(0.0, result.start):.1f} s, {result.peak_mib:,.0f} MiB, loss {result.loss:.4f}",
                     flush=True,
                 )
             report.check_same_model(setting.model, {side: results[0].parameters for side, results in found.items()})
