@@ -177,7 +177,7 @@ def compile_graph(
 
     settings = {"config_patches": options, "inner_compile": keep}
     # This cache would give back the layers without calling `keep`; the cache below it, of compiled code, stays.
-    with functorch_config.patch(enable_autograd_cache=False), _with_source(source, calls):
+    with functorch_config.patch(enable_autograd_cache=False), _with_source(source, calls), _training_layers():
         artifact = standalone_compile(
             graph, [tensor.clone() for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
         )
@@ -185,9 +185,24 @@ def compile_graph(
     if callable_code is None:
         return artifact, None
     direct: Callable[..., Any] = lambda *arguments: callable_code(list(arguments))  # noqa: E731
-    if not _same(artifact, direct, inputs):
+    # The layers switch gradients off, which the kernels of recurrent layers look at.
+    if not _same(graph if torch.is_grad_enabled() else artifact, direct, inputs):
         return artifact, None
     return direct, _find_loop(callable_code)
+
+
+@contextmanager
+def _training_layers() -> Iterator[None]:
+    """Has oneDNN's recurrent layers called as they are: Inductor's own call drops what their backward pass needs.
+
+    `torch._inductor.lowering.lowerings` says what becomes of an operation; `fallback_handler` makes a plain call of it.
+    """
+    from torch._inductor import lowering
+
+    layer = torch.ops.aten.mkldnn_rnn_layer.default
+    plain = lowering.fallback_handler(layer, add_to_fallback_set=False)
+    with patch.dict(lowering.lowerings, {layer: plain}):
+        yield
 
 
 _ENTRY = "void inductor_entry_impl("
@@ -268,7 +283,7 @@ def _find_loop(callable_code: Any) -> NativeLoop | None:
 
 
 def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Tensor]) -> bool:
-    """Tells whether two functions return and write the same, but for rounding: sums of several threads differ in that."""
+    """Tells whether two functions return and write the same but for rounding, in which threads that sum differ."""
     results = []
     generator = torch.get_rng_state()
     for function in (first, second):

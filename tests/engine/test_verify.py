@@ -5,6 +5,7 @@ import torch
 from loop import Training, assert_same, batches, loss_of, mlp, train
 from torch import nn, optim
 
+from lightning_sink.engine import verify
 from lightning_sink.engine.inductor import compile_traced
 from lightning_sink.engine.loop import CompiledStep
 from lightning_sink.errors import VerificationError
@@ -79,6 +80,31 @@ def test_a_gradient_of_nothing_but_rounding_is_no_difference():
 
     sink = train(make(normalized, lambda p: optim.Adam(p, 0.01)), [batches(8)], True, verify=4)
     assert sink.compiled
+
+
+class AtTheEdge(nn.Module):
+    """Gives twice as much where a sum is above what it is: rounding decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 4))
+        self.register_buffer("total", self.weight.detach().sum())
+
+    def forward(self, x):
+        return x @ self.weight.t() * (1 + (self.weight.sum() > self.total).float())
+
+
+def rounds_otherwise(recording):
+    right = compile_traced(recording)
+    return CompiledStep(lambda *inputs: right(*(tensor.mul_(1 + 5e-7) for tensor in inputs[:1]), *inputs[1:]))
+
+
+def test_what_rounding_decides_is_no_difference(monkeypatch):
+    build = make(AtTheEdge, lambda p: optim.SGD(p, 0.0))
+    assert train(build, [batches(8)], True, compiler=rounds_otherwise).compiled
+    monkeypatch.setattr(verify, "_TRIALS", 0)
+    with pytest.raises(VerificationError):
+        train(build, [batches(8)], True, compiler=rounds_otherwise)
 
 
 def test_a_loss_that_is_not_finite_is_no_difference():
