@@ -177,7 +177,7 @@ def compile_graph(
 
     settings = {"config_patches": options, "inner_compile": keep}
     # This cache would give back the layers without calling `keep`; the cache below it, of compiled code, stays.
-    with functorch_config.patch(enable_autograd_cache=False), _with_source(source, calls), _training_layers():
+    with functorch_config.patch(enable_autograd_cache=False), _with_source(source, calls), _called_as_they_are():
         artifact = standalone_compile(
             graph, [tensor.clone() for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
         )
@@ -192,16 +192,19 @@ def compile_graph(
 
 
 @contextmanager
-def _training_layers() -> Iterator[None]:
-    """Has oneDNN's recurrent layers called as they are: Inductor's own call drops what their backward pass needs.
+def _called_as_they_are() -> Iterator[None]:
+    """Has some operations called that Inductor would make something else of.
 
+    Its own call of oneDNN's recurrent layers drops what their backward pass needs, and its loops for the backward pass
+    of max-pooling look at every window for every element: 1.05 times LeNet-5's step.
     `torch._inductor.lowering.lowerings` says what becomes of an operation; `fallback_handler` makes a plain call of it.
     """
     from torch._inductor import lowering
 
-    layer = torch.ops.aten.mkldnn_rnn_layer.default
-    plain = lowering.fallback_handler(layer, add_to_fallback_set=False)
-    with patch.dict(lowering.lowerings, {layer: plain}):
+    aten = torch.ops.aten
+    operations = (aten.mkldnn_rnn_layer.default, aten.max_pool2d_with_indices_backward.default)
+    calls = {operation: lowering.fallback_handler(operation, add_to_fallback_set=False) for operation in operations}
+    with patch.dict(lowering.lowerings, calls):
         yield
 
 

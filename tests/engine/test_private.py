@@ -80,6 +80,14 @@ def test_the_entry_into_inductor_is_there():
     assert callable(get_cpp_compiler), "`torch._inductor.cpp_builder.get_cpp_compiler` is gone"
 
 
+def test_operations_that_are_called_as_they_are():
+    from torch._inductor import lowering
+
+    for name in ("mkldnn_rnn_layer", "max_pool2d_with_indices_backward"):
+        assert getattr(OPERATIONS, name).default in lowering.lowerings, f"Inductor has no lowering of `{name}` any more"
+    assert callable(lowering.fallback_handler), "`torch._inductor.lowering.fallback_handler` is gone"
+
+
 def test_hooks_on_every_module_are_found():
     assert private.global_hooks() == ()
     hook = nn.modules.module.register_module_forward_hook(lambda layer, given, out: None)
