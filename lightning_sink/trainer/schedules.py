@@ -1,4 +1,4 @@
-"""Whether code of the user's runs when schedulers step in the middle of a sink.
+"""Schedulers in the middle of a sink: their steps, their state, and whether code of the user's runs in them.
 
 Such code may look at tensors that the step before it left, and may change what programs take for granted. Schedulers of
 torch's that only compute do neither, and a function of the step's number alone (`lambda step: step / warmup`) does not
@@ -43,6 +43,19 @@ class SchedulerState:
             scheduler.load_state_dict(state)
         for group, options in self._options:
             group.update(options)
+
+
+def step_schedulers(loop: Any) -> None:
+    """Steps the schedulers that are due between two training steps.
+
+    Private names of Lightning (2.6): `_TrainingEpochLoop.update_lr_schedulers` and `_num_ready_batches_reached`.
+
+    Args:
+        loop: The epoch loop.
+    """
+    loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+    if loop._num_ready_batches_reached():
+        loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
 
 def steps_by_users_code(trainer: Any) -> bool:

@@ -6,16 +6,14 @@ Lightning 2.6 cut into pieces: the same events in the same order, but that the c
 is left of it.
 
 Private names of Lightning (2.6), each because the order of events has no public entry: `batch_progress`,
-`update_lr_schedulers`, `_should_accumulate`, `_num_ready_batches_reached`, `_batches_that_stepped`, `_warning_cache` of
-`_TrainingEpochLoop`; `_logger_connector` and `received_sigterm` of `Trainer`; `trainer.call`, which keeps
-`_current_fx_name` right for `self.log`.
+`_should_accumulate`, `_batches_that_stepped`, `_warning_cache` of `_TrainingEpochLoop`; `_logger_connector` and
+`received_sigterm` of `Trainer`; `trainer.call`, which keeps `_current_fx_name` right for `self.log`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Hashable, Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 from lightning.pytorch.trainer import call
@@ -30,23 +28,14 @@ from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import counts_steps
 from lightning_sink.trainer.interrupt import DeferredInterrupt
-from lightning_sink.trainer.logging import LogBuffer, LogCall, Logged, numbers_in, split_late
-from lightning_sink.trainer.metrics import MetricCall, repeat
+from lightning_sink.trainer.logging import LogBuffer, Logged, numbers_in, split_late
+from lightning_sink.trainer.note import Note
+from lightning_sink.trainer.passing import Passing
 from lightning_sink.trainer.plain_step import PlainStep
-from lightning_sink.trainer.schedules import SchedulerState, steps_by_users_code
+from lightning_sink.trainer.schedules import step_schedulers, steps_by_users_code
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
 
 _END = object()
-
-
-@dataclass(frozen=True)
-class _Note:
-    """What a step did besides its tensors: the same for every step that a program stands for."""
-
-    calls: tuple[LogCall, ...]
-    metrics: tuple[MetricCall, ...]
-    clearings: int
-    optimizer_steps: int
 
 
 class TrainerSink(Sink):
@@ -92,9 +81,8 @@ class TrainerSink(Sink):
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
         self._kind_of_all: tuple[bool, bool, Hashable] | None = None
-        self._index = self._passed = 0
-        self._before: SchedulerState | None = None
-        self._counted: list[dict[str, int]] = []
+        self._index = 0
+        self._passing = Passing(loop, self._counters, self._schedulers)
         self._first = self._last = True
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
@@ -223,21 +211,21 @@ class TrainerSink(Sink):
         self._completed()
         self.history.add(loss, numbers_in(log.calls, log.values))
         result.logged = log.computed
-        result.note = _Note(tuple(log.calls), tuple(log.metrics.calls), cleared, made)
+        result.note = Note(tuple(log.calls), tuple(log.metrics.calls), cleared, made)
         return result
 
     # -- around a step ----------------------------------------------------------------------------------------------
 
     def account(
-        self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: _Note
+        self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
     ) -> None:
         """Does Lightning's part of a step that a program ran."""
         loop, calls = self._loop, note.calls
-        values = _with_metrics(note, logged)
+        values = note.values(logged)
         steps = cast(tuple[bool, bool, Hashable], step.kind)[1]
         self._counters.trained(note.clearings, note.optimizer_steps)
         if self._schedulers:
-            self._step_schedulers()
+            step_schedulers(self._loop)
         if not self._last and self._hooks.shows:
             self._batch.announce()
             self._hooks.show(result().output, self._batch.get(), loop.batch_idx)
@@ -267,7 +255,7 @@ class TrainerSink(Sink):
         self._logs.deliver()
         self._completed()
 
-    def ahead(self, step: Step, note: _Note, most: int, behind: int = 0) -> list[Step]:
+    def ahead(self, step: Step, note: Note, most: int, behind: int = 0) -> list[Step]:
         """Returns steps between this one and the sink's last that nobody on the host has to see."""
         if self._is_attended(note):
             return []
@@ -292,7 +280,7 @@ class TrainerSink(Sink):
                 steps.append(Step(raw, leaves, signature, step.kind, step.clears))
         return steps
 
-    def _is_attended(self, note: _Note) -> bool:
+    def _is_attended(self, note: Note) -> bool:
         """Tells whether the host has something to do after every step."""
         trainer = self._trainer
         if self._last or self.disturbed or self._kind_of_all is None or note.metrics:
@@ -301,43 +289,21 @@ class TrainerSink(Sink):
             return True
         return bool(trainer.received_sigterm or trainer.should_stop or time.monotonic() >= self._deadline)
 
-    def passing(self, steps: int, note: _Note) -> Generator[None, None, None]:
+    def passing(self, steps: int, note: Note) -> Generator[None, None, None]:
         """Counts steps between the first and the last one, and steps the schedulers behind each."""
-        self._before = SchedulerState(self._loop) if self._schedulers else None
-        self._counted = self._counters.present()
-        for _ in range(steps):
-            self._counters.ready()
-            self._passed += 1
-            try:
-                yield
-            except GeneratorExit:
-                self._counters.ready(-1)
-                self._passed -= 1
-                raise
-            self._counters.trained(note.clearings, note.optimizer_steps)
-            if self._schedulers:
-                self._step_schedulers()
-            self._counters.completed()
+        return self._passing.go(steps, note)
 
-    def pass_again(self, steps: int, note: _Note) -> None:
+    def pass_again(self, steps: int, note: Note) -> None:
         """Puts back counters, schedulers and options as they were before `passing`, and goes through fewer steps."""
-        if self._passed:
-            if self._before is not None:
-                self._before.restore()
-            self._counters.restore(self._counted)
-            self._passed = 0
-            for _ in self.passing(steps, note):
-                pass
+        self._passing.go_again(steps, note)
 
     def account_chunk(
-        self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: _Note
+        self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
     ) -> None:
         """Does Lightning's part of steps that a program ran in a row."""
         count, loop = len(steps), self._loop
         self._fetcher.skip(count)
-        if not self._passed:
-            self._counters.passed(count, note.clearings, note.optimizer_steps)
-        self._passed = 0
+        self._passing.end(count, note)
         number = loop._batches_that_stepped
         loop._batches_that_stepped += count
         self._index += count
@@ -356,13 +322,7 @@ class TrainerSink(Sink):
     def _processed(self) -> None:
         self._loop.batch_progress.increment_processed()
         if self._schedulers:
-            self._step_schedulers()
-
-    def _step_schedulers(self) -> None:
-        loop = self._loop
-        loop.update_lr_schedulers("step", update_plateau_schedulers=False)
-        if loop._num_ready_batches_reached():
-            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+            step_schedulers(self._loop)
 
     def _completed(self) -> None:
         """Ends a batch; what follows the sink's last batch is Lightning's `on_advance_end`."""
@@ -399,13 +359,3 @@ class TrainerSink(Sink):
             self._trainer._logger_connector.on_batch_end()
             self._hooks.end(self._result().output, self._trained.batch, loop.batch_idx)
         loop._batches_that_stepped += stepped
-
-
-def _with_metrics(note: _Note, logged: list[Tensor]) -> list[Any]:
-    """Makes the step's calls of metrics; returns the values of what it logged."""
-    if not note.metrics and len(logged) == len(note.calls):
-        return logged
-    own = sum(entry.source is None for entry in note.calls)
-    computed = iter(logged[:own])
-    hosted = repeat(note.metrics, logged[own:], [entry.source for entry in note.calls])
-    return [next(computed) if entry.source is None else value for entry, value in zip(note.calls, hosted, strict=True)]
