@@ -714,7 +714,7 @@ def test_fetching_overlaps_with_training():
             time.sleep(0.02)
             return super().training_step(batch, batch_idx)
 
-    batches = 100
+    batches = 200
     began = time.perf_counter()
     strategy = sinks(-1)
     module = fit(DataLoader(Slow(batches), batch_size=1), strategy, module=SlowStep(), max_epochs=1)

@@ -1,17 +1,21 @@
 """Steps that nobody on the host has to see are run many in one call, and nothing of it shows."""
 
+import time
 from unittest import mock
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import pace, supply
 from lightning_sink.data.reuse import Reuse
+from lightning_sink.engine.inductor import missing_compiler
+from lightning_sink.trainer import logging
 from lightning_sink.trainer.sink import TrainerSink
 from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, train
 
@@ -295,6 +299,23 @@ def test_a_schedule_that_draws_takes_turns_with_the_steps(chunks):
     assert not chunks
 
 
+class DrawingLater(Drawing):
+    """Draws for some rows only, far from the first."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) if index > 300 else self.inner[index]
+
+
+def test_a_fetch_that_draws_all_the_same_is_warned_of(chunks, monkeypatch):
+    monkeypatch.setattr(pace, "_CHEAP", float("inf"))
+    data = DataLoader(DrawingLater(), batch_size=8)
+    run = train(Quiet(), data, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
+    assert chunks
+    assert any("drew random numbers" in text for text in run.warned)
+    run = train(Quiet(), many(), SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
+    assert not any("drew random numbers" in text for text in run.warned)
+
+
 @pytest.mark.parametrize("make", [Quiet, Net, Sometimes])
 def test_control_fetched_ahead_they_get_other_numbers(chunks, make, monkeypatch):
     monkeypatch.setattr(supply, "watch_states", lambda: lambda: False)
@@ -377,3 +398,42 @@ def test_a_training_that_is_stopped_has_trained_whole_chunks(chunks):
     run = train(Quiet(), many(), SinkStrategy(20, epoch="dataset", engine="traced"), callbacks=[Stops()], max_epochs=3)
     assert run.trainer.global_step == 20
     assert chunks
+
+
+class FailingLogger(DummyLogger):
+    """Cannot log one of the steps; looks whether the weights stand still while it is called."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.moved, self.module = at, False, None
+
+    def log_metrics(self, metrics, step=None):
+        before = [parameter.detach().clone() for parameter in self.module.parameters()]
+        time.sleep(0.002)  # a row of steps would change them meanwhile
+        self.moved |= not all(map(torch.equal, before, self.module.parameters()))
+        if step == self.at:
+            raise ConnectionError("the logger's server is gone")
+
+
+@pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+def test_a_logger_that_fails_leaves_no_step_uncounted(chunks, monkeypatch):
+    monkeypatch.setattr(logging, "_MOST_ROWS", 20)
+    monkeypatch.setattr(pace, "_WARM_UP", 0)
+    monkeypatch.setattr(pace, "_TRIAL", 3)
+    logger, off = (
+        FailingLogger(150),
+        {"enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"},
+    )
+    strategy = SinkStrategy(-1, epoch="dataset", engine="inductor")
+    sink = L.Trainer(logger=logger, strategy=strategy, max_epochs=1, log_every_n_steps=1, **off)
+    torch.manual_seed(1)
+    logger.module = module = Quiet()
+    with pytest.raises(ConnectionError):
+        sink.fit(module, loader(400))
+    assert len(chunks) > 3
+    assert not logger.moved
+    torch.manual_seed(1)
+    plain = Quiet()
+    L.Trainer(logger=False, max_steps=sink.global_step, **off).fit(plain, loader(400))
+    for expected, found in zip(plain.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)

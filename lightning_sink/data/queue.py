@@ -187,8 +187,14 @@ class BatchQueue:
         return [(batch, note) for batch, (_, note, _) in islice(self._early, behind, behind + max(0, most))]
 
     def _look_further(self, batches: int) -> None:
-        producer, room = self._producer, self._options.buffer_bytes
-        began, last = time.perf_counter(), 0
+        began = time.perf_counter()
+        if self._supply.has_early():
+            with self._supply.look_ahead():
+                self._look_while_there_is_room(batches)
+        self._telemetry.consumer_wait_seconds += time.perf_counter() - began
+
+    def _look_while_there_is_room(self, batches: int) -> None:
+        producer, room, last = self._producer, self._options.buffer_bytes, 0
         for _ in range(batches):
             if not self._supply.has_early() or producer.held_bytes + last > room:
                 break
@@ -205,7 +211,6 @@ class BatchQueue:
                 break
             last = item[2]
             producer.hold(0, last)
-        self._telemetry.consumer_wait_seconds += time.perf_counter() - began
 
     def skip(self, count: int) -> list[Any]:
         """Takes the first of the batches that `look_ahead` returned; returns their notes."""

@@ -7,8 +7,10 @@ made on another thread at all (the first two there are probes that the training 
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from lightning_sink.data.fetches import Fetches, Found
 from lightning_sink.data.generators import keep_states, watch_states
@@ -17,8 +19,8 @@ from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Item, Producer
 from lightning_sink.data.report import Telemetry
 from lightning_sink.data.source import NotYet
-from lightning_sink.data.texts import BOUND, DRAWS, HANGS, lateness
-from lightning_sink.errors import DataTimeoutError
+from lightning_sink.data.texts import BOUND, DRAWS, HANGS, LATE, lateness
+from lightning_sink.errors import DataTimeoutError, SinkWarning
 
 _PROBES = 2
 """Fetches on the queue's thread that the training waits for before any is made beside it: do they work, and draw?"""
@@ -137,6 +139,18 @@ class Supply:
             return self.producer.is_next_good
         is_quiet = source.draws_nothing or (self._watched >= _QUIET_FOR and not self._draws)
         return is_quiet and not source.begin_due
+
+    @contextmanager
+    def look_ahead(self) -> Iterator[None]:
+        """While batches are had before their turn, notices one that draws all the same, and warns."""
+        if self._fetches.source.draws_nothing or self._is_from_ahead():
+            yield  # on the thread, a draw waits for its turn
+            return
+        has_drawn = watch_states()
+        yield
+        if has_drawn():
+            self._draws = True
+            warnings.warn(LATE, SinkWarning, stacklevel=2)
 
     def early(self) -> Found:
         """Returns that batch."""

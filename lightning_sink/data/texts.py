@@ -19,6 +19,14 @@ BOUND = (
 )
 """Why nothing is fetched ahead, for the error of a fetch."""
 
+LATE = (
+    "A fetch drew random numbers up to a few steps early; none of the first ones drew any. If the steps draw too"
+    " (dropout), these draws came in another order than in plain Lightning. From here on each batch is fetched when it"
+    " is due; `SinkDataModule(..., buffer_size=0)` does so from the beginning, and workers (`num_workers=1` or more)"
+    " draw from generators of their own."
+)
+"""What a fetch that was looked ahead of turned out to do."""
+
 HANGS = "{} does not return; the thread that it runs on ends when it does, or with the process"
 """What is left behind at the end, for the name of the stage."""
 

@@ -22,7 +22,7 @@ Below that, threads that wait for each other cost more than they save: a step of
 4,096 elements) takes 36 microseconds on one thread and 40 to 100 on two, on a quiet machine.
 """
 
-_SOURCES = ("bare.cpp", "gemm.cpp", "worker.cpp", "loop.cpp")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("bare.cpp", "gemm.cpp", "worker.cpp", "loop.cpp"))
 _PRODUCTS = ("mm_out", "addmm_out")
 
 _NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
@@ -49,7 +49,7 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     draws = hoist_draws(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
-        source = "".join(Path(__file__).with_name(name).read_text() for name in _SOURCES)
+        source = "".join(file.read_text() for file in _SOURCES)
         calls = _PRODUCTS if small else ()
         function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, source, calls)
     if loop is None:

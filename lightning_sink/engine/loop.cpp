@@ -16,25 +16,6 @@ constexpr bool HAS_BARE = @BARE@;  // whether there is a `bare_step`, the same s
 
 void bare_step(bare::Tensor* inputs, bare::Handle* outputs);  // likewise
 
-thread_local bool in_loop = false;
-
-// Lets go of the interpreter's lock; inside the loop, which has done so, does nothing.
-class Unlocked {
- public:
-  Unlocked() : state_(in_loop ? nullptr : PyEval_SaveThread()) {}
-  ~Unlocked() {
-    if (state_ != nullptr) PyEval_RestoreThread(state_);
-  }
-
- private:
-  PyThreadState* state_;
-};
-
-struct InLoop {
-  InLoop() { in_loop = true; }
-  ~InLoop() { in_loop = false; }
-};
-
 // Owns the tensors of a list of capsules. None stands for a tensor that differs from step to step.
 class Tensors {
  public:
@@ -163,12 +144,22 @@ class Run {
       }
     } catch (const std::exception& error) {
       failure_ = error.what();
+    } catch (...) {
+      failure_ = "unhandled error";
     }
     bare::pool.clear();
-    has_ended_ = true;
   }
 
-  bool has_ended() const { return has_ended_; }
+  void go_on(std::shared_ptr<Worker> worker) {
+    worker_ = std::move(worker);
+    worker_->start([this] { go(); });
+  }
+
+  // Returns when they have ended, if they were begun.
+  void wait() {
+    if (worker_ != nullptr) worker_->wait();
+    worker_.reset();
+  }
 
   // Returns how many were run, the outputs of the last of them, and why the next one failed, None if all were run.
   PyObject* result() {
@@ -188,7 +179,7 @@ class Run {
   Tensors last_{NUM_OUTPUTS};
   std::string failure_;
   std::fenv_t floats_;
-  std::atomic<bool> has_ended_{false};
+  std::shared_ptr<Worker> worker_;  // on which they run, until they have been waited for
 };
 
 template <class Function>
@@ -203,19 +194,19 @@ PyObject* guarded(Function function) {
   return nullptr;
 }
 
-Worker* worker = nullptr;  // there from the first row that is run beside the caller to `lightning_sink_rest`
-
-void wait_for(const Run& run) {
-  if (run.has_ended() || worker == nullptr) return;
-  const Unlocked unlocked;
-  worker->wait();
+template <class Kind>
+Kind* held_by(PyObject* capsule) {
+  return static_cast<Kind*>(PyCapsule_GetPointer(capsule, nullptr));
 }
 
-void forget(PyObject* capsule) {
-  Run* run = static_cast<Run*>(PyCapsule_GetPointer(capsule, nullptr));
-  wait_for(*run);
-  delete run;
+void forget_run(PyObject* capsule) {
+  held_by<Run>(capsule)->wait();
+  delete held_by<Run>(capsule);
 }
+
+using SharedWorker = std::shared_ptr<Worker>;
+
+void forget_worker(PyObject* capsule) { delete held_by<SharedWorker>(capsule); }
 
 }  // namespace lightning_sink
 
@@ -223,21 +214,29 @@ void forget(PyObject* capsule) {
 
 LIGHTNING_SINK_API const int32_t lightning_sink_is_bare = lightning_sink::HAS_BARE;
 
+// Returns a capsule of a thread for rows that are run beside the caller, one at a time. It ends with the capsule, when
+// they have been waited for.
+LIGHTNING_SINK_API PyObject* lightning_sink_worker() {
+  using namespace lightning_sink;
+  return guarded([] { return PyCapsule_New(new SharedWorker(std::make_shared<Worker>()), nullptr, forget_worker); });
+}
+
 // Returns a capsule of steps in a row.
 LIGHTNING_SINK_API PyObject* lightning_sink_prepare(
     PyObject* fixed, PyObject* rows, PyObject* positions, PyObject* kept, int64_t steps) {
   using namespace lightning_sink;
-  return guarded([&] { return PyCapsule_New(new Run(Inputs(fixed, rows, positions, steps), kept, steps), nullptr, forget); });
+  return guarded([&] {
+    return PyCapsule_New(new Run(Inputs(fixed, rows, positions, steps), kept, steps), nullptr, forget_run);
+  });
 }
 
-// Runs them to their end, or beside the caller, of which there may be one at a time.
-LIGHTNING_SINK_API PyObject* lightning_sink_launch(PyObject* capsule, int32_t beside) {
+// Runs them: on a worker, or to their end where that is None.
+LIGHTNING_SINK_API PyObject* lightning_sink_launch(PyObject* capsule, PyObject* worker) {
   using namespace lightning_sink;
   return guarded([&] {
-    Run* run = static_cast<Run*>(PyCapsule_GetPointer(capsule, nullptr));
-    if (beside) {
-      if (worker == nullptr) worker = new Worker();
-      worker->start([run] { run->go(); });
+    Run* run = held_by<Run>(capsule);
+    if (worker != Py_None) {
+      run->go_on(*held_by<SharedWorker>(worker));
     } else {
       const Unlocked unlocked;
       run->go();
@@ -250,18 +249,7 @@ LIGHTNING_SINK_API PyObject* lightning_sink_launch(PyObject* capsule, int32_t be
 LIGHTNING_SINK_API PyObject* lightning_sink_wait(PyObject* capsule) {
   using namespace lightning_sink;
   return guarded([&] {
-    Run* run = static_cast<Run*>(PyCapsule_GetPointer(capsule, nullptr));
-    wait_for(*run);
-    return run->result();
-  });
-}
-
-// Ends the thread for steps beside the caller, if there is one; the next such row starts another.
-LIGHTNING_SINK_API PyObject* lightning_sink_rest() {
-  using namespace lightning_sink;
-  return guarded([&] {
-    const Unlocked unlocked;
-    delete std::exchange(worker, nullptr);
-    return Py_NewRef(Py_None);
+    held_by<Run>(capsule)->wait();
+    return held_by<Run>(capsule)->result();
   });
 }

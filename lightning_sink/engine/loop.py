@@ -105,6 +105,10 @@ class NativeRow(Row):
         ]
         self._run = loop.prepare(inputs, varying, positions, places, steps)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_run"):
+            del self._run  # waits where nobody has; the columns, which are written to, go after it
+
     def launch(self) -> None:
         """Begins to run them."""
         with on_one_thread() if self._one_thread and not self._beside else nullcontext():

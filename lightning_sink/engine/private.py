@@ -102,9 +102,10 @@ class NativeLoop:
     def __init__(self, library: str) -> None:
         functions, objects = ctypes.PyDLL(library), ctypes.py_object
         self._prepare = self._function(functions, "prepare", *[objects] * 4, ctypes.c_int64)
-        self._launch = self._function(functions, "launch", objects, ctypes.c_int32)
+        self._launch = self._function(functions, "launch", objects, objects)
         self._wait = self._function(functions, "wait", objects)
-        self.rest = self._function(functions, "rest")
+        self._make_worker = self._function(functions, "worker")
+        self._worker: Any = None
         self.is_bare = bool(ctypes.c_int32.in_dll(functions, "lightning_sink_is_bare").value)
 
     @staticmethod
@@ -137,8 +138,14 @@ class NativeLoop:
         return self._prepare(inputs, pack(varying), positions, kept, steps)
 
     def launch(self, run: Any, beside: bool) -> None:
-        """Runs them; `beside` the caller's thread, on one that ends with `rest`."""
-        self._launch(run, beside)
+        """Runs them; `beside` the caller's thread, on one that ends with `rest`: then these before others."""
+        if beside and self._worker is None:
+            self._worker = self._make_worker()
+        self._launch(run, self._worker if beside else None)
+
+    def rest(self) -> None:
+        """Ends the thread; runs that were launched on it have been waited for."""
+        self._worker = None
 
     def wait(self, run: Any) -> tuple[int, tuple[Tensor, ...], str | None]:
         """Waits for them; returns how many were run, the last one's outputs, and what the next one failed with."""

@@ -127,11 +127,6 @@ class Program:
         # No input asks for gradients, so there is nothing to switch off.
         return self.function(*arguments)
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether steps that were started run beside the thread that started them."""
-        return self.function.overlaps
-
     def row(self, batches: list[list[Tensor]], numbers: list[list[Tensor]]) -> Row:
         """Returns steps in a row, one for each batch, to be run right behind one that it ran.
 

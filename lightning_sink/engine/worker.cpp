@@ -12,6 +12,25 @@
 
 namespace lightning_sink {
 
+thread_local bool in_loop = false;
+
+// Lets go of the interpreter's lock; inside the loop, which has done so, does nothing.
+class Unlocked {
+ public:
+  Unlocked() : state_(in_loop ? nullptr : PyEval_SaveThread()) {}
+  ~Unlocked() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+
+ private:
+  PyThreadState* state_;
+};
+
+struct InLoop {
+  InLoop() { in_loop = true; }
+  ~InLoop() { in_loop = false; }
+};
+
 class Worker {
  public:
   Worker() : thread_([this] { work(); }) {}
@@ -26,8 +45,10 @@ class Worker {
     task_ = std::move(task);
     set(BUSY);
   }
-  // Returns when no task is under way.
+  // Returns when no task is under way; lets go of the interpreter's lock meanwhile.
   void wait() {
+    if (state_ != BUSY) return;
+    const Unlocked unlocked;
     until([this] { return state_ != BUSY; });
   }
 

@@ -179,11 +179,13 @@ class LogBuffer:
             selected: Whether `log_every_n_steps` selects the step for the loggers.
         """
         self._rows.append(_Rows(calls, values, number, selected))
-        self._make_room()
-
-    def _make_room(self) -> None:
-        if len(self._rows) > _MOST_ROWS:
+        if self.is_full:
             self.deliver()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the values are to be delivered before others are added."""
+        return len(self._rows) > _MOST_ROWS
 
     def add_chunk(self, calls: tuple[LogCall, ...], values: list[Tensor], numbers: range, every: int) -> None:
         """Takes the values of steps in a row.
@@ -202,7 +204,6 @@ class LogBuffer:
             if calls or selected:
                 self._rows.append(_Rows(calls, [value[start:end] for value in values], last, selected))
             start = end
-        self._make_room()
 
     def deliver(self) -> None:
         """Hands all values to Lightning; every selected step becomes a row of its own."""

@@ -259,6 +259,10 @@ class TrainerSink(Sink):
         """Returns steps between this one and the sink's last that nobody on the host has to see."""
         if self._is_attended(note):
             return []
+        if self._logs.is_full:
+            if behind:
+                return []  # loggers are not to be called while steps run
+            self._logs.deliver()
         room = self._length - self._index - 1 - behind  # the last one is met by callbacks
         number = self._loop._batches_that_stepped + behind
         if self._hooks.monitors and self._selects:

@@ -156,6 +156,34 @@ def test_a_large_product_is_the_librarys():
 
 
 @missing
+def test_rows_of_two_trainings_may_run_at_a_time(native):
+    other = compile_inductor(recording())  # the same text, and so the same library
+    totals = [torch.zeros(4), torch.zeros(4)]
+    rows = []
+    for step, total in zip((native, other), totals, strict=True):
+        step(torch.zeros(4), torch.zeros(4))
+        assert step.overlaps
+        rows.append(step.row([total, None], [1], [[torch.ones(4)]] * 20_000, [0]))
+    for row in rows:
+        row.launch()
+    native.rest()  # its row is still to be waited for
+    assert [row.wait()[0] for row in reversed(rows)] == [20_000, 20_000]
+    other.rest()
+    assert all(torch.equal(total, torch.full((4,), 20_000.0)) for total in totals)
+
+
+@missing
+def test_a_row_that_nobody_waits_for_ends_before_its_memory_does(native):
+    native(torch.zeros(4), torch.zeros(4))
+    total = torch.zeros(4)
+    row = native.row([total, None], [1], [[torch.ones(4)]] * 20_000, [0])
+    row.launch()
+    del row
+    native.rest()
+    assert torch.equal(total, torch.full((4,), 20_000.0))
+
+
+@missing
 def test_tensors_are_let_go_of(native):
     total, row = torch.zeros(4), torch.ones(4)
     native(total, row)

@@ -83,7 +83,7 @@ def test_a_gradient_of_nothing_but_rounding_is_no_difference():
 
 
 class AtTheEdge(nn.Module):
-    """Gives twice as much where a sum is above what it is: rounding decides."""
+    """Gives a little more where a sum is above what it is: rounding decides."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +91,7 @@ class AtTheEdge(nn.Module):
         self.register_buffer("total", self.weight.detach().sum())
 
     def forward(self, x):
-        return x @ self.weight.t() * (1 + (self.weight.sum() > self.total).float())
+        return x @ self.weight.t() * (1 + 0.01 * (self.weight.sum() > self.total).float())
 
 
 def rounds_otherwise(recording):
@@ -105,6 +105,26 @@ def test_what_rounding_decides_is_no_difference(monkeypatch):
     monkeypatch.setattr(verify, "_TRIALS", 0)
     with pytest.raises(VerificationError):
         train(build, [batches(8)], True, compiler=rounds_otherwise)
+
+
+def masked(built, batch):
+    x, y = batch
+    keep = (y == 1).float()
+    return ((built(x)[:, 0] * keep) ** 2).sum() / (keep.sum() + 1)
+
+
+@pytest.mark.parametrize("by", [1.05, 1.2])
+def test_rounding_does_not_excuse_a_wrong_program_with_a_mask(by):
+    def build():
+        built = mlp()
+        return Training(built, optim.SGD(built.parameters(), 0.1), lambda b, i: masked(built, (b[0], b[1].float())))
+
+    def compiler(recording):
+        right = compile_traced(recording)
+        return CompiledStep(lambda *inputs: right(*(t * by if t.shape == (6, 4) else t for t in inputs)))
+
+    with pytest.raises(VerificationError):
+        train(build, [batches(8, size=6)], True, compiler=compiler)
 
 
 def test_a_loss_that_is_not_finite_is_no_difference():
