@@ -1,7 +1,7 @@
 // Tensors of a step that runs again and again: a pointer, a shape, and memory that the next step fills again.
 //
 // A tensor of torch's costs a generated step 100 ns for each that it makes, half of it malloc. In the loop nobody sees
-// them but the step itself. `private.py` compiles the generated step a second time with these types in the place of
+// them but the step itself. `generated.py` compiles the generated step a second time with these types in the place of
 // torch's, and the loop runs that for all of its steps but the last. Blocks are not shared between threads.
 
 namespace lightning_sink {

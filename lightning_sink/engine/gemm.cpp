@@ -1,6 +1,6 @@
 // Products of small matrices of floats on one thread, in the place of the library's.
 //
-// The library's cost a microsecond of dispatch each, and are made for large ones. `private.py` places this text, behind
+// The library's cost a microsecond of dispatch each, and are made for large ones. `generated.py` places this text, behind
 // `bare.cpp`, before the step that Inductor generated and has it call `mm_out` and `addmm_out`, which leave to the
 // library what is large, or laid out in any other way. Measured in examples/benchmarks/RESULTS.md.
 

@@ -11,8 +11,8 @@ import torch
 from torch import fx, nn
 
 from lightning_sink.engine.draws import hoist_draws
+from lightning_sink.engine.generated import compile_graph, find_compiler
 from lightning_sink.engine.loop import CompiledStep, Compiler, NativeStep
-from lightning_sink.engine.private import compile_graph, find_compiler
 from lightning_sink.engine.recording import Recording
 
 _ONE_THREAD = 1 << 15

@@ -1,6 +1,6 @@
 // The loop around a compiled step: many steps in one call, without the interpreter between them.
 //
-// `private.py` places this text, behind `bare.cpp` and `worker.cpp`, before the step that Inductor generated, `inductor_entry_impl`, and
+// `generated.py` places this text, behind `bare.cpp` and `worker.cpp`, before the step that Inductor generated, `inductor_entry_impl`, and
 // fills in what stands between two @. It uses nothing but that function, the C interface that generated code itself
 // uses, and Python's.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.private import NativeLoop
+from lightning_sink.engine.generated import NativeLoop
 from lightning_sink.engine.recording import Recording
 
 Outputs = tuple[Tensor, ...]

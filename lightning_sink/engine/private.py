@@ -1,19 +1,16 @@
 """Every name of PyTorch's that is not public, with the reason; checked against torch 2.11 to 2.13.
 
+Those of Inductor are in `generated.py`.
+
 `tests/engine/test_private.py` fails with the name when an upgrade removes one.
 """
 
 from __future__ import annotations
 
-import ctypes
-import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
-import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 # A mode is the one way to see every operation below autograd; documented, though the module's name is private.
 from torch.utils import _pytree as pytree
@@ -24,11 +21,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
     "MODULE_HOOKS",
-    "NativeLoop",
     "TorchDispatchMode",
     "WeakIdKeyDictionary",
-    "compile_graph",
-    "find_compiler",
     "global_hooks",
     "is_mutable",
     "pytree",
@@ -84,240 +78,3 @@ def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def version(tensor: Tensor) -> int:
     """Returns how often PyTorch wrote to a tensor in place; `Tensor._version` alone counts that."""
     return int(tensor._version)
-
-
-class NativeLoop:
-    """The loop of `loop.cpp`, compiled with a step: many steps in one call.
-
-    `torch._C._aoti` turns tensors into what generated code takes, and back, as Inductor's own wrapper does. The library
-    is called by `ctypes`, which has it from the file that Inductor imported.
-
-    Args:
-        library: The file.
-
-    Attributes:
-        is_bare: Whether steps run on plain memory, without torch, and so on any thread.
-    """
-
-    def __init__(self, library: str) -> None:
-        functions, objects = ctypes.PyDLL(library), ctypes.py_object
-        self._prepare = self._function(functions, "prepare", *[objects] * 4, ctypes.c_int64)
-        self._launch = self._function(functions, "launch", objects, objects)
-        self._wait = self._function(functions, "wait", objects)
-        self._make_worker = self._function(functions, "worker")
-        self._worker: Any = None
-        self.is_bare = bool(ctypes.c_int32.in_dll(functions, "lightning_sink_is_bare").value)
-
-    @staticmethod
-    def _function(functions: ctypes.PyDLL, name: str, *arguments: Any) -> Callable[..., Any]:
-        function = functions[f"lightning_sink_{name}"]
-        function.argtypes, function.restype = arguments, ctypes.py_object
-        return function
-
-    def prepare(
-        self,
-        fixed: list[Tensor | None],
-        varying: list[Tensor],
-        positions: list[int],
-        kept: list[int],
-        steps: int,
-    ) -> Any:
-        """Returns a handle of steps in a row.
-
-        Args:
-            fixed: The inputs; None for those that differ from step to step.
-            varying: These, step after step.
-            positions: Where they go.
-            kept: For each output of which every step's value is wanted: its index, the address for the first, and the
-                bytes of one.
-            steps: How many.
-        """
-        pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-        capsules = iter(pack([tensor for tensor in fixed if tensor is not None]))
-        inputs = [None if tensor is None else next(capsules) for tensor in fixed]
-        return self._prepare(inputs, pack(varying), positions, kept, steps)
-
-    def launch(self, run: Any, beside: bool) -> None:
-        """Runs them; `beside` the caller's thread, on one that ends with `rest`: then these before others."""
-        if beside and self._worker is None:
-            self._worker = self._make_worker()
-        self._launch(run, self._worker if beside else None)
-
-    def rest(self) -> None:
-        """Ends the thread; runs that were launched on it have been waited for."""
-        self._worker = None
-
-    def wait(self, run: Any) -> tuple[int, tuple[Tensor, ...], str | None]:
-        """Waits for them; returns how many were run, the last one's outputs, and what the next one failed with."""
-        done, outputs, message = self._wait(run)
-        return done, tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs)), message
-
-
-def compile_graph(
-    graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any], source: str = "", calls: Iterable[str] = ()
-) -> tuple[Callable[..., Any], NativeLoop | None]:
-    """Compiles a graph of ATen operations with Inductor, for inference: its writes to inputs happen in place.
-
-    `torch._inductor.standalone_compile` takes a graph as it is; public entry points trace Python again. What it returns
-    wraps the compiled code in several layers of Python that a graph without autograd does not need: a quarter of a
-    small step. Where the code itself gives the same on the same inputs, it is called without them.
-
-    Args:
-        graph: The graph.
-        inputs: Its inputs; they are copied.
-        options: Inductor's options.
-        source: C++ to be compiled with it, before the generated function: `loop.cpp` and what it needs.
-        calls: Functions of that C++ that take the place of the library's.
-
-    Returns:
-        The function, and the loop around it, None where there is none.
-    """
-    import torch._functorch.config as functorch_config
-    from torch._inductor import standalone_compile
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    inner: list[Any] = []
-
-    def keep(*args: Any, **kwargs: Any) -> Any:
-        inner.append(compile_fx_inner(*args, **kwargs))
-        return inner[-1]
-
-    settings = {"config_patches": options, "inner_compile": keep}
-    # This cache would give back the layers without calling `keep`; the cache below it, of compiled code, stays.
-    with functorch_config.patch(enable_autograd_cache=False), _with_source(source, calls), _called_as_they_are():
-        artifact = standalone_compile(
-            graph, [tensor.clone() for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
-        )
-    callable_code = getattr(inner[0], "current_callable", None) if len(inner) == 1 else None
-    if callable_code is None:
-        return artifact, None
-    direct: Callable[..., Any] = lambda *arguments: callable_code(list(arguments))  # noqa: E731
-    # The layers switch gradients off, which the kernels of recurrent layers look at.
-    if not _same(graph if torch.is_grad_enabled() else artifact, direct, inputs):
-        return artifact, None
-    return direct, _find_loop(callable_code)
-
-
-@contextmanager
-def _called_as_they_are() -> Iterator[None]:
-    """Has some operations called that Inductor would make something else of.
-
-    Its own call of oneDNN's recurrent layers drops what their backward pass needs, and its loops for the backward pass
-    of max-pooling look at every window for every element: 1.05 times LeNet-5's step.
-    `torch._inductor.lowering.lowerings` says what becomes of an operation; `fallback_handler` makes a plain call of it.
-    """
-    from torch._inductor import lowering
-
-    aten = torch.ops.aten
-    operations = (aten.mkldnn_rnn_layer.default, aten.max_pool2d_with_indices_backward.default)
-    calls = {operation: lowering.fallback_handler(operation, add_to_fallback_set=False) for operation in operations}
-    with patch.dict(lowering.lowerings, calls):
-        yield
-
-
-_ENTRY = "void inductor_entry_impl("
-_END = "} // inductor_entry_impl"
-_UNLOCKS = re.compile(r"py::gil_scoped_release(_simple)? release;")
-_TAKES = re.compile(r"steal_from_raw_handles_to_raii_handles\(input_handles, (\d+)\)")
-_CALLED = re.compile(r"([\w:]+)\(")
-
-
-@contextmanager
-def _with_source(source: str, calls: Iterable[str]) -> Iterator[None]:
-    """Has C++ compiled with what Inductor generates, where that looks as expected.
-
-    `CppWrapperCodeCache.load_pybinding` is where the C++ wrapper's text becomes a library, whether it was generated now
-    or found in Inductor's cache; the library's own cache goes by the text. The wrapper lets go of the interpreter's
-    lock for each step, which inside the loop would let a busy thread stop it for milliseconds.
-    """
-    from torch._inductor.codecache import CppWrapperCodeCache
-
-    original = CppWrapperCodeCache.load_pybinding
-
-    def load(*args: Any, main_code: str = "", num_outputs: int = -1, **kwargs: Any) -> Any:
-        takes = _TAKES.findall(main_code)
-        if main_code.count(_ENTRY) == main_code.count(_END) == len(_UNLOCKS.findall(main_code)) == len(takes) == 1:
-            main_code = _UNLOCKS.sub("lightning_sink::Unlocked release;", main_code)
-            for name in calls:
-                main_code = main_code.replace(f"aoti_torch_cpu_{name}(", f"lightning_sink::{name}(")
-            bare = _bare_step(main_code, calls)
-            filled = source.replace("@INPUTS@", takes[0]).replace("@OUTPUTS@", str(num_outputs))
-            filled = filled.replace("@BARE@", "true" if bare else "false")
-            main_code = main_code.replace(_ENTRY, f"{filled}\n{bare}\n{_ENTRY}")
-        return original(*args, main_code=main_code, num_outputs=num_outputs, **kwargs)
-
-    with patch.object(CppWrapperCodeCache, "load_pybinding", load) if source else nullcontext():
-        yield
-
-
-_BARE_TYPES = {"RAIIAtenTensorHandle": "Tensor", "AtenTensorHandle": "Handle"}
-_BARE_CALLS = (
-    "aoti_torch_empty_strided",
-    "aoti_torch_new_tensor_handle",
-    "reinterpret_tensor_wrapper",
-    "steal_from_raw_handles_to_raii_handles",
-    "wrap_with_raii_handle_if_needed",
-)
-
-
-def _bare_step(code: str, calls: Iterable[str]) -> str:
-    """Returns the generated step on the tensors of `bare.cpp`; nothing where it calls what these do not stand for."""
-    _, _, step = code.partition(_ENTRY)
-    step = step.partition("{")[2].partition(_END)[0]
-    step = re.sub(r"//.*", "", step)
-    known = {*_BARE_CALLS, *(f"lightning_sink::{name}" for name in calls), "AOTI_TORCH_ERROR_CODE_CHECK", "std::move"}
-    known |= {"data_ptr", "reset", "release", "RAIIAtenTensorHandle"}
-    declared = set(re.findall(r"RAIIAtenTensorHandle (\w+)\(", step))
-    called = {name for name in _CALLED.findall(step) if not name.startswith("cpp_fused_")}
-    if called - known - declared:
-        return ""
-    for name, bare in _BARE_TYPES.items():
-        step = re.sub(rf"\b{name}\b", f"lightning_sink::bare::{bare}", step)
-    for name in _BARE_CALLS:
-        step = step.replace(f"{name}(", f"lightning_sink::bare::{name.removeprefix('aoti_torch_')}(")
-    head = "void lightning_sink::bare_step(bare::Tensor* input_handles, bare::Handle* output_handles) {"
-    return f"{head}{step}}}\n"
-
-
-def _find_loop(callable_code: Any) -> NativeLoop | None:
-    """Finds the library behind what Inductor generated: the wrapper's function holds the library's in its closure."""
-    held = [cell.cell_contents for cell in getattr(callable_code, "__closure__", None) or ()]
-    files = [getattr(getattr(item, "__self__", None), "__file__", None) for item in held]
-    for file in files:
-        if file is not None:
-            try:
-                return NativeLoop(file)
-            except AttributeError:  # compiled without the loop
-                return None
-    return None
-
-
-def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Tensor]) -> bool:
-    """Tells whether two functions return and write the same but for rounding, in which threads that sum differ."""
-    results = []
-    generator = torch.get_rng_state()
-    for function in (first, second):
-        copies = [tensor.clone() for tensor in inputs]
-        torch.set_rng_state(generator)
-        results.append([*function(*copies), *copies])
-    return len(results[0]) == len(results[1]) and all(map(_agree, *results))
-
-
-def _agree(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype:
-        return False
-    a, b = a.nan_to_num(), b.nan_to_num()
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    return bool((a - b).double().norm() <= 1e-3 * b.double().norm() + 1e-6)
-
-
-def find_compiler() -> str:
-    """Returns the C++ compiler that Inductor would call.
-
-    Raises:
-        Exception: What Inductor raises where there is none.
-    """
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    return str(get_cpp_compiler())

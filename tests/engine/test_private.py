@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 from lightning_sink.engine import private
 
@@ -68,24 +68,6 @@ def test_hooks_are_found():
     assert all(private.tensor_hooks(layer.weight)), "a tensor keeps its hooks under another name"
     for handle in handles:
         handle.remove()
-
-
-def test_the_entry_into_inductor_is_there():
-    import torch._inductor
-
-    assert callable(torch._inductor.standalone_compile), "`torch._inductor.standalone_compile` is gone"
-    assert isinstance(fx.Graph(), fx.Graph)
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    assert callable(get_cpp_compiler), "`torch._inductor.cpp_builder.get_cpp_compiler` is gone"
-
-
-def test_operations_that_are_called_as_they_are():
-    from torch._inductor import lowering
-
-    for name in ("mkldnn_rnn_layer", "max_pool2d_with_indices_backward"):
-        assert getattr(OPERATIONS, name).default in lowering.lowerings, f"Inductor has no lowering of `{name}` any more"
-    assert callable(lowering.fallback_handler), "`torch._inductor.lowering.fallback_handler` is gone"
 
 
 def test_hooks_on_every_module_are_found():
