@@ -6,7 +6,8 @@
 
 namespace lightning_sink {
 
-// What a tensor looks like; sizes and strides belong to somebody else.
+// What a tensor looks like. Sizes and strides belong to somebody else: to a tensor of torch's, or to the generated
+// step, where they are static.
 struct View {
   char* data = nullptr;
   int64_t dimensions = 0;
@@ -93,6 +94,7 @@ class Tensor : public View {
     block_ = std::exchange(other.block_, nullptr);
     return *this;
   }
+  Tensor& operator=(Handle handle) { return *this = Tensor(handle); }
   ~Tensor() { reset(); }
 
   void* data_ptr() const { return data; }
@@ -149,7 +151,8 @@ class Lent {
  public:
   explicit Lent(const View& view) {
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(
-        view.data, view.dimensions, view.sizes, view.strides, 0, view.dtype, aoti_torch_device_type_cpu(), 0, &tensor_));
+        view.data, view.dimensions, view.sizes, view.strides, 0, view.dtype, aoti_torch_device_type_cpu(), 0,
+        &tensor_));
   }
   Lent(const Lent&) = delete;
   ~Lent() { aoti_torch_delete_tensor_object(tensor_); }

@@ -1,18 +1,18 @@
 // Products of small matrices of floats on one thread, in the place of the library's.
 //
-// The library's cost a microsecond of dispatch each, and are made for large ones. `generated.py` places this text, behind
-// `bare.cpp`, before the step that Inductor generated and has it call `mm_out` and `addmm_out`, which leave to the
-// library what is large, or laid out in any other way. Measured in examples/benchmarks/RESULTS.md.
+// The library's cost a microsecond of dispatch each, and are made for large ones. `generated.py` places this text,
+// behind `bare.cpp`, before the step that Inductor generated and has it call `mm_out` and `addmm_out`, which leave to
+// the library what is large, or laid out in any other way. Measured in examples/benchmarks/RESULTS.md.
 
 #include <torch/csrc/inductor/cpp_prefix.h>
 
 namespace lightning_sink {
 
-constexpr int64_t LARGE = 1 << 22;  // multiplications from which on the library, which blocks for its caches, is as fast
+constexpr int64_t LARGE = 1 << 22;  // multiplications from which on the library, which blocks for caches, is as fast
 
 using Lanes = at::vec::Vectorized<float>;
 constexpr int64_t LANES = Lanes::size();
-constexpr int ROWS = LANES >= 16 ? 8 : 4;  // ROWS x VECTORS sums, VECTORS of the right matrix and a number fit registers
+constexpr int ROWS = LANES >= 16 ? 8 : 4;  // ROWS x VECTORS sums, VECTORS of the right matrix and a number: registers
 constexpr int VECTORS = 3;
 
 // A matrix: the number in row i and column j is at data[i * row + j * column].
@@ -112,29 +112,24 @@ bool multiply_small(const View& out, const View* bias, const View& left, const V
   return true;
 }
 
-inline AOTITorchError mm_out(AtenTensorHandle out, AtenTensorHandle left, AtenTensorHandle right) {
-  if (multiply_small(View(out), nullptr, View(left), View(right))) return AOTI_TORCH_SUCCESS;
-  return aoti_torch_cpu_mm_out(out, left, right);
+// What generated code calls, with tensors of torch's or of `bare.cpp`: how each is seen, and lent to the library.
+inline View seen(AtenTensorHandle tensor) { return View(tensor); }
+inline const View& seen(const bare::Tensor& tensor) { return tensor; }
+inline AtenTensorHandle lent(AtenTensorHandle tensor) { return tensor; }
+inline bare::Lent lent(const bare::Tensor& tensor) { return bare::Lent(tensor); }
+
+template <class Out, class Left, class Right>
+AOTITorchError mm_out(const Out& out, const Left& left, const Right& right) {
+  if (multiply_small(seen(out), nullptr, seen(left), seen(right))) return AOTI_TORCH_SUCCESS;
+  return aoti_torch_cpu_mm_out(lent(out), lent(left), lent(right));
 }
 
-inline AOTITorchError addmm_out(
-    AtenTensorHandle out, AtenTensorHandle bias, AtenTensorHandle left, AtenTensorHandle right, double beta, double alpha) {
-  const View row(bias);
-  if (beta == 1 && alpha == 1 && multiply_small(View(out), &row, View(left), View(right))) return AOTI_TORCH_SUCCESS;
-  return aoti_torch_cpu_addmm_out(out, bias, left, right, beta, alpha);
-}
-
-inline AOTITorchError mm_out(const bare::Tensor& out, const bare::Tensor& left, const bare::Tensor& right) {
-  if (multiply_small(out, nullptr, left, right)) return AOTI_TORCH_SUCCESS;
-  return aoti_torch_cpu_mm_out(bare::Lent(out), bare::Lent(left), bare::Lent(right));
-}
-
-inline AOTITorchError addmm_out(
-    const bare::Tensor& out, const bare::Tensor& bias, const bare::Tensor& left, const bare::Tensor& right, double beta,
-    double alpha) {
-  if (beta == 1 && alpha == 1 && multiply_small(out, &bias, left, right)) return AOTI_TORCH_SUCCESS;
-  return aoti_torch_cpu_addmm_out(
-      bare::Lent(out), bare::Lent(bias), bare::Lent(left), bare::Lent(right), beta, alpha);
+template <class Out, class Bias, class Left, class Right>
+AOTITorchError addmm_out(
+    const Out& out, const Bias& bias, const Left& left, const Right& right, double beta, double alpha) {
+  const View& row = seen(bias);
+  if (beta == 1 && alpha == 1 && multiply_small(seen(out), &row, seen(left), seen(right))) return AOTI_TORCH_SUCCESS;
+  return aoti_torch_cpu_addmm_out(lent(out), lent(bias), lent(left), lent(right), beta, alpha);
 }
 
 }  // namespace lightning_sink

@@ -192,7 +192,11 @@ _BARE_CALLS = (
 
 
 def _bare_step(code: str, calls: Iterable[str]) -> str:
-    """Returns the generated step on the tensors of `bare.cpp`; nothing where it calls what these do not stand for."""
+    """Returns the generated step on the tensors of `bare.cpp`; nothing where it calls what these do not stand for.
+
+    The step is a straight line of calls, so what is called is all that there is to know. Its kernels (`cpp_fused_...`)
+    take pointers.
+    """
     _, _, step = code.partition(_ENTRY)
     step = step.partition("{")[2].partition(_END)[0]
     step = re.sub(r"//.*", "", step)
@@ -206,7 +210,7 @@ def _bare_step(code: str, calls: Iterable[str]) -> str:
         step = re.sub(rf"\b{name}\b", f"lightning_sink::bare::{bare}", step)
     for name in _BARE_CALLS:
         step = step.replace(f"{name}(", f"lightning_sink::bare::{name.removeprefix('aoti_torch_')}(")
-    head = "void lightning_sink::bare_step(bare::Tensor* input_handles, bare::Handle* output_handles) {"
+    head = "void lightning_sink::bare_step(bare::Tensor* input_handles, bare::Tensor* output_handles) {"
     return f"{head}{step}}}\n"
 
 

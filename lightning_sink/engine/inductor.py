@@ -38,8 +38,7 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     """Compiles a recording's graph; says nothing and caches nothing.
 
     Random draws are the ones of eager: made before the compiled code (`draws.py`), a single one also by it
-    (`fallback_random`). The C++ wrapper both makes a call cheap and lets go of
-    the interpreter lock.
+    (`fallback_random`). The C++ wrapper both makes a call cheap and lets go of the interpreter lock.
     """
     options: dict[str, Any] = {"cpp_wrapper": True, "fallback_random": True, **_NO_ASSERTS}
     small = recording.largest <= _ONE_THREAD

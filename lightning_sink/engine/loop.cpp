@@ -1,8 +1,8 @@
 // The loop around a compiled step: many steps in one call, without the interpreter between them.
 //
-// `generated.py` places this text, behind `bare.cpp` and `worker.cpp`, before the step that Inductor generated, `inductor_entry_impl`, and
-// fills in what stands between two @. It uses nothing but that function, the C interface that generated code itself
-// uses, and Python's.
+// `generated.py` places this text, behind `bare.cpp` and `worker.cpp`, before the step that Inductor generated,
+// `inductor_entry_impl`, and fills in what stands between two @. It uses nothing but that function, the C interface
+// that generated code itself uses, and Python's.
 
 #include <cfenv>
 
@@ -14,7 +14,7 @@ constexpr size_t NUM_INPUTS = @INPUTS@;
 constexpr size_t NUM_OUTPUTS = @OUTPUTS@;
 constexpr bool HAS_BARE = @BARE@;  // whether there is a `bare_step`, the same step on the tensors of `bare.cpp`
 
-void bare_step(bare::Tensor* inputs, bare::Handle* outputs);  // likewise
+void bare_step(bare::Tensor* inputs, bare::Tensor* outputs);  // likewise
 
 // Owns the tensors of a list of capsules. None stands for a tensor that differs from step to step.
 class Tensors {
@@ -105,7 +105,7 @@ void run_step(const Inputs& inputs, int64_t step, Tensors& last) {
 // Runs steps without tensors of torch's; where one fails, `last` is what the one before it gave.
 inline void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
   std::array<bare::Tensor, NUM_INPUTS> tensors;
-  std::array<bare::Tensor, NUM_OUTPUTS> outputs;
+  std::array<bare::Tensor, NUM_OUTPUTS> outputs, made;
   for (size_t i = 0; i < NUM_INPUTS; ++i) {
     if (inputs.fixed[i] != nullptr) tensors[i] = bare::Tensor(inputs.fixed[i]);
   }
@@ -114,9 +114,8 @@ inline void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int6
       for (size_t i = 0; i < inputs.positions.size(); ++i) {
         tensors[inputs.positions[i]] = bare::Tensor(inputs.rows[done * inputs.positions.size() + i]);
       }
-      std::array<bare::Handle, NUM_OUTPUTS> handles;
-      bare_step(tensors.data(), handles.data());
-      for (size_t i = 0; i < NUM_OUTPUTS; ++i) outputs[i] = bare::Tensor(handles[i]);
+      bare_step(tensors.data(), made.data());
+      std::swap(outputs, made);
       kept.note(outputs, done);
     }
   } catch (...) {

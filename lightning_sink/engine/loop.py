@@ -158,8 +158,10 @@ class CompiledStep:
         with on_one_thread() if self._one_thread else nullcontext():
             return self._function(*inputs, *drawn)
 
-    overlaps = False
-    """Whether rows run beside the thread that launches them."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether rows run beside the thread that launches them."""
+        return False
 
     def row(self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]) -> Row:
         """Returns steps in a row, to be run; the arguments are those of `Row`."""
@@ -198,7 +200,7 @@ class NativeStep(CompiledStep):
         return outputs
 
     @property
-    def overlaps(self) -> bool:  # type: ignore[override]
+    def overlaps(self) -> bool:
         """Whether rows run beside the thread that launches them.
 
         Those of several threads do not: they would wait for each other longer (`Producer.retire` says why). Nor do
