@@ -6,6 +6,8 @@ turn. Read further ahead than that, batches would be overwritten before they are
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ class Reuse:
     def __init__(self, batches: int, most_bytes: int) -> None:
         self.distance, self.found = 0, False
         self._most, self._room = batches, most_bytes
-        self._kept: list[dict[int, tuple[Tensor, Tensor]]] = []
+        self._kept: list[list[tuple[Tensor, Tensor]]] = []
         self._ended = False
 
     def note(self, batch: Any) -> None:
@@ -41,13 +43,13 @@ class Reuse:
             return
         leaves = [leaf.detach() for leaf in flatten(batch)[0] if leaf.layout is torch.strided and not leaf.is_quantized]
         self._room -= sum(leaf.nbytes for leaf in leaves)
-        present = {place: (leaf, _sample(leaf)) for leaf in leaves if (place := leaf.data_ptr())}
+        memory = _Memory(leaves)
         for distance, earlier in enumerate(reversed(self._kept), start=1):
-            if any(_is_overwritten(*earlier[place]) for place in earlier.keys() & present.keys()):
+            if any(memory.touches(leaf) and not torch.equal(_sample(leaf), then) for leaf, then in earlier):
                 self.distance, self.found = distance, True
                 self._end()
                 return
-        self._kept.append(present)
+        self._kept.append([(leaf, _sample(leaf)) for leaf in leaves])
         self.distance = len(self._kept)
         if self.distance >= self._most or self._room <= 0:
             self._end()
@@ -63,5 +65,26 @@ def _sample(tensor: Tensor) -> Tensor:
     return flat[:: max(1, len(flat) // _SAMPLE)].clone().view(torch.uint8)
 
 
-def _is_overwritten(tensor: Tensor, then: Tensor) -> bool:
-    return not torch.equal(_sample(tensor), then)
+class _Memory:
+    """The memory between the first and the last number of each of some tensors, views of one another or not."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        spans = sorted(span for tensor in tensors if (span := _span(tensor)) is not None)
+        self._starts = [start for start, _ in spans]
+        self._furthest = list(accumulate((end for _, end in spans), max))
+
+    def touches(self, tensor: Tensor) -> bool:
+        span = _span(tensor)
+        if span is None:
+            return False
+        before = bisect_left(self._starts, span[1])
+        return before > 0 and self._furthest[before - 1] > span[0]
+
+
+def _span(tensor: Tensor) -> tuple[int, int] | None:
+    """The addresses of a tensor's first number and behind its last; None where there is no memory."""
+    start = tensor.data_ptr()
+    if not start or not tensor.numel():
+        return None
+    numbers = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return start, start + numbers * tensor.element_size()

@@ -36,6 +36,20 @@ def test_buffers_in_turn(buffers):
     assert reuse.distance == buffers
 
 
+def windows(count, of, shift):
+    """Batches that are views of one ring, each beginning further on than the one before."""
+    ring = torch.zeros(of)
+    for number in range(count):
+        start = number * shift % (of - 8)
+        ring[start : start + 8].fill_(number)
+        yield ring[start : start + 8]
+
+
+@pytest.mark.parametrize(("of", "shift", "distance"), [(64, 4, 1), (64, 16, 7), (70, 20, 3)])
+def test_views_that_lie_over_each_other(of, shift, distance):
+    assert looked_at(windows(30, of, shift)).distance == distance
+
+
 def test_memory_of_numpys():
     assert looked_at(in_numpys(5)).distance == 1
 
@@ -51,6 +65,8 @@ FRESH = {
     "a mask that all of them share": lambda: ((torch.full((4,), float(i)), MASK) for i in range(30)),
     "batches in a list, again and again": lambda: [torch.full((4,), float(i)) for i in range(3)] * 10,
     "slices of one tensor": lambda: torch.arange(120.0).split(4),
+    "columns of one tensor": lambda: torch.arange(120.0).view(4, 30).unbind(1),
+    "windows over data that stays": lambda: torch.arange(40.0).unfold(0, 8, 1).unbind(0),
     "no tensors": lambda: range(30),
     "NaN": lambda: [torch.full((4,), torch.nan)] * 30,
     "eight bits": lambda: [torch.ones(4).to(torch.float8_e4m3fn)] * 30,
