@@ -1,9 +1,8 @@
-"""The engine that records steps and runs programs in their place.
+"""The engine that runs programs in the place of steps.
 
-Owns the programs and decides, step by step: run the program that fits, record the step because there may be one, or
-let the step run the plain way. Programs are found by what must be equal for them to be right: the kind of the step and
-the batch's signature, the branches that numbers decide (a kind has a program for each way through the step), and
-`_state`, looked at when a sink begins.
+Decides, step by step: run the program that fits, or let the maker run the step, recorded because there may be one.
+Programs are found by what must be equal for them to be right: the kind of the step and the batch's signature, the
+branches that numbers decide, and `_state`, looked at when a sink begins.
 """
 
 from __future__ import annotations
@@ -15,30 +14,18 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_sink.engine.binding import Binding, Observation, observe
-from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.chunks import Call, has_numbers, most, pass_through
 from lightning_sink.engine.counts import Counts
-from lightning_sink.engine.functions import Functions
 from lightning_sink.engine.granted import Glance, Granted
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import Compiler
+from lightning_sink.engine.maker import ProgramMaker
 from lightning_sink.engine.program import Program
-from lightning_sink.engine.record import Recorder
-from lightning_sink.engine.slots import Parts, Snapshot
+from lightning_sink.engine.programs import Programs, key_of
+from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
 from lightning_sink.engine.watch import Hazard
-
-_MOST_BRANCHES = 16
-"""Programs of one kind of step; the one that was made first makes room."""
-
-_MOST_FAILURES = 3
-"""How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
-
-_Key = tuple[Hashable, Hashable]
-
-_RESTLESS = Hazard("what the step takes as constant, attributes or the optimizer's options, keeps changing")
 
 
 class CompiledEngine(Engine):
@@ -74,29 +61,29 @@ class CompiledEngine(Engine):
         outside: Callable[[Collection[CodeType]], dict[str, Hashable]] = lambda codes: {},
     ) -> None:
         self.name = name
-        self._parts = parts
-        self._optimizers = optimizers
-        self._costly = costly
         self._verify = verify
-        self._fallback = fallback
-        self._codes = codes
         self._granted = Granted(parts, optimizers, ignore, outside)
         self._glance = Glance()
         self._hyper = Hyperparameters(optimizers)
-        self._counts = Counts(counters)
-        self._functions = Functions(compiler)
+        self._programs = Programs()
+        self._maker = ProgramMaker(
+            self._programs,
+            parts,
+            optimizers,
+            self._hyper,
+            Counts(counters),
+            self._granted,
+            compiler,
+            costly=costly,
+            codes=codes,
+            fallback=fallback,
+        )
         self._verified: dict[str, int] = {}
-        self._programs: dict[_Key, list[Program]] = {}
-        self._candidates = Candidates()
-        self._failures: dict[Hashable, int] = {}
         self._state: Hashable = None
         self._sinks = 0
-        self._reported: set[str] = set()
-        self._volatile: set[str] = set()
         self._plain_steps = 0
         self._looked_at = 0
         self._error: Exception | None = None
-        self._restless = 0
         self._unsettled: tuple[Program, tuple[Any, ...]] | None = None
         self.compiled_steps = 0
 
@@ -107,10 +94,8 @@ class CompiledEngine(Engine):
 
     def close(self) -> None:
         """Lets go of every program and recording."""
-        self._functions.clear()
-        self._programs.clear()
+        self._maker.close()
         self._verified.clear()
-        self._candidates.clear()
         self._granted.forget()
         self._state = None
 
@@ -118,7 +103,7 @@ class CompiledEngine(Engine):
         """Runs all steps of a sink."""
         self._sinks += 1
         if sink.eager_reason is not None:
-            self._report(sink.eager_reason)
+            self._maker.report(sink.eager_reason)
             tape = PlainTape()
             for step in sink.steps():
                 sink.run(step, tape)
@@ -133,33 +118,36 @@ class CompiledEngine(Engine):
                     begun = True
                     self._begin()
                 if self._hyper.update():
-                    self._forget()
+                    self._maker.forget()
                 if sink.disturbed:
                     self._look()
-                key = (step.kind, step.signature)
-                if self._looked_at != self._plain_steps and self._programs.get(key):
+                if self._looked_at != self._plain_steps and self._programs.have(key_of(step)):
                     self._settle()
                     self._begin()  # a step that ran the user's code may have changed what programs take for granted
-                program = self._find(key, step)
+                program = self._find(step)
                 if program is None:
-                    self._observe(sink, step, key)
+                    self._run_plain(sink, step)
                 elif not self._run(sink, step, program):
-                    self._programs[key].remove(program)
-                    self._observe(sink, step, key)
+                    self._programs.remove(key_of(step), program)
+                    self._run_plain(sink, step)
                 elif self._unsettled is not None and program.may_repeat(self._unsettled[1]):
                     self._run_ahead(sink, step, program)
         finally:
             self._settle()
 
-    # -- programs ---------------------------------------------------------------------------------------------------
+    # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _find(self, key: _Key, step: Step) -> Program | None:
+    def _find(self, step: Step) -> Program | None:
         if not step.clears:
             self._settle()
-        for program in self._programs.get(key, ()):
-            if program.fits():
-                return program
-        return None
+        return self._programs.find(key_of(step))
+
+    def _run_plain(self, sink: Sink, step: Step) -> None:
+        self._settle()
+        self._plain_steps += 1
+        if self._maker.run(sink, step, self._sinks):
+            # Attributes that the first steps set are there now; what was looked at when the sink began is not.
+            self._state = self._present_state()
 
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.looked_at != self._plain_steps:
@@ -187,13 +175,15 @@ class CompiledEngine(Engine):
         program.seconds = time.perf_counter() - began
         self._unsettled = program, outputs
         self.compiled_steps += 1
-        self._restless = 0
+        self._maker.settled()
         logged = list(outputs[program.num_outputs : program.num_results])
         if sink.disturbed:
             self._settle()
         loss = None if program.loss is None else outputs[program.loss]
         sink.account(step, self._result_of(program, outputs), loss, logged, program.note)
         return True
+
+    # -- steps in a row ----------------------------------------------------------------------------------------------
 
     def _run_ahead(self, sink: Sink, step: Step, program: Program) -> None:
         """Runs, many in one call, the steps that come next and need nothing but the program."""
@@ -213,7 +203,7 @@ class CompiledEngine(Engine):
         numbers = pass_through(sink, program, self._hyper, len(chunk))
         if numbers.stale:
             self._settle()
-            self._forget()
+            self._maker.forget()
         return Call(sink, program, chunk, numbers) if numbers.steps else None
 
     def _finish(self, sink: Sink, step: Step, program: Program, call: Call) -> Call | None:
@@ -222,15 +212,18 @@ class CompiledEngine(Engine):
         Where steps run beside this thread, the next call is prepared meanwhile, and launched before the accounts.
         """
         following = None
-        try:
-            if program.function.overlaps and call.is_whole and not has_numbers(sink, program):
+        if program.function.overlaps and call.is_whole and not has_numbers(sink, program):
+            try:
                 following = self._prepare(sink, step, program, behind=len(call.steps))
-        finally:
-            call.wait()
-            goes_on = call.is_whole and call.done == len(call.steps)
-            if following is not None and goes_on:
-                following.launch()
-            self._account(sink, program, call)
+            except BaseException:
+                call.wait()  # what was launched counts, whatever became of the batches behind it
+                self._account(sink, program, call)
+                raise
+        call.wait()
+        goes_on = call.is_whole and call.done == len(call.steps)
+        if following is not None and goes_on:
+            following.launch()
+        self._account(sink, program, call)
         if not goes_on:
             return None  # the next step needs another program, or is the one that failed
         if following is None:
@@ -246,6 +239,8 @@ class CompiledEngine(Engine):
             self.compiled_steps += call.done
             result = self._result_of(program, call.outputs)
             sink.account_chunk(call.steps[: call.done], result, call.losses, call.logged, program.note)
+
+    # -- between steps -----------------------------------------------------------------------------------------------
 
     def _result_of(self, program: Program, outputs: tuple[Any, ...]) -> Callable[[], Result]:
         def result() -> Result:
@@ -275,92 +270,13 @@ class CompiledEngine(Engine):
     def _begin(self) -> None:
         """Looks at what programs take for granted and forgets those that are no longer right."""
         if self._hyper.refresh() or self._hyper.update():
-            self._forget()
+            self._maker.forget()
         state = self._present_state()
         if state != self._state:
-            self._forget()
+            self._maker.forget()
             self._state = state
         self._plain_steps += 1
         self._looked_at = self._plain_steps
 
     def _present_state(self) -> Hashable:
         return self._granted.state(), self._hyper.constants()
-
-    def _forget(self) -> None:
-        self._restless += any(self._programs.values()) or bool(self._candidates)
-        self._programs.clear()
-        # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
-        for key, problem in self._candidates.problems():
-            self._fail(key, problem)
-        self._candidates.clear()
-
-    def _fail(self, key: Hashable, hazard: Hazard) -> None:
-        failures = self._failures[key] = self._failures.get(key, 0) + 1
-        if failures >= _MOST_FAILURES:
-            self._report(hazard)
-
-    # -- recordings -------------------------------------------------------------------------------------------------
-
-    def _observe(self, sink: Sink, step: Step, key: tuple[Hashable, Hashable]) -> None:
-        """Runs a step that has no program, recorded if that may lead to one."""
-        self._settle()
-        self._plain_steps += 1
-        candidate = self._candidates.see(key, self._sinks)
-        if candidate is None or self._restless > PATIENCE:
-            self._report(TOO_MANY_KINDS if candidate is None else _RESTLESS)
-            sink.run(step, PlainTape())
-            return
-        if self._failures.get(key, 0) >= _MOST_FAILURES:
-            sink.run(step, PlainTape())
-            return
-        if not any(self._programs.values()) and self._candidates.never_come_again:
-            self._report(TOO_MANY_KINDS)
-        first = not any(kind == step.kind and programs for (kind, _), programs in self._programs.items())
-        if not candidate.is_due(first) and (self._costly or candidate.hazard is not None):
-            sink.run(step, PlainTape())
-            return
-        observation = self._record(sink, step)
-        self._note_volatile(observation)
-        bindings = candidate.compare(observation, self._volatile)
-        if bindings is not None:
-            self._make(key, candidate, observation, bindings)
-        elif candidate.hazard is not None:
-            self._fail(key, candidate.hazard)
-            self._report(candidate.hazard)
-
-    def _record(self, sink: Sink, step: Step) -> Observation:
-        before = Snapshot(self._parts, self._optimizers)
-        recorder = Recorder(self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python)
-        result = sink.run(step, recorder)
-        self._granted.learn(recorder.ran)
-        return observe(recorder, before, Snapshot(self._parts, self._optimizers), step, result)
-
-    def _note_volatile(self, observation: Observation) -> None:
-        names = {slot.name for slot in (*observation.filled, *observation.cleared)}
-        if not names <= self._volatile:
-            self._volatile |= names
-            for programs in self._programs.values():
-                programs[:] = [program for program in programs if not program.homes & names]
-
-    def _make(self, key: _Key, candidate: Candidate, observation: Observation, bindings: list[Binding]) -> None:
-        function = self._functions.get(observation.recording)
-        if isinstance(function, Hazard):
-            candidate.give_up(function)
-            self._report(function)
-            return
-        candidate.found(observation)
-        self._failures.pop(key, None)
-        if not candidate.last:
-            self._candidates.drop(key)
-        counts = self._counts.among([binding.tensor for binding in bindings if binding.tensor is not None])
-        programs = self._programs.setdefault(key, [])
-        programs.append(Program(observation, bindings, function, counts, self._hyper.tensors.values()))
-        del programs[:-_MOST_BRANCHES]
-        # Attributes that the first steps set are there now; what was looked at when the sink began is not.
-        self._state = self._present_state()
-
-    def _report(self, hazard: Hazard) -> None:
-        what = hazard.what.partition(":")[0]
-        if what not in self._reported:
-            self._reported.add(what)
-            self._fallback(hazard)

@@ -1,0 +1,165 @@
+"""How a step comes by its program: what runs the plain way is recorded where that may lead to one, and compiled.
+
+The maker owns what is known of steps without a program, the compiled functions, and the reasons for which steps stay
+without one; whoever runs the programs tells it when what it has seen is no longer right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from types import CodeType
+
+from torch.optim import Optimizer
+
+from lightning_sink.engine.binding import Binding, Observation, observe
+from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
+from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.functions import Functions
+from lightning_sink.engine.granted import Granted
+from lightning_sink.engine.hyper import Hyperparameters
+from lightning_sink.engine.loop import Compiler
+from lightning_sink.engine.program import Program
+from lightning_sink.engine.programs import Key, Programs, key_of
+from lightning_sink.engine.record import Recorder
+from lightning_sink.engine.slots import Parts, Snapshot
+from lightning_sink.engine.step import PlainTape, Sink, Step
+from lightning_sink.engine.watch import Hazard
+
+_MOST_FAILURES = 3
+"""How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
+
+_RESTLESS = Hazard("what the step takes as constant, attributes or the optimizer's options, keeps changing")
+
+
+class ProgramMaker:
+    """Runs steps the plain way and makes programs of them.
+
+    Args:
+        programs: Takes what is made.
+        parts: The module whose state the step reads and writes, and what belongs to it.
+        optimizers: The optimizers that the step uses.
+        hyper: Their options.
+        counts: The owner's counters.
+        granted: What programs take for granted.
+        compiler: Makes a function of a recording.
+        costly: Whether compiling takes long enough to wait until a kind of step comes again.
+        codes: Code objects of getters whose reads depend on the step, with their names.
+        fallback: Told once of each reason why steps run the plain way; may raise.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        parts: Parts,
+        optimizers: list[Optimizer],
+        hyper: Hyperparameters,
+        counts: Counts,
+        granted: Granted,
+        compiler: Compiler,
+        *,
+        costly: bool,
+        codes: Mapping[CodeType, str],
+        fallback: Callable[[Hazard], None],
+    ) -> None:
+        self._programs = programs
+        self._parts = parts
+        self._optimizers = optimizers
+        self._hyper = hyper
+        self._counts = counts
+        self._granted = granted
+        self._costly = costly
+        self._codes = codes
+        self._fallback = fallback
+        self._functions = Functions(compiler)
+        self._candidates = Candidates()
+        self._failures: dict[Hashable, int] = {}
+        self._volatile: set[str] = set()
+        self._reported: set[str] = set()
+        self._restless = 0
+
+    def run(self, sink: Sink, step: Step, number: int) -> bool:
+        """Runs a step that has no program, recorded if that may lead to one; tells whether it did.
+
+        Args:
+            sink: Whose step it is.
+            step: The step.
+            number: The sink's number.
+        """
+        key = key_of(step)
+        candidate = self._candidates.see(key, number)
+        if candidate is None or self._restless > PATIENCE:
+            self.report(TOO_MANY_KINDS if candidate is None else _RESTLESS)
+        elif self._failures.get(key, 0) < _MOST_FAILURES:
+            if not self._programs and self._candidates.never_come_again:
+                self.report(TOO_MANY_KINDS)
+            due = candidate.is_due(not self._programs.have_kind(step.kind))
+            if due or not (self._costly or candidate.hazard is not None):
+                return self._record(sink, step, candidate)
+        sink.run(step, PlainTape())
+        return False
+
+    def settled(self) -> None:
+        """Takes note that a program ran: what it takes for granted stays as it is for some time."""
+        self._restless = 0
+
+    def forget(self) -> None:
+        """Forgets programs and recordings: what they take for granted has changed."""
+        self._restless += bool(self._programs) or bool(self._candidates)
+        self._programs.clear()
+        # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
+        for key, problem in self._candidates.problems():
+            self._fail(key, problem)
+        self._candidates.clear()
+
+    def close(self) -> None:
+        """Lets go of every function, program and recording."""
+        self._functions.clear()
+        self._programs.clear()
+        self._candidates.clear()
+
+    def report(self, hazard: Hazard) -> None:
+        """Says why steps run the plain way, if that has not been said."""
+        what = hazard.what.partition(":")[0]
+        if what not in self._reported:
+            self._reported.add(what)
+            self._fallback(hazard)
+
+    def _fail(self, key: Hashable, hazard: Hazard) -> None:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        if failures >= _MOST_FAILURES:
+            self.report(hazard)
+
+    def _record(self, sink: Sink, step: Step, candidate: Candidate) -> bool:
+        before = Snapshot(self._parts, self._optimizers)
+        recorder = Recorder(self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python)
+        result = sink.run(step, recorder)
+        self._granted.learn(recorder.ran)
+        observation = observe(recorder, before, Snapshot(self._parts, self._optimizers), step, result)
+        self._note_volatile(observation)
+        bindings = candidate.compare(observation, self._volatile)
+        if bindings is not None:
+            return self._make(key_of(step), candidate, observation, bindings)
+        if candidate.hazard is not None:
+            self._fail(key_of(step), candidate.hazard)
+            self.report(candidate.hazard)
+        return False
+
+    def _note_volatile(self, observation: Observation) -> None:
+        names = {slot.name for slot in (*observation.filled, *observation.cleared)}
+        if not names <= self._volatile:
+            self._volatile |= names
+            self._programs.remove_homes(names)
+
+    def _make(self, key: Key, candidate: Candidate, observation: Observation, bindings: list[Binding]) -> bool:
+        function = self._functions.get(observation.recording)
+        if isinstance(function, Hazard):
+            candidate.give_up(function)
+            self.report(function)
+            return False
+        candidate.found(observation)
+        self._failures.pop(key, None)
+        if not candidate.last:
+            self._candidates.drop(key)
+        counts = self._counts.among([binding.tensor for binding in bindings if binding.tensor is not None])
+        self._programs.add(key, Program(observation, bindings, function, counts, self._hyper.tensors.values()))
+        return True

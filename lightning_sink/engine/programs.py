@@ -1,0 +1,63 @@
+"""The programs of a training: for each kind of step and signature, one for each way through the step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from lightning_sink.engine.program import Program
+from lightning_sink.engine.step import Step
+
+_MOST_BRANCHES = 16
+"""Programs of one kind of step; the one that was made first makes room."""
+
+Key = tuple[Hashable, Hashable]
+"""What steps of a kind have in common: `Step.kind` and `Step.signature`."""
+
+
+def key_of(step: Step) -> Key:
+    """Returns what a step has in common with others of its kind."""
+    return step.kind, step.signature
+
+
+class Programs:
+    """Holds programs and finds the one that fits a step."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, list[Program]] = {}
+
+    def __bool__(self) -> bool:
+        return any(self._known.values())
+
+    def have(self, key: Key) -> bool:
+        """Tells whether steps of a kind have a program, for whichever way through them."""
+        return bool(self._known.get(key))
+
+    def have_kind(self, kind: Hashable) -> bool:
+        """Tells whether such steps have a program for batches of any signature."""
+        return any(known == kind and programs for (known, _), programs in self._known.items())
+
+    def find(self, key: Key) -> Program | None:
+        """Returns the program for the way that the step that is about to run will go."""
+        for program in self._known.get(key, ()):
+            if program.fits():
+                return program
+        return None
+
+    def add(self, key: Key, program: Program) -> None:
+        """Takes a program."""
+        programs = self._known.setdefault(key, [])
+        programs.append(program)
+        del programs[:-_MOST_BRANCHES]
+
+    def remove(self, key: Key, program: Program) -> None:
+        """Forgets one program."""
+        self._known[key].remove(program)
+
+    def remove_homes(self, names: set[str]) -> None:
+        """Forgets those that count on a slot with one of these names to keep its tensor."""
+        for programs in self._known.values():
+            programs[:] = [program for program in programs if not program.homes & names]
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._known.clear()
