@@ -13,13 +13,19 @@ BENCHMARKS = Path(__file__).parents[1] / "examples" / "benchmarks"
 
 
 @pytest.fixture
-def report(monkeypatch):
-    """The module that writes the tables; benchmarks import each other as scripts do."""
+def benchmarks(monkeypatch):
+    """Benchmarks can be imported, as scripts that lie beside each other can."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("report")
+    yield
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(str(BENCHMARKS)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def report(benchmarks):
+    """The module that writes the tables."""
+    return importlib.import_module("report")
 
 
 def run(script: str, *options: str) -> str:
@@ -65,6 +71,25 @@ def test_the_suite_compares_sides_and_skips_what_is_absent(tmp_path):
     assert "python examples/benchmarks/suite.py --models MLP" in out.read_text()
     assert str(tmp_path) not in out.read_text()
     assert drawn.exists() == bool(chart)
+
+
+@pytest.mark.parametrize(
+    ("script", "settings"),
+    [
+        ("small_products", {"PRODUCTS": [((4, 3, 2), True, True)], "STEPS": 2, "REPEATS": 1}),
+        ("layouts", {"NETS": None, "SECONDS": 0.01, "REPEATS": 1}),
+    ],
+)
+def test_a_comparison_of_compiled_steps_has_a_line_for_each(script, settings, benchmarks, monkeypatch, capsys):
+    module = importlib.import_module(script)
+    if script == "layouts":
+        settings["NETS"] = {"small": (lambda: module.pooled(2), (2, 3, 4, 4))}
+    for name, value in settings.items():
+        monkeypatch.setattr(module, name, value)
+    module.main()
+    (table,) = tables(capsys.readouterr().out)
+    assert len(table) == 3
+    assert len(table[2]) == len(table[0])
 
 
 def test_growth_has_a_line_for_each_point(tmp_path):

@@ -44,6 +44,8 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     small = recording.largest <= _ONE_THREAD
     if small:
         options["cpp.threads"] = 1
+    if _keeps_layouts(recording.graph):
+        options["layout_optimization"] = False
     inputs = [tensor.detach() for tensor in recording.inputs]
     draws = hoist_draws(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
@@ -54,6 +56,17 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     if loop is None:
         return CompiledStep(function, draws, one_thread=small)
     return NativeStep(function, loop, draws, one_thread=small)
+
+
+def _keeps_layouts(graph: fx.Graph) -> bool:
+    """Tells whether convolutions run on images as they lie, channel by channel.
+
+    Inductor would have them all channels last. In a whole step, with what stands between convolutions and with their
+    backward passes, that is slower; but for grouped ones, and transposed ones. Measured in
+    examples/benchmarks/RESULTS.md.
+    """
+    found = [node.args for node in graph.nodes if node.target is torch.ops.aten.convolution.default]
+    return all(not transposed and groups == 1 for *_, transposed, _, groups in found)
 
 
 def graph_module(recording: Recording) -> fx.GraphModule:

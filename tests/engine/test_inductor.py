@@ -38,6 +38,34 @@ def test_control_other_draws_are_another_training():
         assert_same(*runs)
 
 
+CONVOLUTIONS = {
+    "plain": lambda: nn.Conv2d(4, 4, 3, padding=1),
+    "grouped": lambda: nn.Conv2d(4, 4, 3, groups=2),
+    "transposed": lambda: nn.ConvTranspose2d(4, 3, 2, stride=2),
+    "channels last": lambda: nn.Conv2d(4, 6, 3, stride=2, bias=False),
+}
+
+
+@missing
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_convolutions_are_the_same_in_either_layout(kind):
+    def image():
+        layout = torch.channels_last if kind == "channels last" else torch.contiguous_format
+        return torch.randn(2, 4, 6, 6).to(memory_format=layout)
+
+    def make():
+        module = nn.Sequential(CONVOLUTIONS[kind](), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+        module(image())
+        return Training(module, optim.SGD(module.parameters(), 0.1), lambda b, i: module(b).square().mean())
+
+    torch.manual_seed(0)
+    images = [image() for _ in range(6)]
+    plain = train(make, [images], False)
+    sink = train(make, [images], True, compiler=compile_inductor, costly=True)
+    assert sink.compiled, sink.reasons
+    assert_same(plain, sink)
+
+
 def test_a_missing_compiler_is_named(monkeypatch):
     def none():
         raise RuntimeError("No working C++ compiler found\nin a long list of places")
