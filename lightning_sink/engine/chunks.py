@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -62,12 +61,11 @@ class Call:
         self.error: Exception | None = None
         self._sink, self._program = sink, program
         self._row = program.row([step.leaves for step in self.steps], numbers.rows)
-        self._began = 0.0
         self._runs = False
 
     def launch(self) -> None:
-        """Begins to run the steps."""
-        self._began, self._runs = time.perf_counter(), True
+        """Begins to run the steps, behind those of a call that was launched before."""
+        self._runs = True
         with torch.enable_grad() if self._program.grad_mode else nullcontext():
             self._row.launch()
 
@@ -76,13 +74,14 @@ class Call:
         if not self._runs:
             return
         self._runs = False
-        self.done, self.outputs, columns, self.error = self._row.wait()
+        repeated = self._row.wait()
+        self.done, self.outputs, self.error = repeated.done, repeated.outputs, repeated.error
         if self.done < len(self.steps):
             self._sink.pass_again(self.done, self._program.note)
         if self.done:
-            self._program.seconds = (time.perf_counter() - self._began) / self.done
-            has_loss = self._program.loss is not None
-            self.losses, self.logged = (columns[0], columns[1:]) if has_loss else (None, columns)
+            self._program.seconds = repeated.seconds / self.done
+            has_loss, kept = self._program.loss is not None, repeated.kept
+            self.losses, self.logged = (kept[0], kept[1:]) if has_loss else (None, kept)
 
 
 def most(program: Program) -> int:

@@ -209,22 +209,22 @@ class CompiledEngine(Engine):
     def _finish(self, sink: Sink, step: Step, program: Program, call: Call) -> Call | None:
         """Waits for a call and accounts for it; returns the next one, launched.
 
-        Where steps run beside this thread, the next call is prepared meanwhile, and launched before the accounts.
+        Where steps run beside this thread, the next call is prepared meanwhile and waits for its turn. It is not run,
+        and not accounted for, where the present one fails.
         """
         following = None
-        if program.function.overlaps and call.is_whole and not has_numbers(sink, program):
-            try:
+        try:
+            if program.function.overlaps and call.is_whole and not has_numbers(sink, program):
                 following = self._prepare(sink, step, program, behind=len(call.steps))
-            except BaseException:
-                call.wait()  # what was launched counts, whatever became of the batches behind it
-                self._account(sink, program, call)
-                raise
+                if following is not None:
+                    following.launch()
+        except BaseException:
+            call.wait()  # what was launched counts, whatever became of the batches behind it
+            self._account(sink, program, call)
+            raise
         call.wait()
-        goes_on = call.is_whole and call.done == len(call.steps)
-        if following is not None and goes_on:
-            following.launch()
         self._account(sink, program, call)
-        if not goes_on:
+        if not call.is_whole or call.done < len(call.steps):
             return None  # the next step needs another program, or is the one that failed
         if following is None:
             following = self._prepare(sink, step, program)

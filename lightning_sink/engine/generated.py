@@ -69,7 +69,10 @@ class NativeLoop:
         return self._prepare(inputs, pack(varying), positions, kept, steps)
 
     def launch(self, run: Any, beside: bool) -> None:
-        """Runs them; `beside` the caller's thread, on one that ends with `rest`: then these before others."""
+        """Runs them; `beside` the caller's thread, on one that ends with `rest`, behind those launched before.
+
+        Where one of those fails, they are not run.
+        """
         if beside and self._worker is None:
             self._worker = self._make_worker()
         self._launch(run, self._worker if beside else None)
@@ -78,10 +81,14 @@ class NativeLoop:
         """Ends the thread; runs that were launched on it have been waited for."""
         self._worker = None
 
-    def wait(self, run: Any) -> tuple[int, tuple[Tensor, ...], str | None]:
-        """Waits for them; returns how many were run, the last one's outputs, and what the next one failed with."""
-        done, outputs, message = self._wait(run)
-        return done, tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs)), message
+    def wait(self, run: Any) -> tuple[int, tuple[Tensor, ...], float, str | None]:
+        """Waits for them.
+
+        Returns:
+            How many were run, the last one's outputs, the seconds that it took, and what the next one failed with.
+        """
+        done, outputs, seconds, message = self._wait(run)
+        return done, tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs)), seconds, message
 
 
 def compile_graph(

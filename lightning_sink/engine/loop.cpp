@@ -102,7 +102,15 @@ void run_step(const Inputs& inputs, int64_t step, Tensors& last) {
   swap(last, outputs);
 }
 
-// Runs steps without tensors of torch's; where one fails, `last` is what the one before it gave.
+// Runs steps on tensors of torch's; `last` are the outputs of the last one, whatever becomes of the one behind it.
+inline void run_steps(const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
+  for (; done < steps; ++done) {
+    run_step(inputs, done, last);
+    kept.note(last, done);
+  }
+}
+
+// The same without tensors of torch's, but for the last step, whose outputs others get.
 inline void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
   std::array<bare::Tensor, NUM_INPUTS> tensors;
   std::array<bare::Tensor, NUM_OUTPUTS> outputs, made;
@@ -110,7 +118,7 @@ inline void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int6
     if (inputs.fixed[i] != nullptr) tensors[i] = bare::Tensor(inputs.fixed[i]);
   }
   try {
-    for (; done < steps; ++done) {
+    for (; done < steps - 1; ++done) {
       for (size_t i = 0; i < inputs.positions.size(); ++i) {
         tensors[inputs.positions[i]] = bare::Tensor(inputs.rows[done * inputs.positions.size() + i]);
       }
@@ -118,6 +126,7 @@ inline void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int6
       std::swap(outputs, made);
       kept.note(outputs, done);
     }
+    run_steps(inputs, kept, steps, done, last);
   } catch (...) {
     for (size_t i = 0; i < NUM_OUTPUTS && done > 0; ++i) last.put(i, bare::copy(outputs[i]));
     throw;
@@ -131,15 +140,16 @@ class Run {
     std::fegetenv(&floats_);
   }
 
-  // Runs them, on whichever thread; needs no lock of the interpreter's.
-  void go() {
+  // Runs them, on whichever thread; needs no lock of the interpreter's. Tells whether all were run.
+  bool go() {
     InLoop in_loop;
+    const auto began = std::chrono::steady_clock::now();
     std::fesetenv(&floats_);  // whether subnormal numbers count as zeros is kept for each thread
     try {
-      if constexpr (HAS_BARE) run_bare(inputs_, kept_, steps_ - 1, done_, last_);
-      for (; done_ < steps_; ++done_) {
-        run_step(inputs_, done_, last_);
-        kept_.note(last_, done_);
+      if constexpr (HAS_BARE) {
+        run_bare(inputs_, kept_, steps_, done_, last_);
+      } else {
+        run_steps(inputs_, kept_, steps_, done_, last_);
       }
     } catch (const std::exception& error) {
       failure_ = error.what();
@@ -147,38 +157,44 @@ class Run {
       failure_ = "unhandled error";
     }
     bare::pool.clear();
+    seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return done_ == steps_;
   }
 
+  // Has a worker run them, behind what it was given before; where that fails they are not run.
   void go_on(std::shared_ptr<Worker> worker) {
     worker_ = std::move(worker);
-    worker_->start([this] { go(); });
+    number_ = worker_->take([this] { return go(); });
   }
 
   // Returns when they have ended, if they were begun.
   void wait() {
-    if (worker_ != nullptr) worker_->wait();
+    if (worker_ != nullptr) worker_->wait(number_);
     worker_.reset();
   }
 
-  // Returns how many were run, the outputs of the last of them, and why the next one failed, None if all were run.
+  // Returns how many were run, the outputs of the last of them, the seconds that it took, and why the next one failed,
+  // None if all were run.
   PyObject* result() {
     if (PyErr_Occurred()) return nullptr;  // a custom operation in Python may have left one
     PyObject* outputs = PyList_New(done_ > 0 ? NUM_OUTPUTS : 0);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); ++i) {
       PyList_SET_ITEM(outputs, i, PyCapsule_New(last_.take(i), nullptr, nullptr));
     }
-    return done_ == steps_ ? Py_BuildValue("LNO", static_cast<long long>(done_), outputs, Py_None)
-                           : Py_BuildValue("LNs", static_cast<long long>(done_), outputs, failure_.c_str());
+    const char* failure = done_ == steps_ ? nullptr : failure_.c_str();
+    return Py_BuildValue("LNdz", static_cast<long long>(done_), outputs, seconds_, failure);
   }
 
  private:
   Inputs inputs_;
   Kept kept_;
   int64_t steps_, done_ = 0;
+  double seconds_ = 0;
   Tensors last_{NUM_OUTPUTS};
   std::string failure_;
   std::fenv_t floats_;
   std::shared_ptr<Worker> worker_;  // on which they run, until they have been waited for
+  int64_t number_ = 0;              // which of its tasks they are
 };
 
 template <class Function>
@@ -229,7 +245,7 @@ LIGHTNING_SINK_API PyObject* lightning_sink_prepare(
   });
 }
 
-// Runs them: on a worker, or to their end where that is None.
+// Runs them: on a worker, behind what it has to do, or to their end where that is None.
 LIGHTNING_SINK_API PyObject* lightning_sink_launch(PyObject* capsule, PyObject* worker) {
   using namespace lightning_sink;
   return guarded([&] {

@@ -6,8 +6,10 @@ differ in some of their inputs. `NativeStep` is one whose loop is compiled with 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +19,25 @@ from lightning_sink.engine.generated import NativeLoop
 from lightning_sink.engine.recording import Recording
 
 Outputs = tuple[Tensor, ...]
-Repeated = tuple[int, Outputs, list[Tensor], Exception | None]
+
+
+@dataclass
+class Repeated:
+    """What became of steps in a row.
+
+    Attributes:
+        done: How many were run.
+        outputs: What the last of them gave.
+        kept: A tensor with one value for each of them, for each output of which every step's is wanted.
+        seconds: What they took.
+        error: What the step behind them raised; None where all were run.
+    """
+
+    done: int
+    outputs: Outputs = ()
+    kept: list[Tensor] = field(default_factory=list)
+    seconds: float = 0.0
+    error: Exception | None = None
 
 
 class Row:
@@ -40,13 +60,13 @@ class Row:
         kept: list[int],
     ) -> None:
         self._step, self._fixed, self._positions, self._rows, self._kept = step, fixed, positions, rows, kept
-        self._result: Repeated = 0, (), [], None
+        self._result = Repeated(0)
 
     def launch(self) -> None:
         """Begins to run them; may end with that."""
         inputs: list[Any] = self._fixed.copy()
         columns: list[list[Tensor]] = [[] for _ in self._kept]
-        done, outputs, error = 0, Outputs(), None
+        began, done, outputs, error = time.perf_counter(), 0, Outputs(), None
         for row in self._rows:
             for position, tensor in zip(self._positions, row, strict=True):
                 inputs[position] = tensor
@@ -58,15 +78,11 @@ class Row:
             done += 1
             for column, index in zip(columns, self._kept, strict=True):
                 column.append(outputs[index].reshape(()).clone())
-        self._result = done, outputs, [torch.stack(column) for column in columns] if done else [], error
+        kept = [torch.stack(column) for column in columns] if done else []
+        self._result = Repeated(done, outputs, kept, time.perf_counter() - began, error)
 
     def wait(self) -> Repeated:
-        """Waits for their end.
-
-        Returns:
-            How many were run, the last one's outputs, a tensor with one value for each step for each of `kept`, and
-            what the step behind them raised; None where all were run.
-        """
+        """Waits for their end; returns what became of them."""
         return self._result
 
 
@@ -81,7 +97,8 @@ class NativeRow(Row):
         kept: Outputs of which every step's is wanted, with what they look like.
         steps: How many.
         one_thread: Whether they run faster on one thread.
-        beside: Whether to run them beside the thread that launches them.
+        beside: Whether to run them beside the thread that launches them, behind the row that was launched before; they
+            are not run where that fails.
     """
 
     def __init__(
@@ -115,10 +132,10 @@ class NativeRow(Row):
             self._loop.launch(self._run, self._beside)
 
     def wait(self) -> Repeated:
-        """Waits for their end."""
-        done, outputs, message = self._loop.wait(self._run)
+        """Waits for their end; returns what became of them."""
+        done, outputs, seconds, message = self._loop.wait(self._run)
         error = RuntimeError(message) if message is not None else None
-        return done, outputs, [column[:done] for column in self._columns], error
+        return Repeated(done, outputs, [column[:done] for column in self._columns], seconds, error)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 // A thread that does one thing after the other while the trainer's thread prepares the next.
 //
-// What it is given takes a millisecond or less, and a thread that sleeps is late by a tenth of that: both threads look
-// for some time whether it is their turn before they sleep.
+// What it is given takes a millisecond or less, and a thread that sleeps is late by a tenth of that: the next thing is
+// given before the present one has ended, and both threads look for some time whether it is their turn before they
+// sleep.
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -33,40 +35,50 @@ struct InLoop {
 
 class Worker {
  public:
+  using Task = std::function<bool()>;  // tells whether tasks behind it may be done
+
   Worker() : thread_([this] { work(); }) {}
   ~Worker() {
-    wait();
-    set(STOPPING);
+    wait(given_);
+    set([this] { stopping_ = true; });
     thread_.join();
   }
 
-  // Begins a task; there must be none under way.
-  void start(std::function<void()> task) {
-    task_ = std::move(task);
-    set(BUSY);
+  // Takes a task, to be done behind those that it was given before; returns its number.
+  int64_t take(Task task) {
+    set([&] {
+      tasks_.push_back(std::move(task));
+      ++given_;
+    });
+    return given_;
   }
-  // Returns when no task is under way; lets go of the interpreter's lock meanwhile.
-  void wait() {
-    if (state_ != BUSY) return;
+  // Returns when a task has been done, or dropped behind one that failed; lets go of the interpreter's lock meanwhile.
+  void wait(int64_t number) {
+    if (ended_ >= number) return;
     const Unlocked unlocked;
-    until([this] { return state_ != BUSY; });
+    until([&] { return ended_ >= number; });
   }
 
  private:
-  enum State { IDLE, BUSY, STOPPING };
   static constexpr std::chrono::microseconds PATIENCE{200};
 
   void work() {
-    for (;;) {
-      until([this] { return state_ != IDLE; });
-      if (state_ == STOPPING) return;
-      task_();
-      set(IDLE);
+    for (bool goes_on = true;;) {
+      until([this] { return stopping_ || ended_ < given_; });
+      if (stopping_) return;
+      Task task;
+      set([&] {
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      });
+      goes_on = goes_on && task();
+      set([this] { ++ended_; });
     }
   }
-  void set(State state) {
+  template <class Change>
+  void set(Change change) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    state_ = state;
+    change();
     changed_.notify_all();
   }
   template <class Condition>
@@ -80,8 +92,9 @@ class Worker {
     changed_.wait(lock, holds);
   }
 
-  std::atomic<State> state_{IDLE};
-  std::function<void()> task_;
+  std::atomic<int64_t> given_{0}, ended_{0};
+  std::atomic<bool> stopping_{false};
+  std::deque<Task> tasks_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::thread thread_;  // last: it uses the others

@@ -52,8 +52,10 @@ def test_every_step_counts_and_the_last_one_is_returned(compiler, count, native)
     step = native if compiler is compile_inductor else compiler(recording())
     total, rows = torch.zeros(4), torch.arange(4.0 * count).reshape(count, 4)
     step(torch.zeros(4), rows[0])
-    done, outputs, (sums, largest), error = repeat(step, [total, None], [1], [[row] for row in rows], [0, 1])
-    assert (done, error) == (count, None)
+    found = repeat(step, [total, None], [1], [[row] for row in rows], [0, 1])
+    (sums, largest), outputs = found.kept, found.outputs
+    assert (found.done, found.error) == (count, None)
+    assert found.seconds > 0
     assert torch.equal(total, rows.sum(0))
     assert torch.equal(sums, rows.sum(1).cumsum(0))
     assert torch.equal(largest, rows.amax(1))
@@ -69,9 +71,9 @@ def test_inductors_loop_is_machine_code(native):
 
 @missing
 def test_nothing_is_needed_to_be_kept(native):
-    _, outputs, columns, _ = repeat(native, [torch.zeros(4), None], [1], [[torch.ones(4)]] * 3, [])
-    assert columns == []
-    assert outputs[0] == 12
+    found = repeat(native, [torch.zeros(4), None], [1], [[torch.ones(4)]] * 3, [])
+    assert found.kept == []
+    assert found.outputs[0] == 12
 
 
 @missing
@@ -95,18 +97,18 @@ def picks():
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("wrong", [0, 3])
+@pytest.mark.parametrize("wrong", [0, 3, 5])
 def test_a_step_that_fails_ends_the_row(compiler, wrong):
     step = compiler(picks())
     total, table = torch.zeros(1), torch.arange(5.0)
     step(torch.zeros(1), torch.zeros(()), table, torch.tensor([0]))
     rows = [[torch.tensor([4 if index != wrong else 50])] for index in range(6)]
-    done, outputs, columns, error = repeat(step, [total, torch.zeros(()), table, None], [3], rows, [0])
-    assert done == wrong
+    found = repeat(step, [total, torch.zeros(()), table, None], [3], rows, [0])
+    assert found.done == wrong
     assert total == 4 * wrong
-    assert isinstance(error, (IndexError, RuntimeError))
-    assert [column.tolist() for column in columns if done] == ([[4.0, 8.0, 12.0]] if done else [])
-    assert outputs == () or outputs[0] == 12
+    assert isinstance(found.error, (IndexError, RuntimeError))
+    assert [column.tolist() for column in found.kept if wrong] == [[4.0, 8.0, 12.0, 16.0, 20.0][:wrong]] * (wrong > 0)
+    assert found.outputs == () or found.outputs[0] == 4 * wrong
 
 
 def owners(tensor):
@@ -133,8 +135,8 @@ def test_a_step_that_calls_the_library_runs_in_the_loop_too():
     found, expected = (
         repeat(each, [torch.ones(2, 1, 3), None], [1], [[row] for row in rows], [0]) for each in (step, traced)
     )
-    assert found[0] == 5
-    torch.testing.assert_close(found[1:3], expected[1:3])
+    assert found.done == 5
+    torch.testing.assert_close((found.outputs, found.kept), (expected.outputs, expected.kept))
 
 
 @missing
@@ -149,7 +151,8 @@ def test_a_large_product_is_the_librarys():
     rows = torch.randn(4, 181, 181)
     step(square.clone(), square)
     assert step.overlaps
-    _, outputs, (sums,), _ = repeat(step, [square.clone(), None], [1], [[row] for row in rows], [0])
+    found = repeat(step, [square.clone(), None], [1], [[row] for row in rows], [0])
+    outputs, (sums,) = found.outputs, found.kept
     products = [(square + number / 2) @ row for number, row in enumerate(rows)]
     torch.testing.assert_close(outputs[1], products[-1], rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(sums, torch.stack([product.sum() for product in products]), rtol=1e-3, atol=1.0)
@@ -167,9 +170,42 @@ def test_rows_of_two_trainings_may_run_at_a_time(native):
     for row in rows:
         row.launch()
     native.rest()  # its row is still to be waited for
-    assert [row.wait()[0] for row in reversed(rows)] == [20_000, 20_000]
+    assert [row.wait().done for row in reversed(rows)] == [20_000, 20_000]
     other.rest()
     assert all(torch.equal(total, torch.full((4,), 20_000.0)) for total in totals)
+
+
+@missing
+def test_rows_wait_for_those_before_them(native):
+    native(torch.zeros(4), torch.zeros(4))
+    total = torch.zeros(4)
+    rows = [native.row([total, None], [1], [[torch.ones(4)]] * count, [0]) for count in (20_000, 1, 10)]
+    for row in rows:
+        row.launch()
+    found = [row.wait() for row in reversed(rows)][::-1]
+    native.rest()
+    assert [each.done for each in found] == [20_000, 1, 10]
+    assert found[1].kept[0] == 80_004
+    assert torch.equal(total, torch.full((4,), 20_011.0))
+
+
+@missing
+def test_rows_behind_one_that_fails_are_not_run():
+    step = compile_inductor(picks())
+    total, count, table = torch.zeros(1), torch.zeros(()), torch.arange(5.0)
+    step(torch.zeros(1), torch.zeros(()), table, torch.tensor([0]))
+    assert step.overlaps
+    picked = [[1] * 5_000 + [50], [2] * 3, [3] * 3]
+    rows = [step.row([total, count, table, None], [3], [[torch.tensor([i])] for i in row], [0]) for row in picked]
+    for row in rows:
+        row.launch()
+    found = [row.wait() for row in rows]
+    step.rest()
+    assert [each.done for each in found] == [5_000, 0, 0]
+    assert all(isinstance(each.error, RuntimeError) for each in found)
+    assert total == 5_000
+    again = repeat(step, [total, count, table, None], [3], [[torch.tensor([4])]], [0])
+    assert (again.done, again.error, total) == (1, None, 5_004)
 
 
 @missing
@@ -208,7 +244,7 @@ def test_other_threads_run_meanwhile(native):
 def test_draws_are_made_for_each_step_in_its_order():
     step = CompiledStep(lambda x, noise: (x + noise,), [lambda: torch.rand(())])
     torch.manual_seed(3)
-    _, _, (values,), _ = repeat(step, [None], [0], [[torch.zeros(())]] * 4, [0])
+    (values,) = repeat(step, [None], [0], [[torch.zeros(())]] * 4, [0]).kept
     torch.manual_seed(3)
     assert torch.equal(values, torch.stack([torch.rand(()) for _ in range(4)]))
 
