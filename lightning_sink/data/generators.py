@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import random
 import sys
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 
 from lightning_sink.data.samplers import is_repeatable
+
+_BYTES_OF_MERSENNE = 625 * 4
+"""624 numbers and the place among them."""
 
 Saved = dict[str, Any]
 """States of generators as strings and numbers, fit for a checkpoint."""
@@ -109,6 +113,14 @@ def _own_generators(loaders: list[Any]) -> list[torch.Generator]:
 
 
 def _numpys_as_bytes(numpy: Any) -> bytes:
+    """What moves when numpy's global generator is drawn from.
+
+    The usual one's memory is read: its state as numpy gives it takes 40 us, of a row of steps that takes 400. A normal
+    number that was drawn with the one before it and kept moves nothing, and is noticed with the one behind it.
+    """
+    generator = numpy.random.get_bit_generator() if hasattr(numpy.random, "get_bit_generator") else None  # numpy 1.24
+    if type(generator) is numpy.random.MT19937:
+        return ctypes.string_at(generator.ctypes.state_address, _BYTES_OF_MERSENNE)
     return pickle.dumps(numpy.random.get_state(legacy=False))
 
 

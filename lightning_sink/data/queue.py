@@ -189,28 +189,27 @@ class BatchQueue:
     def _look_further(self, batches: int) -> None:
         began = time.perf_counter()
         if self._supply.has_early():
-            with self._supply.look_ahead():
-                self._look_while_there_is_room(batches)
+            with self._supply.early() as get:
+                self._look_while_there_is_room(batches, get)
         self._telemetry.consumer_wait_seconds += time.perf_counter() - began
 
-    def _look_while_there_is_room(self, batches: int) -> None:
-        producer, room, last = self._producer, self._options.buffer_bytes, 0
+    def _look_while_there_is_room(self, batches: int, get: Callable[[], Found | None]) -> None:
+        room, last = self._options.buffer_bytes, 0
         for _ in range(batches):
-            if not self._supply.has_early() or producer.held_bytes + last > room:
+            if self._producer.held_bytes + last > room:
                 break
             if not self._free:  # as many again are being trained
                 self._free.append(self._device.slot())
-            producer.hold(1, 0)  # before there is room for the thread to fetch another one
             try:
-                item = self._supply.early()
-                self._early.append((item[0].take(), item))
-                self._look_at(self._early[-1][0])
+                found = get()
+                if found is None:
+                    break
+                batch, last = found[0].take(), found[2]
+                self._early.append((batch, found))
+                self._look_at(batch)
             except BaseException as error:  # in its turn, whatever it is
-                producer.hold(-1, 0)
                 self._failure = error
                 break
-            last = item[2]
-            producer.hold(0, last)
 
     def skip(self, count: int) -> list[Any]:
         """Takes the first of the batches that `look_ahead` returned; returns their notes."""

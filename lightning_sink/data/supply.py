@@ -141,20 +141,40 @@ class Supply:
         return is_quiet and not source.begin_due
 
     @contextmanager
-    def look_ahead(self) -> Iterator[None]:
-        """While batches are had before their turn, notices one that draws all the same, and warns."""
-        if self._fetches.source.draws_nothing or self._is_from_ahead():
-            yield  # on the thread, a draw waits for its turn
-            return
-        has_drawn = watch_states()
-        yield
-        if has_drawn():
-            self._draws = True
-            warnings.warn(LATE, SinkWarning, stacklevel=2)
+    def early(self) -> Iterator[Callable[[], Found | None]]:
+        """Gives what returns the next batch before its turn, None where it is not to be had so any more.
 
-    def early(self) -> Found:
-        """Returns that batch."""
-        return self._from_ahead() if self._is_from_ahead() else self._when_due()
+        What it returns counts as held by the owner. A fetch that draws all the same is noticed, and warned of.
+        """
+        if self._is_from_ahead():
+            yield self._early_from_ahead  # on the thread, a draw waits for its turn
+        elif self._fetches.source.draws_nothing:
+            yield self._early_in_step
+        else:
+            has_drawn = watch_states()
+            yield self._early_in_step
+            if has_drawn():
+                self._draws = True
+                warnings.warn(LATE, SinkWarning, stacklevel=2)
+
+    def _early_from_ahead(self) -> Found | None:
+        if not self.producer.is_next_good:
+            return None
+        self.producer.hold(1, 0)  # before there is room for the thread to fetch another one
+        try:
+            found = self._from_ahead()
+        except BaseException:
+            self.producer.hold(-1, 0)
+            raise
+        self.producer.hold(0, found[2])
+        return found
+
+    def _early_in_step(self) -> Found | None:
+        if self._fetches.source.begin_due:
+            return None
+        found = self._when_due()
+        self.producer.hold(1, found[2])
+        return found
 
     def _is_from_ahead(self) -> bool:
         return self.pace.ahead or self.producer.pending > 0

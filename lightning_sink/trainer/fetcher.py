@@ -56,7 +56,7 @@ class LoaderBatches(Source):
         traversals = self.loaders.traversals
         traversals.in_turn = in_turn
         # The fetcher stops at the end of an epoch, which is no end where traversals are endless.
-        batch, batch_idx, dataloader_idx = next(self.loaders if traversals.endless else self.fetcher)
+        batch, batch_idx, dataloader_idx = traversals.next() if traversals.endless else next(self.fetcher)
         # Data of unknown length is fetched one batch further than it is given: its place is the oldest, not the last.
         return batch, _Note(batch_idx, dataloader_idx, self.fetcher.done, traversals.places.popleft())
 
