@@ -118,7 +118,8 @@ def _numpys_as_bytes(numpy: Any) -> bytes:
     The usual one's memory is read: its state as numpy gives it takes 40 us, of a row of steps that takes 400. A normal
     number that was drawn with the one before it and kept moves nothing, and is noticed with the one behind it.
     """
-    generator = numpy.random.get_bit_generator() if hasattr(numpy.random, "get_bit_generator") else None  # numpy 1.24
+    get: Any = getattr(numpy.random, "get_bit_generator", None)  # from numpy 1.24 on
+    generator = get and get()
     if type(generator) is numpy.random.MT19937:
         return ctypes.string_at(generator.ctypes.state_address, _BYTES_OF_MERSENNE)
     return pickle.dumps(numpy.random.get_state(legacy=False))

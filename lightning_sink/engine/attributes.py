@@ -1,8 +1,6 @@
-"""Python state that a step may read or write: a fingerprint of it, to compare before and after a step.
+"""A fingerprint of a Python value: equal for two values that a step cannot tell from each other.
 
-A program has every Python value of the recorded steps as a constant. So a step that changes such a value makes no
-program, and a value that changes between sinks makes the programs before it stale. Looked at are the attributes of a
-module, of its submodules and of the optimizers, hooks among them, through containers and the user's own objects.
+Goes through containers and the user's own objects. What holds the values of a training is in `holders.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.private import MODULE_HOOKS, tensor_hooks
-from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library
 
 _MOST_VALUES = 20_000
@@ -40,47 +36,9 @@ _COUNTING: tuple[type, ...] = (count, type(iter([])), type(reversed([])), type(i
 
 _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
 
-_SCALARS = frozenset([int, float, bool, complex, str, type(None)])
-_CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set])
-
+SCALARS = frozenset([int, float, bool, complex, str, type(None)])
+CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set])
 TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
-
-
-def python_state(
-    parts: Parts, optimizers: Collection[Optimizer] = (), ignore: frozenset[str] = frozenset()
-) -> dict[str, Hashable]:
-    """Returns a fingerprint of everything about a training that is no tensor.
-
-    Args:
-        parts: Whose attributes are looked at.
-        optimizers: The optimizers.
-        ignore: Names of the module's attributes to leave out.
-    """
-    state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in parts.apart()}
-    held = list(parts.holders())
-    known = {id(holder) for _, holder in held}
-    known |= {id(optimizer) for optimizer in optimizers}
-    known |= {id(submodule) for _, module in parts.apart() for submodule in module.modules()}
-    for prefix, holder in held:
-        state[f"{prefix}__class__"] = Same(holder), type(holder)
-        for kind in type(holder).__mro__:
-            state |= class_state(kind)
-        for name, value in vars(holder).items():
-            ignored = holder is parts.module and name in ignore and name not in MODULE_HOOKS
-            if name not in TENSOR_HOLDERS and not ignored:
-                state[prefix + name] = fingerprint(value, in_slots=True, known=known)
-        parameters = holder.named_parameters(recurse=False) if isinstance(holder, nn.Module) else ()
-        for name, parameter in parameters:
-            state[f"hooks of {prefix}{name}"] = fingerprint(tensor_hooks(parameter))
-            if vars(parameter):
-                state[f"attributes of {prefix}{name}"] = fingerprint(vars(parameter))
-    for number, optimizer in enumerate(optimizers):
-        for name, value in vars(optimizer).items():
-            if name not in ("state", "param_groups"):
-                state[f"optimizer {number}.{name}"] = fingerprint(value)
-        for index, kept in enumerate(optimizer.state.values()):
-            state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True)
-    return state
 
 
 def random_state() -> Hashable:
@@ -88,17 +46,6 @@ def random_state() -> Hashable:
     numpy = sys.modules.get("numpy")
     state = numpy.random.get_state() if numpy is not None else None
     return random.getstate(), state and (state[1].tobytes(), *state[2:])
-
-
-def class_state(kind: type) -> dict[str, Hashable]:
-    """Returns a fingerprint of what a class of the user's holds: methods too, which users replace."""
-    if is_library(kind.__module__):
-        return {}
-    return {
-        f"{kind.__qualname__}.{name}": fingerprint(value)
-        for name, value in vars(kind).items()
-        if not name.startswith("__")
-    }
 
 
 def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ()) -> Hashable:
@@ -110,9 +57,9 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         known: Identities of modules and optimizers that are looked at by themselves.
     """
     kind = type(value)
-    if kind in _SCALARS:
+    if kind in SCALARS:
         return kind, value if value == value else repr(value)
-    if kind in _CONTAINERS and not value and not getattr(value, "__dict__", None):
+    if kind in CONTAINERS and not value and not getattr(value, "__dict__", None):
         return kind, ()
     if in_slots and isinstance(value, Tensor):
         return "tensor"
@@ -137,7 +84,7 @@ def nested(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
         yield container
         items = container.values() if isinstance(container, dict) else container
         for item in list(items)[:_MOST_VALUES] if depth else ():
-            if type(item) not in _SCALARS:
+            if type(item) not in SCALARS:
                 yield from nested(item, depth - 1)
 
 
@@ -166,7 +113,7 @@ class _Walk:
     def visit(self, value: Any, depth: int) -> Hashable:
         self._left -= 1
         kind = type(value)
-        if kind in _SCALARS:
+        if kind in SCALARS:
             return kind, value if value == value else repr(value)
         if isinstance(value, Same):
             return value
@@ -182,7 +129,7 @@ class _Walk:
         if children is None:
             return Same(value), 0
         if len(children) > self._left:
-            plain = len(children) <= _MOST_BYTES and all(type(child) in _SCALARS for child in children)
+            plain = len(children) <= _MOST_BYTES and all(type(child) in SCALARS for child in children)
             return Same(value), tuple(children) if plain else len(children)
         seen = (self.visit(child, depth - 1) for child in children)
         which = Same(value) if isinstance(value, FunctionType) else kind

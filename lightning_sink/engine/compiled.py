@@ -116,14 +116,14 @@ class CompiledEngine(Engine):
                     raise error
                 if not begun:  # not before callbacks have seen the first batch, and changed what they change
                     begun = True
-                    self._begin()
+                    self._begin(sink)
                 if self._hyper.update():
                     self._maker.forget()
                 if sink.disturbed:
-                    self._look()
+                    self._look(sink)
                 if self._looked_at != self._plain_steps and self._programs.have(key_of(step)):
                     self._settle()
-                    self._begin()  # a step that ran the user's code may have changed what programs take for granted
+                    self._begin(sink)  # a step that ran the user's code may have changed what programs take for granted
                 program = self._find(step)
                 if program is None:
                     self._run_plain(sink, step)
@@ -147,7 +147,7 @@ class CompiledEngine(Engine):
         self._plain_steps += 1
         if self._maker.run(sink, step, self._sinks):
             # Attributes that the first steps set are there now; what was looked at when the sink began is not.
-            self._state = self._present_state()
+            self._state = self._present_state(sink)
 
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.looked_at != self._plain_steps:
@@ -255,28 +255,30 @@ class CompiledEngine(Engine):
             (program, outputs), self._unsettled = self._unsettled, None
             program.store(outputs)
 
-    def _look(self) -> None:
+    def _look(self, sink: Sink) -> None:
         """Sees whether the user's code changed something since the step before."""
         self._settle()
         glance = self._granted.glance()
         if not glance.agrees(self._glance):
             self._glance = glance
-            self._begin()
+            self._begin(sink)
             return
         # Programs take their tensors anew: that is cheap, and what is in them may decide something.
         self._looked_at += self._looked_at == self._plain_steps
         self._plain_steps += 1
 
-    def _begin(self) -> None:
+    def _begin(self, sink: Sink) -> None:
         """Looks at what programs take for granted and forgets those that are no longer right."""
         if self._hyper.refresh() or self._hyper.update():
             self._maker.forget()
-        state = self._present_state()
+        state = self._present_state(sink)
         if state != self._state:
             self._maker.forget()
             self._state = state
         self._plain_steps += 1
         self._looked_at = self._plain_steps
 
-    def _present_state(self) -> Hashable:
+    def _present_state(self, sink: Sink) -> Hashable:
+        if sink.disturbed:
+            self._granted.find_containers()
         return self._granted.state(), self._hyper.constants()

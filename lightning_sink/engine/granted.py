@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import TENSOR_HOLDERS, nested, python_state
+from lightning_sink.engine.attributes import TENSOR_HOLDERS, nested
 from lightning_sink.engine.closures import find_functions, outside_state
+from lightning_sink.engine.holders import Seen, python_state
 from lightning_sink.engine.private import global_hooks
 from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
 
@@ -68,6 +69,7 @@ class Granted:
         self._codes: set[CodeType] = set()
         self._nested: list[Any] = []
         self._functions: list[FunctionType] = []
+        self._seen = Seen()
 
     def learn(self, codes: set[CodeType]) -> None:
         """Looks from now on at the functions with these codes too."""
@@ -77,7 +79,7 @@ class Granted:
 
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
-        state = python_state(self._parts, self._optimizers, self._ignore)
+        state = python_state(self._parts, self._optimizers, self._ignore, self._seen)
         return {**state, **outside_state(self._functions, self._module, self._optimizers), **self._outside(self._codes)}
 
     def glance(self) -> Glance:
@@ -93,13 +95,16 @@ class Granted:
         pointers = (tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else 0 for tensor in tensors)
         return Glance([*held, *tensors], [*pointers, *(tensor.requires_grad for tensor in tensors)])
 
-    def state(self) -> Hashable:
-        """Returns something that is equal as long as the programs made now are right."""
+    def find_containers(self) -> None:
+        """Finds what the next glances look into."""
         holders = [vars(holder) for _, holder in self._parts.holders()]
         values = [value for held in holders for name, value in held.items() if name not in TENSOR_HOLDERS]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]
         self._nested = [content for value in values for content in nested(value)]
+
+    def state(self) -> Hashable:
+        """Returns something that is equal as long as the programs made now are right."""
         modules = tuple(module.training for module in self._module.modules())
         groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
         parameters = (*self._module.parameters(), *(parameter for group in groups for parameter in group))
@@ -107,6 +112,7 @@ class Granted:
         return modules, gradients, tuple(self.python().items()), _switches(), global_hooks()
 
     def forget(self) -> None:
-        """Lets go of the functions."""
+        """Lets go of the functions, and of what was seen."""
+        self._seen = Seen()
         self._codes.clear()
         self._functions.clear()

@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor
 from lightning.pytorch.trainer import call
 
+from lightning_sink.engine.holders import Seen
 from lightning_sink.engine.watch import first_line, is_library
 from lightning_sink.errors import warn_at
 from lightning_sink.trainer.host_state import HostState
@@ -57,10 +58,11 @@ class BatchHooks:
     Args:
         trainer: The trainer.
         alone: Whether the sink is a single step, where everybody sees every step in Lightning's own order.
+        seen: What was seen of the module around hooks of other sinks.
     """
 
-    def __init__(self, trainer: Any, alone: bool) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, alone: bool, seen: Seen) -> None:
+        self._trainer, self._seen = trainer, seen
         self._alone = alone
         self._selects = trainer.log_every_n_steps if trainer.loggers else 0
         monitors = (item for item in trainer.callbacks if isinstance(item, LearningRateMonitor))
@@ -134,10 +136,10 @@ class BatchHooks:
     def _state(self, hook: str, batch: Any) -> HostState | None:
         if self._alone or not self._users(hook):
             return None
-        return HostState(self._trainer, self._others, batch)
+        return HostState(self._trainer, self._others, batch, self._seen)
 
     def _compare(self, before: HostState | None, hook: str, batch: Any) -> None:
-        if before is None or not before.is_left(HostState(self._trainer, self._others, batch)):
+        if before is None or not before.is_left(HostState(self._trainer, self._others, batch, self._seen)):
             return
         text = (
             "A callback changes weights, the optimizer's options or something else that the training depends on in"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten
-from lightning_sink.engine.attributes import fingerprint, python_state, random_state
+from lightning_sink.engine.attributes import fingerprint, random_state
+from lightning_sink.engine.holders import Seen, python_state
 from lightning_sink.engine.private import pytree, version
 from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
 from lightning_sink.trainer.metrics import is_metric
@@ -35,9 +36,10 @@ class HostState:
         trainer: The trainer.
         callbacks: The callbacks whose hook is looked at.
         batch: The batch that the hook gets.
+        seen: What was seen at other moments.
     """
 
-    def __init__(self, trainer: Any, callbacks: list[Any], batch: Any) -> None:
+    def __init__(self, trainer: Any, callbacks: list[Any], batch: Any, seen: Seen) -> None:
         module = trainer.lightning_module
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         kept_states = (kept for optimizer in trainer.optimizers for kept in optimizer.state.values())
@@ -56,7 +58,7 @@ class HostState:
             trainer.accumulate_grad_batches,
             torch.get_rng_state().numpy().tobytes(),
             random_state(),
-            python_state(Parts(module, is_apart=is_metric), ignore=_OF_LIGHTNING),
+            python_state(Parts(module, is_apart=is_metric), ignore=_OF_LIGHTNING, seen=seen),
         ]
         self._held = tensors
         self._kept = [tensor for item in callbacks for tensor in _held_by(item)]

@@ -25,6 +25,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.traversals import Place
+from lightning_sink.engine.holders import Seen
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import user_line
 from lightning_sink.errors import EmptyDatasetError, warn_at
@@ -80,6 +81,7 @@ def take_over(trainer: Trainer, strategy: SinkOwner) -> None:
     fit_loop = object.__new__(SinkFitLoop)
     fit_loop.__dict__.update(trainer.fit_loop.__dict__, epoch_loop=epoch_loop)
     epoch_loop.sink_strategy = fit_loop.sink_strategy = strategy
+    epoch_loop.seen = Seen()
     fit_loop.loaders = fit_loop.queue = None
     fit_loop.said_restart, fit_loop.last_place = False, None
     trainer.fit_loop = fit_loop
@@ -176,12 +178,14 @@ class SinkFitLoop(_FitLoop):
         if self.queue is not None:
             self.queue.close()
             self.queue = None
+        self.epoch_loop.seen = Seen()
 
 
 class SinkEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop, a sink at a time."""
 
     sink_strategy: SinkOwner
+    seen: Seen
 
     def reset(self) -> None:
         """Resets for an epoch; Lightning's warning that data cannot be resumed is for data that was not."""

@@ -75,7 +75,7 @@ class TrainerSink(Sink):
         self.schedules = any(config.interval == "step" for config in self._trainer.lr_scheduler_configs)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
         self._counters = Counters(loop)
-        self._hooks = BatchHooks(self._trainer, alone=length == 1)
+        self._hooks = BatchHooks(self._trainer, alone=length == 1, seen=loop.seen)
         self._automatic = self._module.automatic_optimization
         self.disturbed = steps_by_users_code(self._trainer) or not self._transfer.is_plain
         self._clears = not is_overridden("optimizer_zero_grad", self._module)

@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 import torch
 
+from lightning_sink.engine.holders import Seen
 from lightning_sink.trainer.host_state import HostState
 from parity import QUIET, Net, loader
 
@@ -37,14 +38,16 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_it_is_seen(trained, name):
     trainer, module, keeper, batch = trained
-    before = HostState(trainer, [keeper], batch)
+    seen = Seen()
+    before = HostState(trainer, [keeper], batch, seen)
     CHANGES[name](trainer, module, keeper, batch)
-    assert before.is_left(HostState(trainer, [keeper], batch))
+    assert before.is_left(HostState(trainer, [keeper], batch, seen))
 
 
 def test_what_a_callback_counts_and_collects_changes_no_training(trained):
     trainer, _, keeper, batch = trained
-    before = HostState(trainer, [keeper], batch)
+    seen = Seen()
+    before = HostState(trainer, [keeper], batch, seen)
     keeper.seen.append(1)
     keeper.count = 1
-    assert not before.is_left(HostState(trainer, [keeper], batch))
+    assert not before.is_left(HostState(trainer, [keeper], batch, seen))
