@@ -1,14 +1,17 @@
-// Products of small matrices of floats on one thread, in the place of the library's.
+// Products of small matrices of floats, in the place of the library's.
 //
 // The library's cost a microsecond of dispatch each, and are made for large ones. `generated.py` places this text,
 // behind `bare.cpp`, before the step that Inductor generated and has it call `mm_out` and `addmm_out`, which leave to
 // the library what is large, or laid out in any other way. Measured in examples/benchmarks/RESULTS.md.
 
+#include <omp.h>
 #include <torch/csrc/inductor/cpp_prefix.h>
 
 namespace lightning_sink {
 
-constexpr int64_t LARGE = 1 << 22;  // multiplications from which on the library, which blocks for caches, is as fast
+constexpr bool ONE_THREAD = @ONE_THREAD@;  // whether the step runs on one
+constexpr int64_t LARGE = 1 << 22;    // multiplications from which on the library, which blocks for caches, is as fast
+constexpr int64_t DIVIDED = 1 << 17;  // multiplications from which on two threads, which wait for each other, are faster
 
 using Lanes = at::vec::Vectorized<float>;
 constexpr int64_t LANES = Lanes::size();
@@ -71,8 +74,8 @@ Matrix pack(Matrix b, int64_t depth, int64_t columns) {
   return {to, width, 1};
 }
 
-void multiply(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t columns, int64_t depth) {
-  b = pack(b, depth, columns);
+// Some rows of the result, of a matrix b that was packed.
+void multiply_rows(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t columns, int64_t depth) {
   for (int64_t j = 0; j < columns;) {
     const int64_t left = (columns - j + LANES - 1) / LANES;
     const int64_t vectors = left == 4 ? 2 : std::min<int64_t>(left, VECTORS);  // 2 and 2 rather than 3 and 1
@@ -81,6 +84,18 @@ void multiply(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int
     const auto part = vectors == 3 ? multiply_columns<3> : vectors == 2 ? multiply_columns<2> : multiply_columns<1>;
     part(a, b.at(0, j), start, c.at(0, j), rows, depth, last);
     j += vectors * LANES;
+  }
+}
+
+void multiply(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t columns, int64_t depth) {
+  b = pack(b, depth, columns);
+  if (ONE_THREAD || rows * columns * depth < DIVIDED) return multiply_rows(a, b, bias, c, rows, columns, depth);
+#pragma omp parallel
+  {
+    const int64_t tiles = (rows + ROWS - 1) / ROWS, threads = omp_get_num_threads(), thread = omp_get_thread_num();
+    const int64_t first = std::min(rows, tiles * thread / threads * ROWS);
+    const int64_t end = std::min(rows, tiles * (thread + 1) / threads * ROWS);
+    if (first < end) multiply_rows(a.at(first, 0), b, bias, c.at(first, 0), end - first, columns, depth);
   }
 }
 

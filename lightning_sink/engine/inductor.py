@@ -50,9 +50,8 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     draws = hoist_draws(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
-        source = "".join(file.read_text() for file in _SOURCES)
-        calls = _PRODUCTS if small else ()
-        function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, source, calls)
+        source = "".join(file.read_text() for file in _SOURCES).replace("@ONE_THREAD@", str(small).lower())
+        function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, source, _PRODUCTS)
     if loop is None:
         return CompiledStep(function, draws, one_thread=small)
     return NativeStep(function, loop, draws, one_thread=small)

@@ -12,6 +12,7 @@ from lightning_sink.engine.recording import Recording
 pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 
 SIZES = [(32, 64, 64), (7, 33, 19), (1, 1, 1), (3, 10, 64), (33, 100, 5), (2, 17, 130), (8, 48, 16), (9, 16, 1)]
+DIVIDED = [(67, 65, 64), (5, 400, 130), (256, 64, 200)]  # large enough for two threads
 OPERATIONS = torch.ops.aten
 
 
@@ -28,6 +29,9 @@ def products():
     for (m, n, k), left, right in itertools.product(SIZES, ["rows", "columns"], ["rows", "columns", "part"]):
         yield OPERATIONS.mm.default, [operand(m, k, left), operand(k, n, right)]
         yield OPERATIONS.addmm.default, [torch.randn(n), operand(m, k, left), operand(k, n, right)]
+    for m, n, k in DIVIDED:
+        yield OPERATIONS.mm.default, [operand(m, k, "columns"), operand(k, n, "rows")]
+        yield OPERATIONS.addmm.default, [torch.randn(n), operand(m, k, "rows"), operand(k, n, "columns")]
     strided = torch.randn(2 * 5, 2 * 6)[::2, ::2]
     yield OPERATIONS.mm.default, [strided, operand(6, 4, "rows")]
     yield OPERATIONS.mm.default, [operand(4, 5, "rows"), strided]  # left to the library: no side is contiguous
@@ -37,7 +41,16 @@ def products():
     yield OPERATIONS.mm.default, [operand(200, 180, "rows"), operand(180, 190, "columns")]  # large
 
 
-def test_products_are_right():
+@pytest.fixture
+def two_threads():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("largest", [10, 1 << 20], ids=["one thread", "two threads"])
+def test_products_are_right(largest, two_threads):
     torch.manual_seed(1)
     graph, inputs, results = fx.Graph(), [], []
     made = list(products())
@@ -46,7 +59,7 @@ def test_products_are_right():
         inputs += given
         results.append(graph.call_function(operation, tuple(placeholders)))
     graph.output(tuple(results))
-    outputs = compile_inductor(Recording(graph, inputs=inputs, largest=10))(*inputs)
+    outputs = compile_inductor(Recording(graph, inputs=inputs, largest=largest))(*inputs)
     for (operation, given), found in zip(made, outputs, strict=True):
         expected = operation(*(tensor.double() for tensor in given))
         scale = expected.abs().max()
@@ -54,7 +67,8 @@ def test_products_are_right():
         assert (found - expected).abs().max() <= 2e-6 * scale, (operation, shapes)
 
 
-def test_control_the_products_are_ours(tmp_path, monkeypatch):
+@pytest.mark.parametrize("largest", [10, 1 << 20], ids=["one thread", "two threads"])
+def test_control_the_products_are_ours(largest, tmp_path, monkeypatch):
     """With wrong arithmetic in the C++ of ours the result is wrong: so it is what runs."""
     from lightning_sink.engine import inductor
 
@@ -68,5 +82,5 @@ def test_control_the_products_are_ours(tmp_path, monkeypatch):
     left, right = graph.placeholder("left"), graph.placeholder("right")
     graph.output((graph.call_function(OPERATIONS.mm.default, (left, right)),))
     inputs = [torch.full((5, 7), 2.0), torch.full((7, 11), 3.0)]
-    (found,) = compile_inductor(Recording(graph, inputs=inputs, largest=10))(*inputs)
+    (found,) = compile_inductor(Recording(graph, inputs=inputs, largest=largest))(*inputs)
     assert torch.equal(found, torch.full((5, 11), 14.0))
