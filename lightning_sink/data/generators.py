@@ -120,7 +120,7 @@ def _numpys_as_bytes(numpy: Any) -> bytes:
     """
     get: Any = getattr(numpy.random, "get_bit_generator", None)  # from numpy 1.24 on
     generator = get and get()
-    if type(generator) is numpy.random.MT19937:
+    if isinstance(generator, numpy.random.MT19937):  # the one whose draws wait for their turn, too
         return ctypes.string_at(generator.ctypes.state_address, _BYTES_OF_MERSENNE)
     return pickle.dumps(numpy.random.get_state(legacy=False))
 

@@ -200,16 +200,20 @@ class BatchQueue:
                 break
             if not self._free:  # as many again are being trained
                 self._free.append(self._device.slot())
+            found = None
             try:
                 found = get()
                 if found is None:
                     break
-                batch, last = found[0].take(), found[2]
-                self._early.append((batch, found))
+                batch = found[0].take()
                 self._look_at(batch)
             except BaseException as error:  # in its turn, whatever it is
                 self._failure = error
+                if found is not None:
+                    self._producer.hold(-1, -found[2])
                 break
+            self._early.append((batch, found))
+            last = found[2]
 
     def skip(self, count: int) -> list[Any]:
         """Takes the first of the batches that `look_ahead` returned; returns their notes."""

@@ -36,6 +36,7 @@ class NativeLoop:
         self._launch = self._function(functions, "launch", objects, objects)
         self._wait = self._function(functions, "wait", objects)
         self._make_worker = self._function(functions, "worker")
+        self._rest = self._function(functions, "rest", objects)
         self._worker: Any = None
         self.is_bare = bool(ctypes.c_int32.in_dll(functions, "lightning_sink_is_bare").value)
 
@@ -78,8 +79,10 @@ class NativeLoop:
         self._launch(run, self._worker if beside else None)
 
     def rest(self) -> None:
-        """Ends the thread; runs that were launched on it have been waited for."""
-        self._worker = None
+        """Ends the thread, when what was launched on it has ended."""
+        if self._worker is not None:
+            self._rest(self._worker)
+            self._worker = None
 
     def wait(self, run: Any) -> tuple[int, tuple[Tensor, ...], float, str | None]:
         """Waits for them.
@@ -188,6 +191,9 @@ def _with_source(source: str, calls: Iterable[str]) -> Iterator[None]:
         yield
 
 
+_AGAIN = re.compile(r"= (output_handles\[\d+\]);")
+"""An output that is another one too."""
+
 _BARE_TYPES = {"RAIIAtenTensorHandle": "Tensor", "AtenTensorHandle": "Handle"}
 _BARE_CALLS = (
     "aoti_torch_empty_strided",
@@ -213,6 +219,7 @@ def _bare_step(code: str, calls: Iterable[str]) -> str:
     called = {name for name in _CALLED.findall(step) if not name.startswith("cpp_fused_")}
     if called - known - declared:
         return ""
+    step = _AGAIN.sub(r"= \1.share();", step)
     for name, bare in _BARE_TYPES.items():
         step = re.sub(rf"\b{name}\b", f"lightning_sink::bare::{bare}", step)
     for name in _BARE_CALLS:

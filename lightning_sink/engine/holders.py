@@ -7,12 +7,14 @@ module, of its submodules and of the optimizers, hooks among them.
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from functools import lru_cache
 from operator import is_, itemgetter
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS, Same, fingerprint
@@ -20,12 +22,15 @@ from lightning_sink.engine.private import MODULE_HOOKS, tensor_hooks
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes of torch's own: nobody puts attributes on the ordered dictionaries of hooks that these hold."""
+
 
 class Seen:
     """What objects held when they were last looked at: what cannot have changed since is not looked at again.
 
-    Of a hundred attributes of a small module, all but a few are numbers, or containers with nothing in them. It keeps
-    alive what it has seen, and so lives as long as a training. Each look is to be made with the same names left out.
+    Of a hundred attributes of a small module, all but a few are numbers, or containers with nothing in them. Each look
+    is to be made with the same names left out.
     """
 
     def __init__(self) -> None:
@@ -35,51 +40,58 @@ class Seen:
         self, prefix: str, holder: Any, left_out: Collection[str], known: Collection[int]
     ) -> dict[str, Hashable]:
         """Returns the fingerprints of what an object holds, by names that begin with `prefix`."""
-        held = self._holders.get(id(holder))
-        if held is None or not held.is_still(prefix, holder):
-            held = self._holders[id(holder)] = _Held(prefix, holder, left_out)
-        state = held.fixed.copy()
-        for name, value in held.open:
-            state[name] = fingerprint(value, in_slots=True, known=known)
+        seen, held = self._holders.get(id(holder)), vars(holder)
+        if seen is None or not seen.is_still(prefix, holder, held):
+            seen = self._holders[id(holder)] = _Held(prefix, holder, left_out)
+        state = seen.fixed.copy()
+        for name in seen.open:
+            state[prefix + name] = fingerprint(held[name], in_slots=True, known=known)
         return state
+
+    def keep(self, holders: Collection[int]) -> None:
+        """Forgets all objects but these, by identity."""
+        if len(self._holders) > len(holders):
+            self._holders = {key: seen for key, seen in self._holders.items() if key in holders}
 
 
 class _Held:
-    """What one object holds.
+    """What one object holds. It keeps neither the object alive nor anything that is large.
 
     Attributes:
         fixed: Fingerprints of what stays as it is while it is the same object, by name.
-        open: Names and values of everything else.
+        open: Names of everything else.
     """
 
     def __init__(self, prefix: str, holder: Any, left_out: Collection[str]) -> None:
-        held = {name: value for name, value in vars(holder).items() if name not in left_out}
         self.fixed: dict[str, Hashable] = {}
-        self.open: list[tuple[str, Any]] = []
-        self._prefix, self._holder, self._count = prefix, holder, len(vars(holder))
-        self._get = itemgetter(*held) if len(held) > 1 else None  # of one name it would give no tuple
-        self._values = tuple(held.values())
+        self.open: list[str] = []
+        self._prefix, self._holder, self._names = prefix, weakref.ref(holder), tuple(vars(holder))
         self._empty: list[Any] = []
-        for name, value in held.items():
-            kind = type(value)
-            is_empty = kind in CONTAINERS and not value and not getattr(value, "__dict__", None)
-            if is_empty:
+        fixed = {}
+        for name, value in vars(holder).items():
+            if name in left_out:
+                continue
+            if is_empty := _is_empty(name, value):
                 self._empty.append(value)
-            if is_empty or kind in SCALARS or isinstance(value, Tensor):
+            if is_empty or type(value) in SCALARS:
+                fixed[name] = value
                 self.fixed[prefix + name] = fingerprint(value, in_slots=True)
             else:
-                self.open.append((prefix + name, value))
+                self.open.append(name)
+        # Of one name `itemgetter` would give no tuple.
+        self._get = itemgetter(*fixed) if len(fixed) > 1 else lambda held: tuple(held[name] for name in fixed)
+        self._values = tuple(fixed.values())
 
-    def is_still(self, prefix: str, holder: Any) -> bool:
-        """Tells whether it holds the same objects, and those that were empty still are."""
-        held = vars(holder)
-        if self._holder is not holder or self._prefix != prefix or len(held) != self._count or self._get is None:
+    def is_still(self, prefix: str, holder: Any, held: dict[str, Any]) -> bool:
+        """Tells whether it has the same names and, under the fixed ones, the same objects, as empty as they were."""
+        if self._holder() is not holder or self._prefix != prefix or tuple(held) != self._names:
             return False
-        try:
-            values = self._get(held)
-        except KeyError:
-            return False
-        return all(map(is_, values, self._values)) and not any(self._empty)
+        return all(map(is_, self._get(held), self._values)) and not any(self._empty)
+
+
+def _is_empty(name: str, value: Any) -> bool:
+    kind = type(value)
+    return kind in CONTAINERS and not value and (kind is not OrderedDict or name in _OF_EVERY_MODULE)
 
 
 def python_state(
@@ -98,8 +110,8 @@ def python_state(
     """
     state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in parts.apart()}
     held = list(parts.holders())
-    known = {id(holder) for _, holder in held}
-    known |= {id(optimizer) for optimizer in optimizers}
+    holders = {id(holder) for _, holder in held}
+    known = holders | {id(optimizer) for optimizer in optimizers}
     known |= {id(submodule) for _, module in parts.apart() for submodule in module.modules()}
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (ignore - MODULE_HOOKS)
     for kind in dict.fromkeys(kind for _, holder in held for kind in _users_classes(type(holder))):  # type: ignore[arg-type]
@@ -113,6 +125,7 @@ def python_state(
                 state[f"hooks of {prefix}{name}"] = fingerprint(hooks)
             if vars(parameter):
                 state[f"attributes of {prefix}{name}"] = fingerprint(vars(parameter))
+    seen.keep(holders)
     for number, optimizer in enumerate(optimizers):
         for name, value in vars(optimizer).items():
             if name not in ("state", "param_groups"):

@@ -44,6 +44,14 @@ class Tensors {
     if (handles_[i] != nullptr) AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handles_[i], &result));
     return result;
   }
+  // Gives those that are one and the same a handle each.
+  void part() {
+    for (size_t i = 1; i < size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        if (handles_[i] != nullptr && handles_[i] == handles_[j]) handles_[i] = copy(j);
+      }
+    }
+  }
   void put(size_t i, AtenTensorHandle handle) { handles_[i] = handle; }
   AtenTensorHandle take(size_t i) { return std::exchange(handles_[i], nullptr); }
   AtenTensorHandle operator[](size_t i) const { return handles_[i]; }
@@ -99,6 +107,7 @@ void run_step(const Inputs& inputs, int64_t step, Tensors& last) {
     handles[inputs.positions[i]] = inputs.rows.copy(step * inputs.positions.size() + i);
   }
   inductor_entry_impl(handles.data(), outputs.data());
+  outputs.part();
   swap(last, outputs);
 }
 
@@ -234,6 +243,15 @@ LIGHTNING_SINK_API const int32_t lightning_sink_is_bare = lightning_sink::HAS_BA
 LIGHTNING_SINK_API PyObject* lightning_sink_worker() {
   using namespace lightning_sink;
   return guarded([] { return PyCapsule_New(new SharedWorker(std::make_shared<Worker>()), nullptr, forget_worker); });
+}
+
+// Waits for what a thread was given.
+LIGHTNING_SINK_API PyObject* lightning_sink_rest(PyObject* worker) {
+  using namespace lightning_sink;
+  return guarded([&] {
+    (*held_by<SharedWorker>(worker))->wait();
+    return Py_NewRef(Py_None);
+  });
 }
 
 // Returns a capsule of steps in a row.

@@ -39,7 +39,7 @@ class Worker {
 
   Worker() : thread_([this] { work(); }) {}
   ~Worker() {
-    wait(given_);
+    wait();
     set([this] { stopping_ = true; });
     thread_.join();
   }
@@ -58,6 +58,7 @@ class Worker {
     const Unlocked unlocked;
     until([&] { return ended_ >= number; });
   }
+  void wait() { wait(given_); }
 
  private:
   static constexpr std::chrono::microseconds PATIENCE{200};

@@ -1,5 +1,9 @@
 """What objects hold: changes have names, and a look that remembers finds what a new one would."""
 
+import gc
+import weakref
+from collections import OrderedDict
+
 import pytest
 import torch
 from hypothesis import given
@@ -68,6 +72,8 @@ OPERATIONS = {
     "a tensor goes": lambda m: setattr(m, "mask", None),
     "an attribute of a part": lambda m: setattr(m[0], "in_features", m[0].in_features + 1),
     "another part": lambda m: m.__setitem__(1, nn.Tanh()),
+    "an attribute on an empty container": lambda m: vars(m.ordered).update(flag=len(vars(m.ordered))),
+    "another name for one left out": lambda m: vars(m).update({f"new{len(vars(m))}": vars(m).pop("quiet", 0)}),
     "a hook": lambda m: m[0].register_forward_hook(print),
     "hooks go": lambda m: m[0]._forward_hooks.clear(),
     "what is left out": lambda m: setattr(m, "noise", m.noise + 1),
@@ -84,8 +90,9 @@ class Options:
 def test_a_look_that_remembers_finds_what_a_new_one_finds(operations):
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     module.scale, module.ratio, module.noise, module.rows, module.names = 1, 0.5, 0, [], {}
+    module.ordered, module.quiet = OrderedDict(), 1
     module.table, module.mask, module.other, module.options = {"a": []}, None, 1, Options()
-    parts, ignore, seen = Parts(module, [Options()]), frozenset(["noise"]), Seen()
+    parts, ignore, seen = Parts(module, [Options()]), frozenset(["noise", "quiet"]), Seen()
     before = python_state(parts, ignore=ignore, seen=seen)
     assert before == python_state(parts, ignore=ignore)
     for operation in operations:
@@ -95,3 +102,17 @@ def test_a_look_that_remembers_finds_what_a_new_one_finds(operations):
         if operation in ("a number", "an empty list is filled", "an item deep down", "a hook", "an object"):
             assert found != before, "the control: such a change is seen at all"
         before = found
+
+
+def test_what_was_seen_is_not_kept():
+    module, seen = nn.Sequential(nn.Linear(2, 2)), Seen()
+    module.kept = torch.ones(2, requires_grad=True).exp()
+    python_state(Parts(module), seen=seen)
+    gone = [weakref.ref(module[0]), weakref.ref(module.kept)]
+    module[0], module.kept = nn.Linear(2, 2), None
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+    for _ in range(5):
+        module[0] = nn.Linear(2, 2)
+        python_state(Parts(module), seen=seen)
+    assert len(seen._holders) == 2

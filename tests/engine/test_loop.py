@@ -111,6 +111,40 @@ def test_a_step_that_fails_ends_the_row(compiler, wrong):
     assert found.outputs == () or found.outputs[0] == 4 * wrong
 
 
+def doubled(convolved):
+    """Puts the same tensors out twice, of a step that needs torch's tensors or of one that does not."""
+    graph = fx.Graph()
+    weight, row = graph.placeholder("weight"), graph.placeholder("row")
+    made = graph.call_function(torch.ops.aten.mul.Tensor, (row, weight))
+    if convolved:
+        arguments = (made, weight, None, [1], [0], [1], False, [0], 1)
+        made = graph.call_function(torch.ops.aten.convolution.default, arguments)
+    graph.call_function(torch.ops.aten.add_.Tensor, (weight, 0.5))
+    total = graph.call_function(torch.ops.aten.sum.default, (made,))
+    graph.output((total, made, total, made, total))
+    return Recording(graph, inputs=[torch.ones(1, 1, 1), torch.ones(1, 1, 8)], largest=8)
+
+
+@missing
+@pytest.mark.parametrize("convolved", [False, True])
+def test_a_tensor_that_is_put_out_twice(convolved):
+    step, traced, rows = (
+        compile_inductor(doubled(convolved)),
+        compile_traced(doubled(convolved)),
+        torch.randn(6, 1, 1, 8),
+    )
+    step(torch.ones(1, 1, 1), rows[0])
+    assert isinstance(step, NativeStep)
+    assert step.overlaps is not convolved
+    for _ in range(3):
+        found, expected = (
+            repeat(each, [torch.ones(1, 1, 1), None], [1], [[row] for row in rows], [0, 2, 4])
+            for each in (step, traced)
+        )
+        assert found.done == 6
+        torch.testing.assert_close((found.outputs, found.kept), (expected.outputs, expected.kept))
+
+
 def owners(tensor):
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
@@ -169,7 +203,7 @@ def test_rows_of_two_trainings_may_run_at_a_time(native):
         rows.append(step.row([total, None], [1], [[torch.ones(4)]] * 20_000, [0]))
     for row in rows:
         row.launch()
-    native.rest()  # its row is still to be waited for
+    native.rest()
     assert [row.wait().done for row in reversed(rows)] == [20_000, 20_000]
     other.rest()
     assert all(torch.equal(total, torch.full((4,), 20_000.0)) for total in totals)
