@@ -164,6 +164,8 @@ def test_an_error_in_a_worker(kind, size):
     train(Net(), DataLoader(Drawing(), batch_size=8, num_workers=1), sinks(size), max_epochs=1)
 
 
+# Torch's handler of the signal that a child has died raises wherever the main thread is, its own `__del__` included.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function _MultiProcessingDataLoaderIter.__del__")
 @pytest.mark.parametrize("size", [-1, 6])
 def test_a_worker_that_is_killed(way, size):
     data = DataLoader(Failing(20, lambda: os.kill(os.getpid(), signal.SIGKILL)), batch_size=8, num_workers=1)
