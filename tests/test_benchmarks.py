@@ -101,6 +101,8 @@ def test_growth_has_a_line_for_each_point(tmp_path):
     )
     (table,) = tables(out.read_text())
     assert [line[:6] for line in table[2:]] == [["parameters", "1,482", "1,482", "3", "20", "40"]]
+    assert table[0][-2:] == ["libraries", "code, bytes"]
+    assert table[2][-2:] == ["0", "0"], "the eager engine compiles nothing"
 
 
 def test_other_parameters_are_refused(report):

@@ -4,7 +4,8 @@
 
 Each point is a training of its own, in a process of its own, the compiler's cache empty in each: batches of 32 from
 memory, no logger, checkpoint, bar or summary. Sinks have `--steps` steps or two sinks, whichever is more; speed and the
-start are measured as in `suite.py`. The points take turns; the table gives medians.
+start are measured as in `suite.py`. Libraries are what the compiler built, a few of them to learn what the processor
+can do, and code is the C++ that they were built from. The points take turns; the table gives medians.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from machine import command, machine, versions
 from report import DASH, table
 
 FIGURES = {
-    "steps/s": lambda result: result.speed,
-    "peak memory, MiB": lambda result: result.peak_mib,
-    "start, s": lambda result: result.start,
+    "steps/s": lambda found: found.result.speed,
+    "peak memory, MiB": lambda found: found.result.peak_mib,
+    "above imports, MiB": lambda found: found.result.peak_mib - found.result.imports_mib,
+    "start, s": lambda found: found.result.start,
+    "libraries": lambda found: found.libraries,
+    "code, bytes": lambda found: found.code,
 }
+DRAWN = ("steps/s", "peak memory, MiB", "start, s")
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,21 @@ class Point:
     job: Job
 
 
+@dataclass(frozen=True)
+class Found:
+    """What one training gave, and what the compiler left in its cache."""
+
+    result: Result
+    libraries: int
+    code: int  # bytes of C++
+
+    @classmethod
+    def of(cls, result: Result, cache: Path) -> Found:
+        files = [path for path in cache.rglob("*") if path.is_file()]
+        code = sum(path.stat().st_size for path in files if path.suffix == ".cpp")
+        return cls(result, sum(path.suffix == ".so" for path in files), code)
+
+
 def points(args: argparse.Namespace) -> list[Point]:
     base = Job(side="sink", model="MLP", batch_size=32, sink_size=args.sink_size, engine=args.engine)
     found = [Point("sink size", size, replace(base, sink_size=size).lasting(args.steps)) for size in args.sink_sizes]
@@ -45,15 +65,16 @@ def points(args: argparse.Namespace) -> list[Point]:
     return found + [Point("layers", depth + 1, replace(other, options={"depth": depth})) for depth in args.depths]
 
 
-def measured(every: list[Point], args: argparse.Namespace, notes: list[str]) -> list[tuple[Point, list[Result]]]:
+def measured(every: list[Point], args: argparse.Namespace, notes: list[str]) -> list[tuple[Point, list[Found]]]:
     """Each point's results, a turn of all points after the other."""
-    found: list[list[Result]] = [[] for _ in every]
+    found: list[list[Found]] = [[] for _ in every]
     for turn in range(args.repeats):
         for point, results in zip(every, found, strict=True):
             name = f"{point.axis} {point.value:,}" if not point.job.options else f"{point.axis}, {point.job.options}"
             with tempfile.TemporaryDirectory() as cache:
                 try:
-                    results.append(measure(point.job, sys.executable, Path(cache), args.timeout))
+                    result = measure(point.job, sys.executable, Path(cache), args.timeout)
+                    results.append(Found.of(result, Path(cache)))
                 except NoFigureError as error:
                     notes.append(f"{name}: {error}")
                     print(notes[-1], flush=True)
@@ -63,12 +84,12 @@ def measured(every: list[Point], args: argparse.Namespace, notes: list[str]) -> 
     return list(zip(every, found, strict=True))
 
 
-def place(point: Point, results: list[Result]) -> int:
+def place(point: Point, results: list[Found]) -> int:
     """Where a point is on its axis: a width counts by the numbers that are trained."""
-    return results[0].parameters if point.axis == "parameters" else point.value
+    return results[0].result.parameters if point.axis == "parameters" else point.value
 
 
-def written(found: list[tuple[Point, list[Result]]], notes: list[str], host: str, args: argparse.Namespace) -> str:
+def written(found: list[tuple[Point, list[Found]]], notes: list[str], host: str, args: argparse.Namespace) -> str:
     head = ["what grows", "value", "parameters", "layers", "sink size", "steps", *FIGURES]
     lines = []
     for point, results in found:
@@ -78,13 +99,15 @@ def written(found: list[tuple[Point, list[Result]]], notes: list[str], host: str
             lines.append([point.axis, f"{point.value:,}", DASH, *setting, *(DASH for _ in FIGURES)])
             continue
         medians = [median(map(figure, results)) for figure in FIGURES.values()]
-        figures = [f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in medians]
-        count = f"{results[0].parameters:,}"
+        figures = [
+            f"{value:,.1f}" if isinstance(value, float) and value < 100 else f"{value:,.0f}" for value in medians
+        ]
+        count = f"{results[0].result.parameters:,}"
         lines.append([point.axis, f"{place(point, results):,}", count, *setting, *figures])
-    threads = sorted({r.threads for _, results in found for r in results})
+    threads = sorted({r.result.threads for _, results in found for r in results})
     footer = [
         f"* machine: {host}; torch used {' or '.join(map(str, threads))} threads",
-        f"* versions: {versions(r.versions for _, results in found for r in results)}",
+        f"* versions: {versions(r.result.versions for _, results in found for r in results)}",
         f"* medians of {args.repeats}, each in a process of its own with an empty compiler cache",
         f"* command: `{command('growth.py')}`",
         *(f"* {note}" for note in notes),
@@ -122,7 +145,7 @@ def main() -> None:
         axes: dict[str, list[tuple[float, dict[str, float]]]] = {}
         for point, results in found:
             if results:
-                figures = {what: median(map(figure, results)) for what, figure in FIGURES.items()}
+                figures = {what: median(map(FIGURES[what], results)) for what in DRAWN}
                 axes.setdefault(point.axis, []).append((place(point, results), figures))
         draw_growth(axes, args.chart)
 

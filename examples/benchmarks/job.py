@@ -57,7 +57,8 @@ class Result:
 
     speed: float  # steps a second after the warm-up
     start: float  # seconds
-    peak_mib: float
+    imports_mib: float  # the largest resident size before training
+    peak_mib: float  # and to the end
     threads: int
     loss: float
     parameters: int  # numbers that are trained
@@ -133,10 +134,11 @@ def peak_mib() -> float:
     return peak / MIB if sys.platform == "darwin" else peak / 1024
 
 
-def result(clock: Clock, trained: Trained, packages: tuple[str, ...]) -> Result:
+def result(clock: Clock, imports_mib: float, trained: Trained, packages: tuple[str, ...]) -> Result:
     """The figures of one training."""
     versions = {"Python": platform.python_version()} | {name: version(name) for name in packages}
-    return Result(speed=clock.speed, start=clock.start, peak_mib=peak_mib(), versions=versions, **asdict(trained))
+    memory = {"imports_mib": imports_mib, "peak_mib": peak_mib()}
+    return Result(speed=clock.speed, start=clock.start, versions=versions, **memory, **asdict(trained))
 
 
 def run(train: Callable[[Job, Clock], Trained], packages: tuple[str, ...], synchronize: Callable[[], object]) -> None:
@@ -145,9 +147,10 @@ def run(train: Callable[[Job, Clock], Trained], packages: tuple[str, ...], synch
     out = Path(told.pop("result"))
     job = Job(**told)
     clock = Clock(job.warmup, job.steps, synchronize)
+    imports_mib = peak_mib()
     try:
         trained = train(job, clock)
     except LacksModelError as error:
         out.write_text(json.dumps({"lacks": str(error)}))
         return
-    out.write_text(json.dumps(asdict(result(clock, trained, packages))))
+    out.write_text(json.dumps(asdict(result(clock, imports_mib, trained, packages))))
