@@ -21,7 +21,7 @@ from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import Compiler
 from lightning_sink.engine.maker import ProgramMaker
 from lightning_sink.engine.program import Program
-from lightning_sink.engine.programs import Programs, key_of
+from lightning_sink.engine.programs import Programs
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
@@ -121,14 +121,17 @@ class CompiledEngine(Engine):
                     self._maker.forget()
                 if sink.disturbed:
                     self._look(sink)
-                if self._looked_at != self._plain_steps and self._programs.have(key_of(step)):
+                key = step.key
+                if self._looked_at != self._plain_steps and self._programs.have(key):
                     self._settle()
                     self._begin(sink)  # a step that ran the user's code may have changed what programs take for granted
-                program = self._find(step)
+                if not step.clears:
+                    self._settle()
+                program = self._programs.find(key)
                 if program is None:
                     self._run_plain(sink, step)
                 elif not self._run(sink, step, program):
-                    self._programs.remove(key_of(step), program)
+                    self._programs.remove(key, program)
                     self._run_plain(sink, step)
                 elif self._unsettled is not None and program.may_repeat(self._unsettled[1]):
                     self._run_ahead(sink, step, program)
@@ -136,11 +139,6 @@ class CompiledEngine(Engine):
             self._settle()
 
     # -- one step ---------------------------------------------------------------------------------------------------
-
-    def _find(self, step: Step) -> Program | None:
-        if not step.clears:
-            self._settle()
-        return self._programs.find(key_of(step))
 
     def _run_plain(self, sink: Sink, step: Step) -> None:
         self._settle()

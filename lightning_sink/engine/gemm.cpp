@@ -11,7 +11,7 @@ namespace lightning_sink {
 
 constexpr bool ONE_THREAD = @ONE_THREAD@;  // whether the step runs on one
 constexpr int64_t LARGE = 1 << 22;    // multiplications from which on the library, which blocks for caches, is as fast
-constexpr int64_t DIVIDED = 1 << 17;  // multiplications from which on two threads, which wait for each other, are faster
+constexpr int64_t DIVIDED = 1 << 17;  // multiplications from which on threads that wait for each other are faster
 
 using Lanes = at::vec::Vectorized<float>;
 constexpr int64_t LANES = Lanes::size();

@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from functools import lru_cache
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any
 
 from torch import nn
@@ -67,26 +67,24 @@ class _Held:
         self.open: list[str] = []
         self._prefix, self._holder, self._names = prefix, weakref.ref(holder), tuple(vars(holder))
         self._empty: list[Any] = []
-        fixed = {}
+        self._values: dict[str, Any] = {}
         for name, value in vars(holder).items():
             if name in left_out:
                 continue
             if is_empty := _is_empty(name, value):
                 self._empty.append(value)
             if is_empty or type(value) in SCALARS:
-                fixed[name] = value
+                self._values[name] = value
                 self.fixed[prefix + name] = fingerprint(value, in_slots=True)
             else:
                 self.open.append(name)
-        # Of one name `itemgetter` would give no tuple.
-        self._get = itemgetter(*fixed) if len(fixed) > 1 else lambda held: tuple(held[name] for name in fixed)
-        self._values = tuple(fixed.values())
 
     def is_still(self, prefix: str, holder: Any, held: dict[str, Any]) -> bool:
         """Tells whether it has the same names and, under the fixed ones, the same objects, as empty as they were."""
         if self._holder() is not holder or self._prefix != prefix or tuple(held) != self._names:
             return False
-        return all(map(is_, self._get(held), self._values)) and not any(self._empty)
+        same = map(is_, map(held.get, self._values), self._values.values())
+        return all(same) and not any(self._empty)
 
 
 def _is_empty(name: str, value: Any) -> bool:

@@ -165,7 +165,6 @@ class Run {
     } catch (...) {
       failure_ = "unhandled error";
     }
-    bare::pool.clear();
     seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return done_ == steps_;
   }
@@ -273,6 +272,7 @@ LIGHTNING_SINK_API PyObject* lightning_sink_launch(PyObject* capsule, PyObject* 
     } else {
       const Unlocked unlocked;
       run->go();
+      bare::pool.clear();  // a worker's goes with its thread
     }
     return Py_NewRef(Py_None);
   });

@@ -19,7 +19,7 @@ from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import Compiler
 from lightning_sink.engine.program import Program
-from lightning_sink.engine.programs import Key, Programs, key_of
+from lightning_sink.engine.programs import Key, Programs
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.slots import Parts, Snapshot
 from lightning_sink.engine.step import PlainTape, Sink, Step
@@ -85,11 +85,10 @@ class ProgramMaker:
             step: The step.
             number: The sink's number.
         """
-        key = key_of(step)
-        candidate = self._candidates.see(key, number)
+        candidate = self._candidates.see(step.key, number)
         if candidate is None or self._restless > PATIENCE:
             self.report(TOO_MANY_KINDS if candidate is None else _RESTLESS)
-        elif self._failures.get(key, 0) < _MOST_FAILURES:
+        elif self._failures.get(step.key, 0) < _MOST_FAILURES:
             if not self._programs and self._candidates.never_come_again:
                 self.report(TOO_MANY_KINDS)
             due = candidate.is_due(not self._programs.have_kind(step.kind))
@@ -138,9 +137,9 @@ class ProgramMaker:
         self._note_volatile(observation)
         bindings = candidate.compare(observation, self._volatile)
         if bindings is not None:
-            return self._make(key_of(step), candidate, observation, bindings)
+            return self._make(step.key, candidate, observation, bindings)
         if candidate.hazard is not None:
-            self._fail(key_of(step), candidate.hazard)
+            self._fail(step.key, candidate.hazard)
             self.report(candidate.hazard)
         return False
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from lightning_sink.engine.program import Program
-from lightning_sink.engine.step import Step
 
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
 
 Key = tuple[Hashable, Hashable]
-"""What steps of a kind have in common: `Step.kind` and `Step.signature`."""
-
-
-def key_of(step: Step) -> Key:
-    """Returns what a step has in common with others of its kind."""
-    return step.kind, step.signature
+"""`Step.key`."""
 
 
 class Programs:

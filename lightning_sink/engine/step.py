@@ -37,6 +37,11 @@ class Step:
     kind: Hashable
     clears: bool = False
 
+    @property
+    def key(self) -> tuple[Hashable, Hashable]:
+        """What steps have in common that the same programs may serve."""
+        return self.kind, self.signature
+
 
 @dataclass
 class Result:
