@@ -73,17 +73,16 @@ def drawing_from(saved: Saved, loaders: list[Any]) -> Iterator[None]:
         restore()
 
 
+def global_states() -> tuple[Any, ...]:
+    """Returns what moves when torch's, Python's or, where it is loaded, numpy's global generator is drawn from."""
+    numpy = sys.modules.get("numpy")
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy and _numpys_as_bytes(numpy)
+
+
 def watch_states() -> Callable[[], bool]:
     """Returns what tells whether one of the three global generators has been drawn from since."""
-    numpy = sys.modules.get("numpy")
-    before = torch.get_rng_state(), random.getstate(), numpy and _numpys_as_bytes(numpy)
-
-    def has_drawn() -> bool:
-        of_torch, of_python, of_numpy = before
-        same = torch.equal(torch.get_rng_state(), of_torch) and random.getstate() == of_python
-        return not same or (numpy and _numpys_as_bytes(numpy)) != of_numpy
-
-    return has_drawn
+    before = global_states()
+    return lambda: global_states() != before
 
 
 def keep_states() -> Callable[[], None]:

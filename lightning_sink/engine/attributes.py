@@ -61,6 +61,8 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         return kind, value if value == value else repr(value)
     if kind in CONTAINERS and not value and not getattr(value, "__dict__", None):
         return kind, ()
+    if kind is FunctionType and value.__closure__ is None:
+        return Same(value), ()
     if in_slots and isinstance(value, Tensor):
         return "tensor"
     if in_slots and kind in (tuple, list, dict):

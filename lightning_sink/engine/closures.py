@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator
+from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -72,22 +73,28 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # nothing has been assigned to it yet
             continue
-    names = set(_names(code))
-    for name in sorted(names):
+    names = _names_in(code)
+    for name in names:
         value = function.__globals__.get(name)
         if value is None and name in sys.modules:
             value = sys.modules[name]  # imported in the function
         if isinstance(value, ModuleType):
             held = vars(value) if _is_users(value.__name__) else {}
-            yield from ((f"{name}.{key}", held[key]) for key in sorted(names & held.keys()))
+            yield from ((f"{name}.{key}", held[key]) for key in names if key in held)
         elif isinstance(value, (FunctionType, BuiltinFunctionType)):
             yield name, Same(value)
         else:
             yield name, value
 
 
+@lru_cache(maxsize=1024)
+def _names_in(code: CodeType) -> list[str]:
+    """Returns the names in some code, in alphabetical order."""
+    return sorted(set(_names(code)))
+
+
 def _names(code: CodeType) -> Iterator[str]:
-    """Yields the names in some code and in what is defined in it: comprehensions, lambdas."""
+    """Yields the names in some code and in what is defined in it: comprehensions, lambdas. One may come twice."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -106,11 +106,12 @@ def python_state(
         ignore: Names of the module's attributes to leave out.
         seen: What was seen in other looks at the same training; None where there are none.
     """
-    state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in parts.apart()}
+    apart = parts.apart()
+    state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in apart}
     held = list(parts.holders())
     holders = {id(holder) for _, holder in held}
     known = holders | {id(optimizer) for optimizer in optimizers}
-    known |= {id(submodule) for _, module in parts.apart() for submodule in module.modules()}
+    known |= {id(submodule) for _, module in apart for submodule in module.modules()}
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (ignore - MODULE_HOOKS)
     for kind in dict.fromkeys(kind for _, holder in held for kind in _users_classes(type(holder))):  # type: ignore[arg-type]
         state |= class_state(kind)

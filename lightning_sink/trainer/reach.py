@@ -46,6 +46,7 @@ def reached_through(trainer: Any) -> Callable[[Collection[CodeType]], dict[str, 
     return look
 
 
+@lru_cache(maxsize=1024)
 def _names_a_schedulers_count(code: CodeType) -> bool:
     return "last_epoch" in code.co_names and bool({"lr_schedulers", "lr_scheduler_configs"} & {*code.co_names})
 

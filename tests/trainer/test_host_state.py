@@ -1,6 +1,9 @@
 """What a callback leaves changed on the host, if the training depends on it."""
 
+import random
+
 import lightning as L
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +33,8 @@ CHANGES = {
     "an option": lambda trainer, module, keeper, batch: trainer.optimizers[0].param_groups[0].update(lr=1.0),
     "an attribute": lambda trainer, module, keeper, batch: setattr(module, "mine", 3),
     "a random number": lambda trainer, module, keeper, batch: torch.rand(1),
+    "a random number of Python's": lambda trainer, module, keeper, batch: random.random(),
+    "a random number of numpy's": lambda trainer, module, keeper, batch: np.random.rand(),
     "the batch": lambda trainer, module, keeper, batch: batch[0].mul_(2),
     "a tensor of the callback's": lambda trainer, module, keeper, batch: keeper.average.add_(1),
 }
@@ -51,3 +56,23 @@ def test_what_a_callback_counts_and_collects_changes_no_training(trained):
     keeper.seen.append(1)
     keeper.count = 1
     assert not before.is_left(HostState(trainer, [keeper], batch, seen))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(300, 300),
+        torch.zeros(4, 6).t(),
+        torch.zeros(3, dtype=torch.bfloat16),
+        torch.zeros(2, dtype=torch.bool),
+    ],
+    ids=["large", "transposed", "bfloat16", "bool"],
+)
+def test_one_number_that_no_version_counts_is_seen_whatever_holds_it(tensor, trained):
+    trainer, module, keeper, batch = trained
+    module.register_buffer("held", tensor.clone())
+    seen = Seen()
+    before = HostState(trainer, [keeper], batch, seen)
+    assert not before.is_left(HostState(trainer, [keeper], batch, seen))
+    module.held.data[1] = 1
+    assert before.is_left(HostState(trainer, [keeper], batch, seen))
