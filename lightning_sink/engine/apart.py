@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.private import WeakIdKeyDictionary, is_mutable, pytree, written_arguments
+from lightning_sink.engine.operands import members
+from lightning_sink.engine.private import WeakIdKeyDictionary, is_mutable, written_arguments
 from lightning_sink.engine.slots import storages
 
 
@@ -53,7 +54,7 @@ class Apart:
         """Looks at an operation that is about to run; does nothing outside."""
         if self._what is None:
             return
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        leaves = members(Tensor, (*args, *kwargs.values()))
         if _pointers(leaves) & (self._owned - self._given):
             self._hazard(f"{self._what} depends on the training's state")
         if is_mutable(func) and _pointers(written_arguments(func, args, kwargs)) & (self._given | self._owned):

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine.private import pytree, schema_name
+from lightning_sink.engine.operands import members
+from lightning_sink.engine.private import schema_name
 
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 _LIKE = {"aten::rand_like", "aten::randn_like", "aten::randint_like"}
@@ -54,7 +55,7 @@ def _as_draw(node: fx.Node) -> Callable[[], Tensor] | None:
     """Returns what repeats a draw; None where its result depends on more than shapes."""
     target: Any = node.target
     name, arguments = schema_name(target), list(node.args)
-    tensors = [leaf for leaf in pytree.tree_leaves((arguments, node.kwargs)) if isinstance(leaf, fx.Node)]
+    tensors = members(fx.Node, (*arguments, *node.kwargs.values()))
     if not tensors:
         return partial(target, *arguments, **node.kwargs)
     if len(tensors) > 1 or tensors[0] is not arguments[0]:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine.private import WeakIdKeyDictionary, pytree
+from lightning_sink.engine.operands import replaced
+from lightning_sink.engine.private import WeakIdKeyDictionary
 from lightning_sink.engine.recording import Recording
 
 
@@ -60,7 +61,7 @@ class GraphWriter:
         node = self._recording.graph.call_function(func, args, kwargs)
         node.meta["draws"] = draws
         self._indices[node] = len(self._lines)
-        shown = pytree.tree_map_only(fx.Node, self._indices.__getitem__, (args, kwargs))
+        shown = replaced(fx.Node, self._indices.__getitem__, (args, kwargs))
         self._lines.append(f"{func.name()}{shown!r}")
         self._bind(out, node)
 

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Tensors compare by value and outlive their Python object; a dictionary by identity with weak keys exists only here.
 from torch.utils.weak import WeakIdKeyDictionary
 
+from lightning_sink.engine.operands import members
+
 __all__ = [
     "MODULE_HOOKS",
     "TorchDispatchMode",
@@ -72,7 +74,7 @@ def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, A
     for index, argument in enumerate(operation._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+            yield from members(Tensor, (value,))
 
 
 def version(tensor: Tensor) -> int:

@@ -29,11 +29,11 @@ from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.numbers import released
+from lightning_sink.engine.operands import members, replaced
 from lightning_sink.engine.origins import Origin, Origins
 from lightning_sink.engine.private import (
     TorchDispatchMode,
     is_mutable,
-    pytree,
     schema_name,
     written_arguments,
 )
@@ -217,9 +217,9 @@ class Recorder(TorchDispatchMode):
                 sys.setprofile(self._hook)
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        leaves = members(Tensor, (*args, *kwargs.values()))
         self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
-        node_args, node_kwargs = pytree.tree_map_only(Tensor, self._writer.node, (args, kwargs))
+        node_args, node_kwargs = replaced(Tensor, self._writer.node, (args, kwargs))
         origin = self._origins.of(leaves)
         self._check(func, args, kwargs, origin)
         written = list(written_arguments(func, args, kwargs)) if is_mutable(func) else []
@@ -229,7 +229,7 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         # Attention without dropout has the tag and draws nothing.
         draws = generator is not None and not torch.equal(generator, torch.default_generator.get_state())
-        made = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        made = members(Tensor, (out,))
         self._origins.operation(None if draws else origin, made, written)
         self._note_made(made)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
