@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -15,29 +14,21 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_sink.checks import boolean, choice, integer
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.datamodule import SinkDataModule
-from lightning_sink.engine.compiled import CompiledEngine
-from lightning_sink.engine.eager import EagerEngine
-from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
-from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine
-from lightning_sink.engine.watch import Hazard, first_line
-from lightning_sink.errors import CompileError, UnsupportedError, warn_at
-from lightning_sink.trainer.batch_hooks import in_step
+from lightning_sink.errors import UnsupportedError
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
+from lightning_sink.trainer.engines import ENGINES, FALLBACKS, make_engine
 from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loops import data_place, take_over
-from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.optimizers import require_optimizer
-from lightning_sink.trainer.reach import reached_through
-from lightning_sink.trainer.reads import counters, machinery, watched_getters
 from lightning_sink.trainer.sink import TrainerSink
 from lightning_sink.trainer.transfer import Transfer
 
-_ENGINES = ("auto", "eager", "traced", "inductor")
 _CHECKPOINT_KEY = "lightning_sink"
 
 
@@ -75,18 +66,12 @@ class SinkStrategy(SingleDeviceStrategy):
         verify: int = 2,
     ) -> None:
         super().__init__("cpu")
-        self.sink_size = _integer("sink_size", sink_size, _SINK_SIZES)
-        if self.sink_size != -1 and self.sink_size < 1:
-            raise ValueError(_wrong("sink_size", sink_size, _SINK_SIZES))
-        if not isinstance(dataset_sink_mode, bool):
-            raise TypeError(_wrong("dataset_sink_mode", dataset_sink_mode, "True or False"))
-        self.dataset_sink_mode = dataset_sink_mode
-        self.epoch = _choice("epoch", epoch, ("sink", "dataset"))
-        self.engine_option = _choice("engine", engine, _ENGINES)
-        self.fallback = _choice("fallback", fallback, ("warn", "error"))
-        self.verify = _integer("verify", verify, "a number of steps, 0 for none")
-        if self.verify < 0:
-            raise ValueError(_wrong("verify", verify, "a number of steps, 0 for none"))
+        self.sink_size = integer(_named("sink_size"), sink_size, _SINK_SIZES, least=1, besides=-1)
+        self.dataset_sink_mode = boolean(_named("dataset_sink_mode"), dataset_sink_mode)
+        self.epoch = choice(_named("epoch"), epoch, ("sink", "dataset"))
+        self.engine_option = choice(_named("engine"), engine, ENGINES)
+        self.fallback = choice(_named("fallback"), fallback, FALLBACKS)
+        self.verify = integer(_named("verify"), verify, _VERIFY, least=0)
         self.resume_position: dict[str, Any] | None = None
         self._queue: BatchQueue | None = None
         self._queue_report = QueueReport()
@@ -141,7 +126,12 @@ class SinkStrategy(SingleDeviceStrategy):
         if self._engine is not None and self._engine_optimizers != self.optimizers:
             self._close_engine()  # `trainer.optimizers` has been replaced
         if self._engine is None:
-            self._engine, self._engine_optimizers = self._make_engine(), list(self.optimizers)
+            module, optimizers = self.lightning_module, list(self.optimizers)
+            assert module is not None  # noqa: S101 - connect() has run
+            self._engine = make_engine(
+                self.engine_option, module.trainer, optimizers, self.verify, self.fallback, self.say
+            )
+            self._engine_optimizers = optimizers
         return self._engine
 
     @property
@@ -171,42 +161,6 @@ class SinkStrategy(SingleDeviceStrategy):
     def finish_sink(self, sink: TrainerSink) -> None:
         """Takes note of a sink that has ended."""
         self._last_sink, self._history = sink, None
-
-    def _make_engine(self) -> Engine:
-        module = self.lightning_module
-        assert module is not None  # noqa: S101 - connect() has run
-        name = self.engine_option
-        if name in ("auto", "inductor") and (missing := missing_compiler()) is not None:
-            self._fall_back(Hazard(f"no working C++ compiler was found ({missing}); {_GET_A_COMPILER}"))
-            name = "eager"
-        if name == "eager":
-            return EagerEngine()
-        traced = name == "traced"
-        return CompiledEngine(
-            "traced" if traced else "inductor",
-            Parts(module, in_step(module.trainer), is_metric),
-            list(self.optimizers),
-            compile_traced if traced else timed(compile_inductor, self.say),
-            costly=not traced,
-            verify=self.verify,
-            fallback=self._fall_back,
-            counters=counters(module.trainer),
-            codes=watched_getters(module.trainer),
-            ignore=machinery(),
-            outside=reached_through(module.trainer),
-        )
-
-    def _fall_back(self, hazard: Hazard) -> None:
-        module = self.lightning_module
-        step = type(module).training_step if module is not None else self._fall_back
-        where = hazard.where or first_line(step)
-        text = (
-            f"The training step runs eagerly, at plain Lightning's speed: {hazard.what} ({where}). To compile it, move"
-            ' that out of the step; to run eagerly without this warning, use `SinkStrategy(engine="eager")`.'
-        )
-        if self.fallback == "error":
-            raise CompileError(text)
-        warn_at(text, where)
 
     # -- Lightning's side -------------------------------------------------------------------------------------------
 
@@ -294,22 +248,8 @@ class SinkStrategy(SingleDeviceStrategy):
 
 
 _SINK_SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
-_GET_A_COMPILER = "install one (`apt install g++`, `xcode-select --install`) or name it in the variable `CXX`"
+_VERIFY = "a number of steps, 0 for none"
 
 
-def _wrong(name: str, value: object, accepted: str) -> str:
-    return f"`SinkStrategy({name}=...)` takes {accepted}; got {value!r}."
-
-
-def _integer(name: str, value: object, accepted: str) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(_wrong(name, value, accepted))
-    return int(value)
-
-
-def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
-    if not isinstance(value, str):
-        raise TypeError(_wrong(name, value, ", ".join(map(repr, choices))))
-    if value not in choices:
-        raise ValueError(_wrong(name, value, ", ".join(map(repr, choices))))
-    return value
+def _named(option: str) -> str:
+    return f"SinkStrategy({option}=...)"

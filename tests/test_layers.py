@@ -11,13 +11,14 @@ PACKAGE = Path(__file__).parents[1] / "lightning_sink"
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 # The rooms of the package, each with the rooms it may import; nothing may import `__init__`.
-BELOW_TRAINER = {"engine", "data", "plan", "errors"}
+BELOW_TRAINER = {"engine", "data", "plan", "checks", "errors"}
 ROOMS = {
     "__about__": set(),
     "errors": set(),
+    "checks": set(),
     "plan": set(),
-    "data": {"data", "plan", "errors"},
-    "engine": {"engine", "plan", "errors"},
+    "data": {"data", "plan", "checks", "errors"},
+    "engine": {"engine", "plan", "checks", "errors"},
     "functional": BELOW_TRAINER,
     "trainer": {"trainer"} | BELOW_TRAINER,
     "callbacks": {"trainer"} | BELOW_TRAINER,
@@ -25,7 +26,7 @@ ROOMS = {
     "strategy": {"callbacks", "datamodule", "trainer"} | BELOW_TRAINER,
 }
 ROOMS["__init__"] = set(ROOMS)
-STDLIB_ONLY = {"__about__", "errors", "plan"}
+STDLIB_ONLY = {"__about__", "checks", "errors", "plan"}
 WITH_LIGHTNING = {"__init__", "callbacks", "datamodule", "strategy", "trainer"}
 WITHOUT_TORCHMETRICS = {"data", "engine"}
 

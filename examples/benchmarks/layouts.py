@@ -18,9 +18,10 @@ from fitting import OFF, Cycle
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_sink import SinkStrategy, strategy
+from lightning_sink import SinkStrategy
 from lightning_sink.engine import inductor
 from lightning_sink.engine.recording import Recording
+from lightning_sink.trainer import engines
 
 SECONDS, REPEATS = 0.4, 9
 
@@ -84,12 +85,12 @@ def recorded(net: nn.Module, shape: tuple[int, ...]) -> Recording:
         found.append(recording)
         return inductor.compile_traced(recording)
 
-    present, strategy.compile_inductor = strategy.compile_inductor, take
+    present, engines.compile_inductor = engines.compile_inductor, take
     try:
         trainer = L.Trainer(accelerator="cpu", max_epochs=1, strategy=SinkStrategy(), **OFF)
         trainer.fit(Module(net), Cycle([(torch.randn(shape), torch.randint(10, shape[:1])) for _ in range(4)], 8))
     finally:
-        strategy.compile_inductor = present
+        engines.compile_inductor = present
     return found[0]
 
 

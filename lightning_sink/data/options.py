@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
+
+from lightning_sink.checks import boolean, choice, integer, seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +41,14 @@ class QueueOptions:
     cache_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        self._check("buffer_size", numbers.Integral, "a number of batches, 0 to fetch nothing ahead", 0)
-        self._check("buffer_bytes", numbers.Integral, "a number of bytes from 1 up", 1)
-        self._check("cache_bytes", numbers.Integral, "a number of bytes from 1 up", 1)
+        integer("buffer_size", self.buffer_size, "a number of batches, 0 to fetch nothing ahead", least=0)
+        integer("buffer_bytes", self.buffer_bytes, _BYTES, least=1)
+        integer("cache_bytes", self.cache_bytes, _BYTES, least=1)
         if self.timeout is not None:
-            self._check("timeout", numbers.Real, "seconds above 0, or None to wait for ever")
-            if not 0.0 < float(self.timeout) < float("inf"):
-                raise ValueError(_wrong("timeout", self.timeout, "seconds above 0, or None to wait for ever"))
-        for name in ("early_preload", "transfer_ahead"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(_wrong(name, getattr(self, name), "True or False"))
-        if self.cache is not None and not isinstance(self.cache, str):
-            raise TypeError(_wrong("cache", self.cache, "'device' or None"))
-        if self.cache not in (None, "device"):
-            raise ValueError(_wrong("cache", self.cache, "'device' or None"))
-
-    def _check(self, name: str, kind: Any, accepted: str, least: int | None = None) -> None:
-        value: Any = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise TypeError(_wrong(name, value, accepted))
-        if least is not None and value < least:
-            raise ValueError(_wrong(name, value, accepted))
+            seconds("timeout", self.timeout, "seconds above 0, or None to wait for ever")
+        boolean("early_preload", self.early_preload)
+        boolean("transfer_ahead", self.transfer_ahead)
+        choice("cache", self.cache, ("device", None))
 
     def changed(self) -> str:
         """Returns what differs from the defaults, written as arguments."""
@@ -69,5 +57,4 @@ class QueueOptions:
         )
 
 
-def _wrong(name: str, value: object, accepted: str) -> str:
-    return f"`{name}` takes {accepted}; got {value!r}."
+_BYTES = "a number of bytes from 1 up"
