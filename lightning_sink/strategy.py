@@ -24,9 +24,9 @@ from lightning_sink.errors import UnsupportedError
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
 from lightning_sink.trainer.engines import ENGINES, FALLBACKS, make_engine
 from lightning_sink.trainer.fetcher import LoaderBatches
+from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.loops import data_place, take_over
 from lightning_sink.trainer.optimizers import require_optimizer
-from lightning_sink.trainer.sink import TrainerSink
 from lightning_sink.trainer.transfer import Transfer
 
 _CHECKPOINT_KEY = "lightning_sink"
@@ -78,7 +78,7 @@ class SinkStrategy(SingleDeviceStrategy):
         self._engine: Engine | None = None
         self._engine_optimizers: list[Optimizer] = []
         self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
-        self._last_sink: TrainerSink | None = None
+        self._last_sink: LoopSink | None = None
         self._history: dict[str, Tensor] | None = None
 
     def __repr__(self) -> str:
@@ -158,7 +158,7 @@ class SinkStrategy(SingleDeviceStrategy):
         """Tells the user a line."""
         rank_zero_info(f"lightning_sink: {text}")
 
-    def finish_sink(self, sink: TrainerSink) -> None:
+    def finish_sink(self, sink: LoopSink) -> None:
         """Takes note of a sink that has ended."""
         self._last_sink, self._history = sink, None
 

@@ -16,20 +16,20 @@ from lightning_sink.data import pace, supply
 from lightning_sink.data.reuse import Reuse
 from lightning_sink.engine.inductor import missing_compiler
 from lightning_sink.trainer import logging
-from lightning_sink.trainer.sink import TrainerSink
+from lightning_sink.trainer.loop_sink import LoopSink
 from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, train
 
 
 @pytest.fixture
 def chunks(monkeypatch):
     """The lengths of the chunks, in order."""
-    lengths, original = [], TrainerSink.account_chunk
+    lengths, original = [], LoopSink.account_chunk
 
     def account(self, steps, *arguments):
         lengths.append(len(steps))
         original(self, steps, *arguments)
 
-    monkeypatch.setattr(TrainerSink, "account_chunk", account)
+    monkeypatch.setattr(LoopSink, "account_chunk", account)
     return lengths
 
 

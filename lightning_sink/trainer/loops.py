@@ -34,7 +34,7 @@ from lightning_sink.trainer import demands
 from lightning_sink.trainer.fetcher import LoaderBatches, SinkFetcher
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.loaders import LoaderSource, TrainingLoaders
-from lightning_sink.trainer.sink import TrainerSink
+from lightning_sink.trainer.loop_sink import LoopSink
 
 _CHECK = "Sinks need at least one batch; check the dataset's length and `batch_size` with `drop_last=True`."
 
@@ -68,7 +68,7 @@ class SinkOwner(Protocol):
     def engine(self) -> Engine:
         """What runs the steps."""
 
-    def finish_sink(self, sink: TrainerSink) -> None:
+    def finish_sink(self, sink: LoopSink) -> None:
         """Takes note of a sink that has ended."""
 
 
@@ -226,7 +226,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
         length = 1 if trainer.should_stop else next_sink(limits, position)
         with DeferredInterrupt() as interrupt:
             data_fetcher.queue.expect(length)
-            sink = TrainerSink(
+            sink = LoopSink(
                 self,
                 data_fetcher,
                 length,

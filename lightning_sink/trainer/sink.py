@@ -13,7 +13,7 @@ Private names of Lightning (2.6), each because the order of events has no public
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, cast
 
 from lightning.pytorch.trainer import call
@@ -30,7 +30,6 @@ from lightning_sink.trainer.demands import counts_steps
 from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, Logged, numbers_in, split_late
 from lightning_sink.trainer.note import Note
-from lightning_sink.trainer.passing import Passing
 from lightning_sink.trainer.plain_step import PlainStep
 from lightning_sink.trainer.schedules import step_schedulers, steps_by_users_code
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
@@ -82,7 +81,6 @@ class TrainerSink(Sink):
         self._ends_at = counts_steps(self._trainer)
         self._kind_of_all: tuple[bool, bool, Hashable] | None = None
         self._index = 0
-        self._passing = Passing(loop, self._counters, self._schedulers)
         self._first = self._last = True
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
@@ -254,67 +252,6 @@ class TrainerSink(Sink):
         self._add(late, number)
         self._logs.deliver()
         self._completed()
-
-    def ahead(self, step: Step, note: Note, most: int, behind: int = 0) -> list[Step]:
-        """Returns steps between this one and the sink's last that nobody on the host has to see."""
-        if self._is_attended(note):
-            return []
-        if self._logs.is_full:
-            if behind:
-                return []  # loggers are not to be called while steps run
-            self._logs.deliver()
-        room = self._length - self._index - 1 - behind  # the last one is met by callbacks
-        number = self._loop._batches_that_stepped + behind
-        if self._hooks.monitors and self._selects:
-            room = min(room, self._selects - 1 - number % self._selects)
-        if room < 1:
-            return []
-        steps: list[Step] = []
-        self._interrupt.held = False
-        try:
-            batches = self._fetcher.ahead(min(most, room), behind)
-        finally:
-            self._interrupt.held = True
-        # Batches of the same signature lie in the same place.
-        if batches and self._transfer.is_identity(batches[0]):
-            for raw in batches:
-                leaves, signature = flatten(raw)
-                if signature != step.signature:
-                    break
-                steps.append(Step(raw, leaves, signature, step.kind, step.clears))
-        return steps
-
-    def _is_attended(self, note: Note) -> bool:
-        """Tells whether the host has something to do after every step."""
-        trainer = self._trainer
-        if self._last or self.disturbed or self._kind_of_all is None or note.metrics:
-            return True
-        if self._hooks.shows or self._ends_at is not None or self._interrupt.requested:
-            return True
-        return bool(trainer.received_sigterm or trainer.should_stop or time.monotonic() >= self._deadline)
-
-    def passing(self, steps: int, note: Note) -> Generator[None, None, None]:
-        """Counts steps between the first and the last one, and steps the schedulers behind each."""
-        return self._passing.go(steps, note)
-
-    def pass_again(self, steps: int, note: Note) -> None:
-        """Puts back counters, schedulers and options as they were before `passing`, and goes through fewer steps."""
-        self._passing.go_again(steps, note)
-
-    def account_chunk(
-        self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
-    ) -> None:
-        """Does Lightning's part of steps that a program ran in a row."""
-        count, loop = len(steps), self._loop
-        self._fetcher.skip(count)
-        self._passing.end(count, note)
-        number = loop._batches_that_stepped
-        loop._batches_that_stepped += count
-        self._index += count
-        self._logs.add_chunk(note.calls, logged, range(number, number + count), self._selects)
-        self.history.add(loss, [(entry.name, value) for entry, value in zip(note.calls, logged, strict=True)], count)
-        self._result, self._trained = result, steps[-1]
-        self._batch.take(steps[-1].batch)
 
     def _is_due(self, made: int) -> bool:
         return made > 0 and self._ends_at is not None and self._ends_at(self._counters.optimization[1])
