@@ -18,6 +18,7 @@ from lightning_sink.engine.chunks import Call, has_numbers, most, pass_through
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.granted import Glance, Granted
 from lightning_sink.engine.hyper import Hyperparameters
+from lightning_sink.engine.kernels import failure
 from lightning_sink.engine.loop import Compiler
 from lightning_sink.engine.maker import ProgramMaker
 from lightning_sink.engine.program import Program
@@ -169,7 +170,10 @@ class CompiledEngine(Engine):
         if arguments is None:
             return False
         began = time.perf_counter()
-        outputs = program(arguments)
+        try:
+            outputs = program(arguments)
+        except RuntimeError as error:
+            raise failure(str(error)) from error
         program.seconds = time.perf_counter() - began
         self._unsettled = program, outputs
         self.compiled_steps += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,6 +16,12 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
+
+from lightning_sink.engine.copies import copy_of
+from lightning_sink.engine.kernels import hand_out_errors
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Inductor compiles for one thread of a process at a time, and what it is given here replaces parts of it meanwhile."""
 
 
 class NativeLoop:
@@ -125,9 +132,14 @@ def compile_graph(
 
     settings = {"config_patches": options, "inner_compile": keep}
     # This cache would give back the layers without calling `keep`; the cache below it, of compiled code, stays.
-    with functorch_config.patch(enable_autograd_cache=False), _with_source(source, calls), _called_as_they_are():
+    with (
+        _ONE_AT_A_TIME,
+        functorch_config.patch(enable_autograd_cache=False),
+        _with_source(source, calls),
+        _called_as_they_are(),
+    ):
         artifact = standalone_compile(
-            graph, [tensor.clone() for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
+            graph, [copy_of(tensor) for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
         )
     callable_code = getattr(inner[0], "current_callable", None) if len(inner) == 1 else None
     if callable_code is None:
@@ -184,7 +196,7 @@ def _with_source(source: str, calls: Iterable[str]) -> Iterator[None]:
             bare = _bare_step(main_code, calls)
             filled = source.replace("@INPUTS@", takes[0]).replace("@OUTPUTS@", str(num_outputs))
             filled = filled.replace("@BARE@", "true" if bare else "false")
-            main_code = main_code.replace(_ENTRY, f"{filled}\n{bare}\n{_ENTRY}")
+            main_code = hand_out_errors(main_code).replace(_ENTRY, f"{filled}\n{bare}\n{_ENTRY}")
         return original(*args, main_code=main_code, num_outputs=num_outputs, **kwargs)
 
     with patch.object(CppWrapperCodeCache, "load_pybinding", load) if source else nullcontext():
@@ -246,7 +258,7 @@ def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Te
     results = []
     generator = torch.get_rng_state()
     for function in (first, second):
-        copies = [tensor.clone() for tensor in inputs]
+        copies = [copy_of(tensor) for tensor in inputs]
         torch.set_rng_state(generator)
         results.append([*function(*copies), *copies])
     return len(results[0]) == len(results[1]) and all(map(_agree, *results))

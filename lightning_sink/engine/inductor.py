@@ -22,7 +22,9 @@ Below that, threads that wait for each other cost more than they save: a step of
 4,096 elements) takes 36 microseconds on one thread and 40 to 100 on two, on a quiet machine.
 """
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("bare.cpp", "gemm.cpp", "worker.cpp", "loop.cpp"))
+_SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("caught.cpp", "bare.cpp", "gemm.cpp", "worker.cpp", "loop.cpp")
+)
 _PRODUCTS = ("mm_out", "addmm_out")
 
 _NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.generated import NativeLoop
+from lightning_sink.engine.kernels import failure
 from lightning_sink.engine.recording import Recording
 
 Outputs = tuple[Tensor, ...]
@@ -134,7 +135,7 @@ class NativeRow(Row):
     def wait(self) -> Repeated:
         """Waits for their end; returns what became of them."""
         done, outputs, seconds, message = self._loop.wait(self._run)
-        error = RuntimeError(message) if message is not None else None
+        error = failure(message) if message is not None else None
         return Repeated(done, outputs, [column[:done] for column in self._columns], seconds, error)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sink.engine.copies import copy_of, refill
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.slots import Slot
@@ -110,10 +111,15 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
     arguments = program.arguments(step.leaves)
     if arguments is None:
         return False
-    before = [tensor.clone() for tensor in arguments]
-    copies = [tensor.clone() for tensor in arguments]
+    before = [copy_of(tensor) for tensor in arguments]
+    copies = [copy_of(tensor) for tensor in arguments]
     generator = torch.get_rng_state()
-    outputs = program(copies)
+    try:
+        outputs = program(copies)
+    except RuntimeError:
+        torch.set_rng_state(generator)
+        sink.run(step, PlainTape())  # raises what is wrong with the batch, in its own words
+        raise
     torch.set_rng_state(generator)
     tape = _EagerTape([*arguments], program.filled)
     result = sink.run(step, tape)
@@ -142,7 +148,7 @@ def _see_spread(pairs: list[_Pair], program: Program, before: list[Tensor], gene
     present, noise = torch.get_rng_state(), torch.Generator().manual_seed(0)
     for _ in range(_TRIALS):
         changed = [
-            tensor.clone() if binding.leaf is not None else _round_otherwise(tensor, noise)
+            copy_of(tensor) if binding.leaf is not None else _round_otherwise(tensor, noise)
             for binding, tensor in zip(program.bindings, before, strict=True)
         ]
         torch.set_rng_state(generator)
@@ -157,9 +163,9 @@ def _see_spread(pairs: list[_Pair], program: Program, before: list[Tensor], gene
 def _round_otherwise(tensor: Tensor, generator: torch.Generator) -> Tensor:
     # Whole numbers are exact: masks and counts.
     if not tensor.is_floating_point() or tensor.dim() == 0:
-        return tensor.clone()
+        return copy_of(tensor)
     signs = torch.randint(-1, 2, tensor.shape, generator=generator) * (tensor != tensor.round())
-    return tensor + tensor * signs * (_ROUNDINGS * torch.finfo(tensor.dtype).eps)
+    return refill(copy_of(tensor), tensor + tensor * signs * (_ROUNDINGS * torch.finfo(tensor.dtype).eps))
 
 
 def _tensors(output: object) -> list[Tensor]:

@@ -66,6 +66,34 @@ def test_convolutions_are_the_same_in_either_layout(kind):
     assert_same(plain, sink)
 
 
+VIEWS = {
+    "columns": lambda table: (table[:, :4], table[:, 4]),
+    "every second row": lambda table: (table[::2, :4].contiguous(), table[::2, 4]),
+    "expanded": lambda table: (table[:1, :4].expand(6, 4), table[:, 4]),
+}
+
+
+@missing
+@pytest.mark.parametrize("kind", VIEWS)
+def test_batches_that_are_views_with_gaps_or_overlaps(kind):
+    def make():
+        module = nn.Linear(4, 1)
+        module.register_buffer("weights", torch.rand(5, 2)[:, 1])
+
+        def loss(batch, i):
+            x, y = batch
+            return (module.weights[:3].sum() * (module(x).squeeze(1) - y).square()).mean()
+
+        return Training(module, optim.SGD(module.parameters(), 0.1), loss)
+
+    torch.manual_seed(0)
+    given = [VIEWS[kind](torch.randn(6, 5)) for _ in range(7)]
+    plain = train(make, [given], False)
+    sink = train(make, [given], True, compiler=compile_inductor, costly=True)
+    assert sink.compiled, sink.reasons
+    assert_same(plain, sink)
+
+
 def test_a_missing_compiler_is_named(monkeypatch):
     def none():
         raise RuntimeError("No working C++ compiler found\nin a long list of places")

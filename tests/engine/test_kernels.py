@@ -1,0 +1,99 @@
+"""Errors of generated kernels: on several threads too they are raised, and none ends the process."""
+
+import re
+
+import pytest
+import torch
+from torch import fx
+
+from lightning_sink.engine.inductor import compile_inductor, missing_compiler
+from lightning_sink.engine.kernels import failure, hand_out_errors
+from lightning_sink.engine.recording import Recording
+
+missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def looked_up(rows, columns):
+    """A graph that looks rows up in a table, and its inputs."""
+    graph = fx.Graph()
+    table, indices = graph.placeholder("table"), graph.placeholder("indices")
+    found = graph.call_function(torch.ops.aten.embedding.default, (table, indices))
+    graph.output((graph.call_function(torch.ops.aten.tanh.default, (found,)),))
+    return graph, [torch.randn(30, columns), torch.randint(30, (rows,))]
+
+
+@missing
+@pytest.mark.parametrize("columns", [65, 130])
+def test_a_wrong_index_is_raised_from_any_thread(columns, two_threads):
+    graph, (table, indices) = looked_up(512, columns)
+    step = compile_inductor(Recording(graph, inputs=[table, indices], largest=1 << 20))
+    (found,) = step(table, indices)
+    assert torch.allclose(found, table[indices].tanh())
+    for place in (0, 300, 511):
+        wrong = indices.clone()
+        wrong[place] = 30
+        with pytest.raises(RuntimeError, match="index out of bounds"):
+            step(table, wrong)
+    assert torch.equal(step(table, indices)[0], found), "a failed call leaves nothing behind"
+
+
+KERNEL = """extern "C"  void  cpp_fused_x_0(const float* in_ptr0,
+                       float* out_ptr0);
+extern "C"  void  cpp_fused_x_0(const float* in_ptr0,
+                       float* out_ptr0)
+{
+    #pragma omp parallel
+    {
+        int tid = omp_get_thread_num();
+        {
+            #pragma omp for collapse(2)
+            for(int64_t x0=f(0L); x0<f(5L); x0+=f(1L))
+            {
+                for(int64_t x1=f(0L); x1<f(5L); x1+=f(1L))
+                {
+                    { INNER TORCH_CHECK(x0 < 3L, "index out of bounds: x0 < 3L"); }
+                }
+            }
+        }
+        #pragma omp single
+        {
+            { SINGLE }
+        }
+    }
+}
+void after() { AFTER }
+"""
+
+
+def test_what_runs_on_several_threads_is_caught_where_it_is_thrown():
+    code = hand_out_errors(KERNEL)
+    assert code.count("{") == code.count("}")
+    assert code.count("catch (...) { caught.keep(); }") == 2
+    flat = re.sub(r"\s+", " ", code)
+    assert "x1+=f(1L)) { try { { INNER" in flat
+    assert '3L"); } } catch (...) { caught.keep(); } } } }' in flat
+    assert "#pragma omp single { try { { SINGLE } } catch (...) { caught.keep(); } }" in flat
+    assert "{ lightning_sink::Caught caught; #pragma omp parallel" in flat
+    assert "caught.rethrow(); } void after() { AFTER }" in flat
+
+
+def test_kernels_that_cannot_throw_or_have_one_thread_stay_as_they_are():
+    for word in ("#pragma omp", "TORCH_CHECK("):
+        code = KERNEL.replace(word, "something(")
+        assert hand_out_errors(code) == code
+
+
+def test_a_wrong_index_is_an_index_error():
+    error = failure("cpp_fused_x_0, x.cpp:12, index out of bounds: 0 <= tmp2 < 10L")
+    assert type(error) is IndexError
+    assert str(error).startswith("index out of bounds: 0 <= tmp2 < 10L in a compiled step")
+    other = failure("linalg.cholesky: not positive-definite")
+    assert type(other) is RuntimeError
+    assert str(other) == "linalg.cholesky: not positive-definite"
