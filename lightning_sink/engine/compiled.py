@@ -18,7 +18,7 @@ from lightning_sink.engine.chunks import Call, has_numbers, most, pass_through
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.granted import Glance, Granted
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.kernels import failure
+from lightning_sink.engine.kernels import index_error
 from lightning_sink.engine.loop import Compiler
 from lightning_sink.engine.maker import ProgramMaker
 from lightning_sink.engine.program import Program
@@ -173,7 +173,9 @@ class CompiledEngine(Engine):
         try:
             outputs = program(arguments)
         except RuntimeError as error:
-            raise failure(str(error)) from error
+            if (named := index_error(str(error))) is None:
+                raise
+            raise named from error
         program.seconds = time.perf_counter() - began
         self._unsettled = program, outputs
         self.compiled_steps += 1

@@ -29,11 +29,11 @@ def hand_out_errors(code: str) -> str:
     return code
 
 
-def failure(message: str) -> Exception:
-    """Returns the error of a compiled step: where an index is at fault an `IndexError`, as in plain training."""
+def index_error(message: str) -> IndexError | None:
+    """Returns what plain training raises where a compiled step's error is a wrong index; None where it is another."""
     _, found, condition = message.partition(_OUT_OF_BOUNDS)
     if not found:
-        return RuntimeError(message)
+        return None
     text = f"{found}{condition} in a compiled step, which may have changed weights or buffers before. The eager engine"
     return IndexError(f'{text} names the line: `SinkStrategy(engine="eager")`.')
 

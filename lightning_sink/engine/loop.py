@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.generated import NativeLoop
-from lightning_sink.engine.kernels import failure
+from lightning_sink.engine.kernels import index_error
 from lightning_sink.engine.recording import Recording
 
 Outputs = tuple[Tensor, ...]
@@ -135,7 +135,7 @@ class NativeRow(Row):
     def wait(self) -> Repeated:
         """Waits for their end; returns what became of them."""
         done, outputs, seconds, message = self._loop.wait(self._run)
-        error = failure(message) if message is not None else None
+        error = None if message is None else index_error(message) or RuntimeError(message)
         return Repeated(done, outputs, [column[:done] for column in self._columns], seconds, error)
 
 

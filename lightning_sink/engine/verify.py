@@ -116,7 +116,7 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
     generator = torch.get_rng_state()
     try:
         outputs = program(copies)
-    except RuntimeError:
+    except Exception:
         torch.set_rng_state(generator)
         sink.run(step, PlainTape())  # raises what is wrong with the batch, in its own words
         raise
