@@ -21,8 +21,7 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 def refill(copy: Tensor, values: Tensor) -> Tensor:
     """Puts values into a copy, and leaves it as it is where its elements share their memory."""
-    packed = torch.empty_like(copy)
-    if packed.stride() == copy.stride() or _is_apart(copy):
+    if _is_apart(copy):
         copy.copy_(values)
     return copy
 

@@ -41,14 +41,6 @@ def products():
     yield OPERATIONS.mm.default, [operand(200, 180, "rows"), operand(180, 190, "columns")]  # large
 
 
-@pytest.fixture
-def two_threads():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("largest", [10, 1 << 20], ids=["one thread", "two threads"])
 def test_products_are_right(largest, two_threads):
     torch.manual_seed(1)
