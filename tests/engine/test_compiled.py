@@ -947,18 +947,6 @@ def test_an_error_in_an_operation_surfaces_as_it_is():
         train(of(ordinary), [sink], compiled=True)
 
 
-def test_an_operations_own_kind_of_error_is_kept():
-    def step(module, batch, index):
-        factor = torch.linalg.cholesky(torch.eye(4) * batch[0][0, 0])
-        return loss_of(module, batch) + factor.sum()
-
-    sink = batches(10)
-    for index, (x, _) in enumerate(sink):
-        x[0, 0] = 1.0 if index < 8 else -1.0
-    with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):
-        train(of(step), [sink], compiled=True)
-
-
 def test_a_step_whose_recording_fails_is_run_once():
     def make():
         module = mlp()
