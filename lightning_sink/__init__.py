@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_sink.__about__ import __version__
 
 if TYPE_CHECKING:
+    from lightning_sink.callbacks import LossMonitor, SinkProgressBar, SinkRichProgressBar, TimeMonitor
     from lightning_sink.data.report import QueueReport
     from lightning_sink.datamodule import SinkDataModule
     from lightning_sink.errors import (
@@ -23,36 +24,57 @@ if TYPE_CHECKING:
         UnsupportedError,
         VerificationError,
     )
+    from lightning_sink.functional.data_sink import DataSink, data_sink
+    from lightning_sink.functional.helper import DatasetHelper, connect_network_with_dataset
     from lightning_sink.strategy import SinkStrategy
+    from lightning_sink.trainer.progress import SinkReport
     from lightning_sink.trainer.step_callback import StepCallback
 
 _HOMES = {
     "CompileError": "errors",
+    "DataSink": "functional.data_sink",
     "DataTimeoutError": "errors",
+    "DatasetHelper": "functional.helper",
     "EmptyDatasetError": "errors",
+    "LossMonitor": "callbacks",
     "QueueReport": "data.report",
     "SinkDataModule": "datamodule",
     "SinkError": "errors",
+    "SinkProgressBar": "callbacks",
+    "SinkReport": "trainer.progress",
+    "SinkRichProgressBar": "callbacks",
     "SinkStrategy": "strategy",
     "SinkWarning": "errors",
     "StepCallback": "trainer.step_callback",
+    "TimeMonitor": "callbacks",
     "UnsupportedError": "errors",
     "VerificationError": "errors",
+    "connect_network_with_dataset": "functional.helper",
+    "data_sink": "functional.data_sink",
 }
 
 __all__ = [
     "CompileError",
+    "DataSink",
     "DataTimeoutError",
+    "DatasetHelper",
     "EmptyDatasetError",
+    "LossMonitor",
     "QueueReport",
     "SinkDataModule",
     "SinkError",
+    "SinkProgressBar",
+    "SinkReport",
+    "SinkRichProgressBar",
     "SinkStrategy",
     "SinkWarning",
     "StepCallback",
+    "TimeMonitor",
     "UnsupportedError",
     "VerificationError",
     "__version__",
+    "connect_network_with_dataset",
+    "data_sink",
 ]
 
 

@@ -14,19 +14,22 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_sink.callbacks import show_progress
 from lightning_sink.checks import boolean, choice, integer
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.datamodule import SinkDataModule
+from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked
 from lightning_sink.engine.step import Engine
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
-from lightning_sink.trainer.engines import ENGINES, FALLBACKS, make_engine
+from lightning_sink.trainer.engines import engine_of
 from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.loops import data_place, take_over
 from lightning_sink.trainer.optimizers import require_optimizer
+from lightning_sink.trainer.progress import SinkReport
 from lightning_sink.trainer.transfer import Transfer
 
 _CHECKPOINT_KEY = "lightning_sink"
@@ -78,8 +81,8 @@ class SinkStrategy(SingleDeviceStrategy):
         self._engine: Engine | None = None
         self._engine_optimizers: list[Optimizer] = []
         self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
+        self._sink: LoopSink | None = None
         self._last_sink: LoopSink | None = None
-        self._history: dict[str, Tensor] | None = None
 
     def __repr__(self) -> str:
         # Lightning's error for a strategy of another package shows only this text.
@@ -98,14 +101,24 @@ class SinkStrategy(SingleDeviceStrategy):
 
     @property
     def history(self) -> dict[str, Tensor]:
-        """The last sink's values, step by step: name to a tensor of shape `[n]` on the CPU, "loss" always among them.
+        """A sink's values, step by step: name to a tensor of shape `[n]` on the CPU, "loss" always among them.
 
-        The loss is the one that `on_train_batch_end` gets, divided by `accumulate_grad_batches`. A name that some
-        steps did not log is NaN there. Empty before the first sink.
+        The sink is the present one, up to the last step that has been trained, and until one has been the last one of
+        the same fit. The loss is the one that `on_train_batch_end` gets, divided by `accumulate_grad_batches`. A name
+        that some steps did not log is NaN there, and so is everything at a batch of None, and a loss of more than one
+        element. Empty before the first step.
         """
-        if self._history is None:
-            self._history = self._last_sink.history.tensors() if self._last_sink is not None else {}
-        return self._history
+        sink = self._shown_sink
+        return {} if sink is None else sink.history.tensors()
+
+    def sink_report(self) -> SinkReport:
+        """Returns what the present sink did so far, or what the last one did."""
+        sink = self._shown_sink
+        return SinkReport() if sink is None else sink.progress.report()
+
+    @property
+    def _shown_sink(self) -> LoopSink | None:
+        return self._sink if self._sink is not None and len(self._sink.history) else self._last_sink
 
     @property
     def is_endless(self) -> bool:
@@ -128,9 +141,7 @@ class SinkStrategy(SingleDeviceStrategy):
         if self._engine is None:
             module, optimizers = self.lightning_module, list(self.optimizers)
             assert module is not None  # noqa: S101 - connect() has run
-            self._engine = make_engine(
-                self.engine_option, module.trainer, optimizers, self.verify, self.fallback, self.say
-            )
+            self._engine = engine_of(module.trainer, optimizers, self._asked(module))
             self._engine_optimizers = optimizers
         return self._engine
 
@@ -158,9 +169,13 @@ class SinkStrategy(SingleDeviceStrategy):
         """Tells the user a line."""
         rank_zero_info(f"lightning_sink: {text}")
 
-    def finish_sink(self, sink: LoopSink) -> None:
-        """Takes note of a sink that has ended."""
-        self._last_sink, self._history = sink, None
+    def begin_sink(self, sink: LoopSink) -> None:
+        """Takes note of a sink that begins."""
+        self._sink = sink
+
+    def finish_sink(self) -> None:
+        """Takes note that it has ended."""
+        self._last_sink, self._sink = self._shown_sink, None
 
     # -- Lightning's side -------------------------------------------------------------------------------------------
 
@@ -208,10 +223,18 @@ class SinkStrategy(SingleDeviceStrategy):
         if self.dataset_sink_mode and model.trainer.state.fn == TrainerFn.FITTING:
             take_over(model.trainer, self)
 
+    def setup_environment(self) -> None:
+        """Shows progress within sinks, now that the module's own callbacks are there too."""
+        super().setup_environment()
+        module = self.lightning_module
+        if self.dataset_sink_mode and module is not None:
+            show_progress(module.trainer)
+
     def setup(self, trainer: Trainer) -> None:
         """Sets up as ever, then refuses what cannot be right in a sink."""
         super().setup(trainer)
         if self.dataset_sink_mode and trainer.state.fn == TrainerFn.FITTING:
+            self._sink = self._last_sink = None
             refuse_step_that_fetches(trainer.lightning_module)
             require_optimizer(self.optimizers, trainer.lightning_module)
             self._close_engine()
@@ -239,6 +262,17 @@ class SinkStrategy(SingleDeviceStrategy):
         if self._queue is not None:
             self._queue_report, self._queue = self._queue.report(), None
         super().teardown()
+
+    def _asked(self, module: LightningModule) -> Asked:
+        return Asked(
+            self.engine_option,
+            self.fallback,
+            self.verify,
+            api="SinkStrategy",
+            speed="plain Lightning's",
+            step=type(module).training_step,
+            say=self.say,
+        )
 
     def _close_engine(self) -> None:
         if self._engine is not None:

@@ -19,7 +19,7 @@ ROOMS = {
     "plan": set(),
     "data": {"data", "plan", "checks", "errors"},
     "engine": {"engine", "plan", "checks", "errors"},
-    "functional": BELOW_TRAINER,
+    "functional": {"functional"} | BELOW_TRAINER,
     "trainer": {"trainer"} | BELOW_TRAINER,
     "callbacks": {"trainer"} | BELOW_TRAINER,
     "datamodule": {"trainer"} | BELOW_TRAINER,

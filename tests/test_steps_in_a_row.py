@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -17,7 +18,7 @@ from lightning_sink.data.reuse import Reuse
 from lightning_sink.engine.inductor import missing_compiler
 from lightning_sink.trainer import logging
 from lightning_sink.trainer.loop_sink import LoopSink
-from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, train
+from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, once, train
 
 
 @pytest.fixture
@@ -52,6 +53,59 @@ def test_training_and_rows_are_plain_lightnings(chunks, make, data, size):
     compare(make, "traced", size, data=data)
     assert sum(chunks) > 30
     assert max(chunks) <= size or size < 0
+
+
+@pytest.mark.parametrize("make", [Quiet, Net], ids=["draws nothing", "draws"])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}], ids=["order", "shuffled"])
+@pytest.mark.parametrize("last", [8, 7])
+def test_a_row_goes_on_behind_a_traversals_end(chunks, make, options, last, monkeypatch):
+    """Traversals begin, and draw, in their turn."""
+    monkeypatch.setattr(pace, "_CHEAP", float("inf"))  # each batch is fetched by the trainer's thread
+    plain, sink = both(make, lambda: loader(9, last=last, **options), SinkStrategy(60, engine="traced"), max_epochs=2)
+    assert_parity(plain, sink)
+    assert plain.generators == sink.generators
+    # 13 traversals end within the sinks. A smaller batch is trained by itself, and so is the one behind it.
+    assert 120 - sum(chunks) < (15 if last == 8 else 45)
+
+
+class First(Net):
+    """Trains on the first of several loaders."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch["a"], batch_idx)
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size", "min_size"])
+def test_several_loaders_draw_in_their_turn(mode):
+    """The shorter one begins again, and draws, in the middle of a traversal in which steps draw."""
+
+    def loaders():
+        parts = {"a": loader(40, last=8, shuffle=True), "b": loader(7, last=8, shuffle=True)}
+        return CombinedLoader(parts, mode)
+
+    plain, sink = both(First, loaders, SinkStrategy(40, epoch="dataset", engine="traced"), max_epochs=2)
+    assert_parity(plain, sink)
+    assert plain.generators == sink.generators
+    assert not any("drew random numbers" in text for text in sink.warned)
+
+
+class Unsized(IterableDataset):
+    """Has no length."""
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(23 * 8):
+            yield torch.randn(6, generator=generator), torch.randint(3, (), generator=generator)
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+def test_data_without_a_length_begins_in_its_turn(timeout):
+    plain = once(Net, lambda: DataLoader(Unsized(), 8), length=40, max_epochs=2)
+    data = lambda: SinkDataModule.from_loaders(DataLoader(Unsized(), 8), timeout=timeout)  # noqa: E731
+    sink = once(Net, data, SinkStrategy(40, engine="traced"), max_epochs=2)
+    assert_parity(plain, sink)
+    assert plain.generators == sink.generators
+    assert not any("drew random numbers" in text for text in sink.warned)
 
 
 @pytest.mark.parametrize("options", [{"max_steps": 41}, {"log_every_n_steps": 1}, {"log_every_n_steps": 50}])
@@ -139,12 +193,13 @@ def failed(make, data, error, **options):
         trainer = L.Trainer(strategy=strategy, logger=rows, max_epochs=3, log_every_n_steps=1, **{**QUIET, **options})
         torch.manual_seed(5)
         module = make()
-        with mock.patch.multiple(pace, _WARM_UP=0, _TRIAL=3), pytest.raises(error):
+        with mock.patch.multiple(pace, _WARM_UP=0, _TRIAL=3), pytest.raises(error) as raised:
             trainer.fit(module, data())
         loop = trainer.fit_loop.epoch_loop
         schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         counts = trainer.global_step, loop._batches_that_stepped, loop.batch_progress.total.processed, schedules
-        left.append((module.state_dict(), counts, [(step, sorted(row)) for step, row in rows.rows]))
+        notes = " ".join(getattr(raised.value, "__notes__", []))
+        left.append((module.state_dict(), counts, [(step, sorted(row)) for step, row in rows.rows], notes))
     return left
 
 
@@ -177,6 +232,7 @@ def test_steps_before_one_that_fails_are_counted(chunks, schedule, at):
     assert chunks
     # Whether running statistics are updated before the error is an order of operations, the same in each step.
     assert_left_the_same(plain, sink)
+    assert f"in a compiled step, of batch {at} of epoch 0" in sink[3]
 
 
 class Counts(Quiet):

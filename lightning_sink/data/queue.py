@@ -64,7 +64,7 @@ class BatchQueue:
         self._fetches = Fetches(source, self._free, prepare, self._telemetry)
         self._supply = Supply(self._fetches, options, self._telemetry, in_step_because, say)
         self._producer, self._pace = self._supply.producer, self._supply.pace
-        self._last_take = 0.0
+        self._last_take = self._began = self._waited = 0.0
 
     def __repr__(self) -> str:
         way = "ahead" if self._pace.ahead else "in step"
@@ -96,13 +96,29 @@ class BatchQueue:
     def expect(self, batches: int) -> None:
         """A sink begins that will take at most so many batches."""
         early_preload = self._options.early_preload
+        self._began, self._waited = time.perf_counter(), self._telemetry.consumer_wait_seconds
         if not early_preload:
             self._last_take = 0.0  # what callbacks took between two sinks says nothing of the way
         fetched = self._producer.pending + len(self._early)
         self._supply.expect(_ENDLESS if early_preload else max(0, batches - fetched))
 
-    def rest(self, wait: bool = True) -> None:
-        """The sink has ended: nothing is fetched until the next one, unless `early_preload` allows it."""
+    def lost_seconds(self, ran: float) -> float:
+        """Returns the time of the present sink that batches were fetched or waited for, at most as much as no step ran.
+
+        Args:
+            ran: Time of it in which steps ran beside the trainer's thread.
+        """
+        waited = self._telemetry.consumer_wait_seconds - self._waited
+        return min(waited, max(0.0, time.perf_counter() - self._began - ran))
+
+    def rest(self, wait: bool = True, ran: float = 0.0) -> None:
+        """The sink has ended: nothing is fetched until the next one, unless `early_preload` allows it.
+
+        Args:
+            wait: Whether to wait for a fetch under way.
+            ran: As for `lost_seconds`.
+        """
+        self._telemetry.consumer_wait_seconds = self._waited + self.lost_seconds(ran)
         self._release()
         if not self._options.early_preload:
             self.pause(wait)
@@ -171,8 +187,9 @@ class BatchQueue:
         """Returns batches that come next, at most so many, with their notes; they stay in the queue.
 
         On the way in step they are fetched here and now, at most `buffer_size`: plain training would do so a few steps
-        later. That is another time, but the same batches, unless a fetch draws, as the steps before it may. An error
-        waits for its batch's turn.
+        later. That is another time, but the same batches, unless a fetch draws, as the steps before it may. A traversal
+        begins, and draws, only where all batches before it have been trained, or are being trained by steps that do not
+        draw: nothing else may run while this is asked with some of them left out. An error waits for its batch's turn.
 
         Args:
             most: How many at most.
@@ -183,18 +200,22 @@ class BatchQueue:
         most = min(most, self._options.buffer_size, self._reuse.distance - behind)
         missing = behind + most - len(self._early)
         if missing > 0 and self._failure is None:
-            self._look_further(missing)
+            self._look_further(missing, due=behind == len(self._early))
         return [(batch, note) for batch, (_, note, _) in islice(self._early, behind, behind + max(0, most))]
 
-    def _look_further(self, batches: int) -> None:
+    def _look_further(self, batches: int, due: bool) -> None:
         began = time.perf_counter()
         if self._supply.has_early():
-            with self._supply.early() as get:
-                self._look_while_there_is_room(batches, get)
+            if due and self._supply.begins_here:
+                self._look_while_there_is_room(1, self._supply.begin)
+                batches -= 1
+            if self._failure is None:
+                with self._supply.early() as get:
+                    self._look_while_there_is_room(batches, get)
         self._telemetry.consumer_wait_seconds += time.perf_counter() - began
 
     def _look_while_there_is_room(self, batches: int, get: Callable[[], Found | None]) -> None:
-        room, last = self._options.buffer_bytes, 0
+        room, last = self._options.buffer_bytes, self._early[-1][1][2] if self._early else 0
         for _ in range(batches):
             if self._producer.held_bytes + last > room:
                 break

@@ -17,7 +17,7 @@ class QueueReport:
         bytes_consumed: Bytes of tensors in the batches taken.
         batches_ahead: Batches of these that were fetched on the queue's thread while the training ran.
         fetch_seconds: Time spent in the loader, and in the transfer hooks where these run ahead.
-        consumer_wait_seconds: Time that the training stood still for a batch.
+        consumer_wait_seconds: Time in which batches were fetched or waited for, at most as much as no step ran.
         producer_wait_seconds: Time that the queue's thread had work and no room for it.
         slowest_fetch_seconds: Time of the slowest fetch.
         slowest_fetch_batch: Its number, counted from 0 over the whole training; -1 before the first.

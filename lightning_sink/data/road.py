@@ -60,7 +60,8 @@ class Road:
     def restarts_workers(self) -> bool:
         """Whether each traversal starts processes."""
         loader = self.loader
-        return self.fast is None and bool(getattr(loader, "num_workers", 0)) and not loader.persistent_workers
+        has_workers = self.fast is None and bool(getattr(loader, "num_workers", 0))
+        return has_workers and not getattr(loader, "persistent_workers", False)
 
     @property
     def skips(self) -> bool:

@@ -19,6 +19,9 @@ class Source(ABC):
     draws_nothing = False
     """Whether a fetch is known not to draw from the process's generators, unless it begins a traversal."""
 
+    restarts_midway = False
+    """Whether a fetch in the middle of a traversal may begin a part of the data again, and draw."""
+
     @abstractmethod
     def begin(self) -> None:
         """Begins the traversal that is due; called on the trainer's thread."""

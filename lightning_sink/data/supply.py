@@ -138,7 +138,23 @@ class Supply:
         if self._is_from_ahead():
             return self.producer.is_next_good
         is_quiet = source.draws_nothing or (self._watched >= _QUIET_FOR and not self._draws)
-        return is_quiet and not source.begin_due
+        return is_quiet and not source.restarts_midway
+
+    @property
+    def begins_here(self) -> bool:
+        """Whether the next batch begins a traversal, on this thread, of data that is known to bear steps beside that.
+
+        Batches that are gathered are copies, in whose memory nothing is written anew, and no process is started for
+        them, which would have a copy of everything but the thread that steps run on.
+        """
+        source = self._fetches.source
+        return source.draws_nothing and source.begin_due and not self._is_from_ahead()
+
+    def begin(self) -> Found:
+        """Returns a traversal's first batch, whose turn it is; it counts as held by the owner."""
+        found = self.next()
+        self.producer.hold(1, found[2])
+        return found
 
     @contextmanager
     def early(self) -> Iterator[Callable[[], Found | None]]:
@@ -172,7 +188,10 @@ class Supply:
     def _early_in_step(self) -> Found | None:
         if self._fetches.source.begin_due:
             return None
-        found = self._when_due()
+        try:
+            found = self._in_step(False) if self._options.timeout is None else self._demand(in_turn=False)
+        except NotYet:  # data without a length: its end is known when it is reached
+            return None
         self.producer.hold(1, found[2])
         return found
 
@@ -232,15 +251,22 @@ class Supply:
         """Has the batch fetched that nobody has begun to fetch: here, or on the thread if there is a timeout."""
         return self._in_step() if self._options.timeout is None else self._demand()
 
-    def _in_step(self) -> Found:
+    def _in_step(self, in_turn: bool = True) -> Found:
         self.producer.wanted -= 1
-        return self._fetches.fetch(True)
+        try:
+            return self._fetches.fetch(in_turn)
+        except NotYet:
+            self.producer.wanted += 1
+            raise
 
-    def _demand(self) -> Found:
+    def _demand(self, in_turn: bool = True) -> Found:
         """Lets the thread fetch one batch while the training waits for it."""
         self._fetches.begin()
-        self.producer.demand(self._ahead)
-        return _value(self._get())
+        self.producer.demand(self._ahead, watch=not in_turn)
+        item = self._get()
+        if isinstance(item.error, NotYet):
+            self.producer.wanted += 1
+        return _value(item)
 
     def _get(self) -> Item:
         item = self.producer.get(self._options.timeout)

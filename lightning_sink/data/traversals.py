@@ -124,7 +124,16 @@ class Traversals:
         return f"batch {self.batch} of traversal {self.traversal}"
 
     def begin(self) -> None:
-        """Begins the next traversal."""
+        """Begins the next traversal; one that fails to begin is begun anew."""
+        before = self.traversal, self._resumed
+        self._iterator = None
+        try:
+            self._begin_next()
+        except BaseException:
+            (self.traversal, self._resumed), self._iterator = before, None
+            raise
+
+    def _begin_next(self) -> None:
         saved, self._resumed = self._resumed, None
         self.resumed_at, self.doubt = look_at(saved, self.roads) if saved is not None else (0, "")
         follows, began = self.traversal >= 0, time.perf_counter()
@@ -180,7 +189,7 @@ class Traversals:
             if not self.endless:
                 raise
             if self.batch == 0:
-                raise EmptyDatasetError(_EMPTY) from None
+                raise EmptyDatasetError(_ONCE.format(self.traversal) if self.traversal else _EMPTY) from None
             self._ended = True
             return self.next()
         self.batch += 1
@@ -207,6 +216,11 @@ class _Again(Draws):
     def saved(self) -> dict[str, Any]:
         return self._saved
 
+
+_ONCE = (
+    "The training data gave no batch in traversal {}, and did before: an iterator or a generator cannot be iterated"
+    " again. Give something that begins anew, a loader or an object whose `__iter__` is the generator function."
+)
 
 _EMPTY = (
     "The training data gave no batch: a traversal of the loader ended before its first one. Sinks need at least one"

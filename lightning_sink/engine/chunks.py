@@ -15,6 +15,10 @@ from lightning_sink.engine.step import Sink, Step
 _SECONDS = 0.05
 """What one call should take at most. Ctrl-C, SIGTERM and `max_time` take effect between two calls."""
 
+_FIRST = 8
+"""Steps at most in a call that nothing runs beside. The next ones are prepared beside it; an MLP's sink of 1,000 steps
+with 20 traversals of a DataLoader takes 47 ms so, and 59 where the first call has 16 (`buffer_size`)."""
+
 _MOST = 1024
 """Steps in a call at most: what a call costs by itself is nothing to that many."""
 
@@ -75,6 +79,7 @@ class Call:
             return
         self._runs = False
         repeated = self._row.wait()
+        self._sink.ran_seconds += repeated.seconds
         self.done, self.outputs, self.error = repeated.done, repeated.outputs, repeated.error
         if self.done < len(self.steps):
             self._sink.pass_again(self.done, self._program.note)
@@ -84,9 +89,15 @@ class Call:
             self.losses, self.logged = (kept[0], kept[1:]) if has_loss else (None, kept)
 
 
-def most(program: Program) -> int:
-    """Returns how many steps of a program may go into the next call."""
-    return max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9))))
+def most(program: Program, first: bool = False) -> int:
+    """Returns how many steps of a program may go into the next call.
+
+    Args:
+        program: The program.
+        first: Whether nothing runs while the call is prepared.
+    """
+    count = max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9))))
+    return min(count, _FIRST) if first and program.function.overlaps else count
 
 
 def has_numbers(sink: Sink, program: Program) -> bool:

@@ -27,7 +27,7 @@ def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
     """Returns the user's functions that are alive now and have one of these codes."""
     found = gc.get_referrers(*codes) if codes else []
     functions = [item for item in found if isinstance(item, FunctionType)]
-    return [function for function in functions if _is_users(function.__module__ or "")]
+    return [function for function in functions if is_users(function.__module__ or "")]
 
 
 def outside_state(
@@ -47,15 +47,21 @@ def outside_state(
         for name, value in _variables(function):
             if isinstance(value, nn.Module):
                 found: Hashable = None if value in known else _module(value)
+            elif isinstance(value, type):
+                found = tuple(class_state(value).items())
             else:
-                found = (
-                    tuple(class_state(value).items())
-                    if isinstance(value, type)
-                    else fingerprint(value, known=identities)
-                )
+                found = fingerprint(value, known=identities), tuple(classes_of(value).items())
             key = f"{name} in {function.__qualname__}"
             state[key] = (*state.get(key, ()), found)
     return dict(state)
+
+
+def classes_of(value: Any) -> dict[str, Hashable]:
+    """Returns a fingerprint of what the user's classes of an object hold, for everything that has one."""
+    if not is_users(type(value).__module__):
+        return {}
+    bases = (base for base in type(value).__mro__ if is_users(base.__module__))
+    return {name: held for base in bases for name, held in class_state(base).items()}
 
 
 def _module(module: nn.Module) -> Hashable:
@@ -79,7 +85,7 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
         if value is None and name in sys.modules:
             value = sys.modules[name]  # imported in the function
         if isinstance(value, ModuleType):
-            held = vars(value) if _is_users(value.__name__) else {}
+            held = vars(value) if is_users(value.__name__) else {}
             yield from ((f"{name}.{key}", held[key]) for key in names if key in held)
         elif isinstance(value, (FunctionType, BuiltinFunctionType)):
             yield name, Same(value)
@@ -101,6 +107,7 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _is_users(module: str) -> bool:
+def is_users(module: str) -> bool:
+    """Tells whether a module is neither of this stack's libraries nor of Python's own."""
     root = module.partition(".")[0]
     return not is_library(module) and (root == "__main__" or root not in sys.stdlib_module_names)

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.chunks import Call, has_numbers, most, pass_through
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.failures import note_step, with_type
 from lightning_sink.engine.granted import Glance, Granted
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.kernels import index_error
 from lightning_sink.engine.loop import Compiler
 from lightning_sink.engine.maker import ProgramMaker
 from lightning_sink.engine.program import Program
@@ -114,6 +114,7 @@ class CompiledEngine(Engine):
             for step in sink.steps():
                 if self._error is not None:  # of this step, when it was run ahead: now is its turn
                     error, self._error = self._error, None
+                    note_step(error, sink.place())
                     raise error
                 if not begun:  # not before callbacks have seen the first batch, and changed what they change
                     begun = True
@@ -172,8 +173,10 @@ class CompiledEngine(Engine):
         began = time.perf_counter()
         try:
             outputs = program(arguments)
-        except RuntimeError as error:
-            if (named := index_error(str(error))) is None:
+        except Exception as error:
+            named = with_type(error)
+            note_step(named, sink.place())
+            if named is error:
                 raise
             raise named from error
         program.seconds = time.perf_counter() - began
@@ -191,7 +194,7 @@ class CompiledEngine(Engine):
 
     def _run_ahead(self, sink: Sink, step: Step, program: Program) -> None:
         """Runs, many in one call, the steps that come next and need nothing but the program."""
-        call = self._prepare(sink, step, program)
+        call = self._prepare(sink, step, program, most(program, first=True))
         try:
             if call is not None:
                 call.launch()
@@ -200,8 +203,8 @@ class CompiledEngine(Engine):
         finally:
             program.function.rest()
 
-    def _prepare(self, sink: Sink, step: Step, program: Program, behind: int = 0) -> Call | None:
-        chunk = sink.ahead(step, program.note, most(program), behind)
+    def _prepare(self, sink: Sink, step: Step, program: Program, steps: int, behind: int = 0) -> Call | None:
+        chunk = sink.ahead(step, program.note, steps, behind)
         if not chunk or not program.takes([item.leaves for item in chunk]):
             return None
         numbers = pass_through(sink, program, self._hyper, len(chunk))
@@ -219,7 +222,7 @@ class CompiledEngine(Engine):
         following = None
         try:
             if program.function.overlaps and call.is_whole and not has_numbers(sink, program):
-                following = self._prepare(sink, step, program, behind=len(call.steps))
+                following = self._prepare(sink, step, program, most(program), behind=len(call.steps))
                 if following is not None:
                     following.launch()
         except BaseException:
@@ -231,7 +234,7 @@ class CompiledEngine(Engine):
         if not call.is_whole or call.done < len(call.steps):
             return None  # the next step needs another program, or is the one that failed
         if following is None:
-            following = self._prepare(sink, step, program)
+            following = self._prepare(sink, step, program, most(program))
             if following is not None:
                 following.launch()
         return following

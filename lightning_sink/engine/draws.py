@@ -35,10 +35,11 @@ def hoist_draws(graph: fx.Graph) -> list[Callable[[], Tensor]]:
             raise ValueError(f"the order of its random draws cannot be kept ({names})")
         return []
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    for number, node in enumerate(nodes):
-        with graph.inserting_before(first):
-            placeholder = graph.placeholder(f"draw_{number}")
+    with graph.inserting_before(first):
+        placeholders = [graph.placeholder(f"draw_{number}") for number in range(len(nodes))]
+    for node, placeholder in zip(nodes, placeholders, strict=True):
         filled = node.args[0] if schema_name(node.target).endswith("_") else None
+        placeholder.meta["layout"] = (filled or node).meta["layout"]
         node.replace_all_uses_with(placeholder)
         graph.erase_node(node)
         if filled is not None:

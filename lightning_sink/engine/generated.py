@@ -172,6 +172,9 @@ _ENTRY = "void inductor_entry_impl("
 _END = "} // inductor_entry_impl"
 _UNLOCKS = re.compile(r"py::gil_scoped_release(_simple)? release;")
 _TAKES = re.compile(r"steal_from_raw_handles_to_raii_handles\(input_handles, (\d+)\)")
+_UNCHECKED = re.compile(r"^(\s*)(aoti_torch_cpu_\w+\(.*\));$", re.MULTILINE)
+"""A call of an operation whose error is dropped: those of scattering (torch 2.13)."""
+
 _CALLED = re.compile(r"([\w:]+)\(")
 
 
@@ -191,6 +194,7 @@ def _with_source(source: str, calls: Iterable[str]) -> Iterator[None]:
         takes = _TAKES.findall(main_code)
         if main_code.count(_ENTRY) == main_code.count(_END) == len(_UNLOCKS.findall(main_code)) == len(takes) == 1:
             main_code = _UNLOCKS.sub("lightning_sink::Unlocked release;", main_code)
+            main_code = _UNCHECKED.sub(r"\1AOTI_TORCH_ERROR_CODE_CHECK(\2);", main_code)
             for name in calls:
                 main_code = main_code.replace(f"aoti_torch_cpu_{name}(", f"lightning_sink::{name}(")
             bare = _bare_step(main_code, calls)

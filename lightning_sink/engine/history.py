@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import reduce
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ class _Column:
     def __init__(self) -> None:
         self.parts: list[Tensor | int] = []
         self.size = 0
+        self._most = _MOST_PARTS
 
     def add(self, value: Tensor | int, first: int, steps: int) -> None:
         """Takes the values of `steps` steps from the `first` on; replaces what they gave before."""
@@ -26,8 +29,10 @@ class _Column:
         elif self.size < first:
             self.parts.append(first - self.size)
         # The last one may still be replaced.
-        if len(self.parts) >= _MOST_PARTS and all(isinstance(part, Tensor) for part in self.parts):
-            self.parts = [_join(self.parts)]
+        if len(self.parts) >= self._most:
+            runs = groupby(self.parts, lambda part: isinstance(part, Tensor))
+            self.parts = [part for joins, run in runs for part in ([_join(list(run))] if joins else run)]
+            self._most = max(_MOST_PARTS, 2 * len(self.parts))
         self.parts.append(value)
         self.size = first + steps
 
@@ -36,13 +41,22 @@ class _Column:
         parts = [*self.parts, steps - self.size] if self.size < steps else self.parts
         return _join(parts).cpu() if parts else torch.full((0,), math.nan)
 
+    def given(self, steps: int) -> Tensor:
+        """Returns which of all steps gave a value, as booleans."""
+        given, first = torch.zeros(steps, dtype=torch.bool), 0
+        for part in self.parts:
+            number = part.numel() if isinstance(part, Tensor) else part
+            given[first : first + number] = isinstance(part, Tensor)
+            first += number
+        return given
+
 
 def _join(parts: list[Tensor | int]) -> Tensor:
-    """Returns parts of a column as one tensor of shape `[n]`, in the type of the first value."""
+    """Returns parts of a column as one tensor of shape `[n]`, in a type that holds all of them."""
     present = [part for part in parts if isinstance(part, Tensor)]
     if not present:
         return torch.full((sum(part for part in parts if isinstance(part, int)),), math.nan)
-    dtype, device = present[0].dtype, present[0].device
+    dtype, device = reduce(torch.promote_types, {part.dtype for part in present}), present[0].device
     if len(present) < len(parts) and not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
     absent = math.nan if dtype.is_floating_point else 0
@@ -62,25 +76,48 @@ class History:
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {"loss": _Column()}
         self._steps = 0
+        self._tensors: dict[str, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return self._steps
 
     def add(self, loss: Tensor | None, named: Iterable[tuple[str, Tensor]], steps: int = 1) -> None:
         """Takes the values of one step, or of several in a row.
 
         Args:
-            loss: The loss, a tensor with one element for each step; None for steps that gave none.
+            loss: The loss, a tensor with one element for each step; None, or one with more of them, for steps that gave
+                no such loss.
             named: Other values, by name, likewise. A value named "loss" gives way to the step's loss.
             steps: How many steps.
         """
-        first = self._steps
-        self._columns["loss"].add(steps if loss is None else loss, first, steps)
+        if loss is not None and loss.numel() != steps:
+            loss = None
+        self._columns["loss"].add(steps if loss is None else loss, self._steps, steps)
+        self._steps += steps
+        self.note(named, steps)
+
+    def note(self, named: Iterable[tuple[str, Tensor]], steps: int = 1) -> None:
+        """Takes further values of the last step, or of the last ones."""
+        self._tensors = None
         for name, value in named:
             if name != "loss":
                 column = self._columns.get(name)
                 if column is None:
                     column = self._columns[name] = _Column()
-                column.add(value, first, steps)
-        self._steps += steps
+                column.add(value, self._steps - steps, steps)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns name to a tensor of shape `[n]`, on the CPU; NaN at steps that gave no value of that name."""
-        return {name: column.tensor(self._steps) for name, column in self._columns.items()}
+        if self._tensors is None:
+            self._tensors = {name: column.tensor(self._steps) for name, column in self._columns.items()}
+        return self._tensors
+
+    def invalid_from(self) -> tuple[int, ...]:
+        """Returns the steps, counted from 0, at which the loss became NaN or infinite."""
+        losses = self.tensors()["loss"]
+        if losses.is_floating_point() and not losses.isfinite().all():
+            steps = self._columns["loss"].given(self._steps).nonzero().flatten()
+            invalid = ~losses[steps].isfinite()
+            begins = invalid & ~torch.cat([invalid.new_zeros(1), invalid[:-1]])
+            return tuple(steps[begins].tolist())
+        return ()

@@ -14,6 +14,7 @@ from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.generated import compile_graph, find_compiler
 from lightning_sink.engine.loop import CompiledStep, Compiler, NativeStep
 from lightning_sink.engine.recording import Recording
+from lightning_sink.engine.value_checks import keep_value_checks
 
 _ONE_THREAD = 1 << 15
 """Elements of the largest tensor up to which a step is compiled for, and run on, one thread.
@@ -50,6 +51,7 @@ def compile_inductor(recording: Recording) -> CompiledStep:
         options["layout_optimization"] = False
     inputs = [tensor.detach() for tensor in recording.inputs]
     draws = hoist_draws(recording.graph)
+    keep_value_checks(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
         source = "".join(file.read_text() for file in _SOURCES).replace("@ONE_THREAD@", str(small).lower())

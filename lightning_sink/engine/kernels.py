@@ -1,8 +1,8 @@
 """Kernels that Inductor generates for several threads, made to hand out their errors.
 
-Such a kernel checks indices inside of a parallel region of OpenMP, which no exception may leave: the process would end.
-So each loop and single part of the region catches what is thrown in it (`caught.cpp`), and the kernel throws it again
-where the region has ended. Other iterations go on; the step has failed all the same.
+Such a kernel checks indices and values inside of a parallel region of OpenMP, which no exception may leave: the process
+would end. So each loop and single part of the region catches what is thrown in it (`caught.cpp`), and the kernel throws
+it again where the region has ended. Other iterations go on; the step has failed all the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _COLLAPSE = re.compile(r"collapse\((\d+)\)")
 _LOOP = re.compile(r"\s*for\s*\(")
 _BLOCK = re.compile(r"\s*\{")
 
-_OUT_OF_BOUNDS = "index out of bounds"
+_THROWS = ("_CHECK(", "throw ")
 
 
 def hand_out_errors(code: str) -> str:
@@ -23,19 +23,10 @@ def hand_out_errors(code: str) -> str:
     for kernel in reversed(list(_KERNEL.finditer(code))):
         begin, end = kernel.end(), _closing(code, kernel.end() - 1)
         body = code[begin:end]
-        if "#pragma omp" in body and "_CHECK(" in body:
+        if "#pragma omp" in body and any(word in body for word in _THROWS):
             caught = f"\n    lightning_sink::Caught caught;{_with_parts_caught(body)}    caught.rethrow();\n"
             code = code[:begin] + caught + code[end:]
     return code
-
-
-def index_error(message: str) -> IndexError | None:
-    """Returns what plain training raises where a compiled step's error is a wrong index; None where it is another."""
-    _, found, condition = message.partition(_OUT_OF_BOUNDS)
-    if not found:
-        return None
-    text = f"{found}{condition} in a compiled step, which may have changed weights or buffers before. The eager engine"
-    return IndexError(f'{text} names the line: `SinkStrategy(engine="eager")`.')
 
 
 def _with_parts_caught(body: str) -> str:

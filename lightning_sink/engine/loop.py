@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sink.engine.failures import error_of
 from lightning_sink.engine.generated import NativeLoop
-from lightning_sink.engine.kernels import index_error
 from lightning_sink.engine.recording import Recording
 
 Outputs = tuple[Tensor, ...]
@@ -29,7 +29,8 @@ class Repeated:
     Attributes:
         done: How many were run.
         outputs: What the last of them gave.
-        kept: A tensor with one value for each of them, for each output of which every step's is wanted.
+        kept: For each output of which every step's is wanted, these in one tensor: `[steps]` of one element each,
+            `[steps, ...]` of others.
         seconds: What they took.
         error: What the step behind them raised; None where all were run.
     """
@@ -41,6 +42,14 @@ class Repeated:
     error: Exception | None = None
 
 
+Layout = tuple[torch.dtype, tuple[int, ...]]
+"""The type and the shape of an output, as it is kept of each step; it lies in one piece."""
+
+
+def _shape(output: Tensor) -> tuple[int, ...]:
+    return () if output.numel() == 1 else tuple(output.shape)
+
+
 class Row:
     """Steps in a row that differ in some of their inputs.
 
@@ -49,7 +58,7 @@ class Row:
         fixed: The inputs that are the same for each step; None for those that are not.
         positions: Which are not.
         rows: Those inputs, for each step.
-        kept: Outputs of one element each, of which every step's is wanted.
+        kept: Outputs of which every step's is wanted.
     """
 
     def __init__(
@@ -78,7 +87,7 @@ class Row:
                 break
             done += 1
             for column, index in zip(columns, self._kept, strict=True):
-                column.append(outputs[index].reshape(()).clone())
+                column.append(outputs[index].reshape(_shape(outputs[index])).clone())
         kept = [torch.stack(column) for column in columns] if done else []
         self._result = Repeated(done, outputs, kept, time.perf_counter() - began, error)
 
@@ -108,18 +117,18 @@ class NativeRow(Row):
         inputs: list[Tensor | None],
         varying: list[Tensor],
         positions: list[int],
-        kept: dict[int, tuple[torch.dtype, int]],
+        kept: dict[int, Layout],
         steps: int,
         *,
         one_thread: bool,
         beside: bool,
     ) -> None:
         self._loop, self._one_thread, self._beside = loop, one_thread, beside
-        self._columns = [torch.empty(steps, dtype=dtype) for dtype, _ in kept.values()]
+        self._columns = [torch.empty((steps, *shape), dtype=dtype) for dtype, shape in kept.values()]
         places = [
             number
-            for (index, (_, size)), column in zip(kept.items(), self._columns, strict=True)
-            for number in (index, column.data_ptr(), size)
+            for index, column in zip(kept, self._columns, strict=True)
+            for number in (index, column.data_ptr(), column[0].nbytes)
         ]
         self._run = loop.prepare(inputs, varying, positions, places, steps)
 
@@ -135,7 +144,7 @@ class NativeRow(Row):
     def wait(self) -> Repeated:
         """Waits for their end; returns what became of them."""
         done, outputs, seconds, message = self._loop.wait(self._run)
-        error = None if message is None else index_error(message) or RuntimeError(message)
+        error = None if message is None else error_of(message)
         return Repeated(done, outputs, [column[:done] for column in self._columns], seconds, error)
 
 
@@ -208,13 +217,13 @@ class NativeStep(CompiledStep):
     ) -> None:
         super().__init__(function, draws, **options)
         self._loop = loop
-        self._layouts: dict[int, tuple[torch.dtype, int]] = {}
+        self._layouts: dict[int, Layout] = {}
 
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step."""
         outputs = super().__call__(*inputs)
         if not self._layouts:
-            self._layouts = {i: (t.dtype, t.element_size()) for i, t in enumerate(outputs) if t.numel() == 1}
+            self._layouts = {i: (t.dtype, _shape(t)) for i, t in enumerate(outputs) if t.is_contiguous()}
         return outputs
 
     @property

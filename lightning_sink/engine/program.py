@@ -150,7 +150,7 @@ class Program:
 
     def may_repeat(self, outputs: tuple[Tensor, ...]) -> bool:
         """Tells whether steps may be run in a row, right behind one that gave these outputs."""
-        return self._repeats and all(outputs[index].numel() == 1 for index in self._kept)
+        return self._repeats and all(outputs[index].is_contiguous() for index in self._kept)
 
     def takes(self, batches: list[list[Tensor]]) -> bool:
         """Tells whether leaves that were the same in the recorded steps are so in these batches."""

@@ -128,9 +128,16 @@ class Sink(ABC):
     disturbed: bool = False
     """Whether code of the user's runs between its steps, which may change what programs take for granted."""
 
+    ran_seconds: float = 0.0
+    """Time in which steps ran in a row, counted by the engine: the owner may have fetched batches meanwhile."""
+
     @abstractmethod
     def steps(self) -> Iterator[Step]:
         """Yields each step when it is about to run; ends with the sink."""
+
+    @abstractmethod
+    def place(self) -> str:
+        """Names the step that was yielded last, for an error in it: "batch 3 of epoch 0"."""
 
     @abstractmethod
     def run(self, step: Step, tape: Tape) -> Result:

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.tuner.lr_finder import _LRCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from lightning_sink.data.held import holds_training
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Limits
-from lightning_sink.trainer.held import holds_training
 
 
 def limits(trainer: Trainer, sink_size: int) -> Limits:
@@ -114,9 +114,15 @@ def in_step_reason(trainer: Any, loaders: Iterable[Any] = ()) -> str:
     if is_overridden("on_train_batch_start", trainer.lightning_module):
         return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
     # Workers have copies of their own, which no step changes.
-    if holds_training((loader for loader in loaders if not getattr(loader, "num_workers", 0)), trainer):
+    own = (loader for loader in loaders if not getattr(loader, "num_workers", 0))
+    if holds_training(own, trainer.lightning_module, [trainer], _leads_back):
         return "a dataset, sampler or `collate_fn` holds the module, whose weights each step changes"
     return ""
+
+
+def _leads_back(item: Any) -> tuple[str, ...]:
+    """Lightning gives each datamodule its trainer; that alone does not count."""
+    return ("trainer",) if isinstance(item, LightningDataModule) else ()
 
 
 def eager_reason(trainer: Trainer) -> Hazard | None:

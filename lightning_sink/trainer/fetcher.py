@@ -47,6 +47,11 @@ class LoaderBatches(Source):
         """Whether every loader is known to give its batches without a draw."""
         return all(road.draws_nothing for road in self.loaders.traversals.roads)
 
+    @property
+    def restarts_midway(self) -> bool:  # type: ignore[override]
+        """Whether the shorter of several loaders are begun again."""
+        return self.loaders.cycles
+
     def begin(self) -> None:
         """Begins it."""
         self.loaders.traversals.begin()

@@ -78,6 +78,11 @@ class TrainingLoaders(CombinedLoader):
         adopted.taken = adopted.taken_before = None
         return adopted
 
+    @property
+    def cycles(self) -> bool:
+        """Whether there are several loaders, of which the shorter are begun again, and draw, until the longest ends."""
+        return self._mode == "max_size_cycle" and len(self.traversals.roads) > 1
+
     def __repr__(self) -> str:
         return f"TrainingLoaders({self._roads or self.iterables}, {self.traversals!r})"
 

@@ -40,6 +40,7 @@ class LoopSink(TrainerSink):
             room = min(room, self._selects - 1 - number % self._selects)
         if room < 1:
             return []
+        self.progress.tell()
         steps: list[Step] = []
         self._interrupt.held = False
         try:
@@ -84,5 +85,6 @@ class LoopSink(TrainerSink):
         self._index += count
         self._logs.add_chunk(note.calls, logged, range(number, number + count), self._selects)
         self.history.add(loss, [(entry.name, value) for entry, value in zip(note.calls, logged, strict=True)], count)
+        self.progress.trained(steps[-1], count)
         self._result, self._trained = result, steps[-1]
         self._batch.take(steps[-1].batch)

@@ -26,13 +26,13 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.traversals import Place
 from lightning_sink.engine.holders import Seen
+from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import user_line
 from lightning_sink.errors import EmptyDatasetError, warn_at
 from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
 from lightning_sink.trainer.fetcher import LoaderBatches, SinkFetcher
-from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.loaders import LoaderSource, TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
 
@@ -68,8 +68,11 @@ class SinkOwner(Protocol):
     def engine(self) -> Engine:
         """What runs the steps."""
 
-    def finish_sink(self, sink: LoopSink) -> None:
-        """Takes note of a sink that has ended."""
+    def begin_sink(self, sink: LoopSink) -> None:
+        """Takes note of a sink that begins."""
+
+    def finish_sink(self) -> None:
+        """Takes note that it has ended."""
 
 
 def take_over(trainer: Trainer, strategy: SinkOwner) -> None:
@@ -234,15 +237,16 @@ class SinkEpochLoop(_TrainingEpochLoop):
                 demands.eager_reason(trainer),
                 interrupt,
             )
+            strategy.begin_sink(sink)
             try:
                 strategy.engine.run(sink)
             finally:
                 sink.close()
-                strategy.finish_sink(sink)
+                strategy.finish_sink()
                 # A fetch may take long; at the end of the training nobody wants it.
                 interrupt.held = False
                 ends = interrupt.requested or interrupt.raised or trainer.should_stop or sys.exc_info()[0]
-                data_fetcher.queue.rest(wait=not ends)
+                data_fetcher.queue.rest(wait=not ends, ran=sink.ran_seconds)
         if sink.exhausted and self.batch_progress.total.ready == 0:
             raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")
         if sink.exhausted or sink.skip_epoch:

@@ -22,15 +22,16 @@ from torch import Tensor
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.engine.history import History
+from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import counts_steps
-from lightning_sink.trainer.interrupt import DeferredInterrupt
 from lightning_sink.trainer.logging import LogBuffer, Logged, numbers_in, split_late
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.plain_step import PlainStep
+from lightning_sink.trainer.progress import SinkProgress
 from lightning_sink.trainer.schedules import step_schedulers, steps_by_users_code
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
 
@@ -65,6 +66,7 @@ class TrainerSink(Sink):
         self._trainer = loop.trainer
         self._module = self._trainer.lightning_module
         self._fetcher = fetcher
+        self.progress = SinkProgress(self, loop, fetcher.queue, self.history)
         self._length = length
         self._deadline = deadline
         self._interrupt = interrupt
@@ -108,6 +110,7 @@ class TrainerSink(Sink):
                 or trainer.should_stop
                 or time.monotonic() >= self._deadline
             )
+            self.progress.tell()
             self._batch.take(raw)
             inner = not self._first and not self._last and self._transfer.is_identity(raw)
             batch = raw if inner else self._batch.get()
@@ -155,7 +158,12 @@ class TrainerSink(Sink):
 
     def close(self) -> None:
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
+        self.progress.end()
         self._logs.deliver()
+
+    def place(self) -> str:
+        """Names the present batch, for an error."""
+        return f"batch {self._loop.batch_idx} of epoch {self._trainer.current_epoch}"
 
     def _kind(self) -> tuple[bool, bool, Hashable]:
         if self._kind_of_all is not None and not self.disturbed:
@@ -193,6 +201,9 @@ class TrainerSink(Sink):
         self._result = lambda: result
         cleared, made = (now - then for now, then in zip(self._counters.optimization, counted, strict=True))
         self._last = self._last or trainer.should_stop or self._is_due(made)
+        noted = len(plain.log.calls)
+        self.history.add(loss, numbers_in(plain.log.calls, plain.log.values))
+        self.progress.trained(step)
         if self._last:
             self._hooks.end(output, batch, batch_idx)
         elif self._hooks.shows:
@@ -207,7 +218,7 @@ class TrainerSink(Sink):
         for hazard in log.hazards:
             tape.hazard(hazard)
         self._completed()
-        self.history.add(loss, numbers_in(log.calls, log.values))
+        self.history.note(numbers_in(log.calls[noted:], log.values[noted:]))
         result.logged = log.computed
         result.note = Note(tuple(log.calls), tuple(log.metrics.calls), cleared, made)
         return result
@@ -242,6 +253,7 @@ class TrainerSink(Sink):
             if calls or selected:
                 self._logs.add(calls, values, number, selected)
         self.history.add(loss, numbers_in(calls, values) if calls else [])
+        self.progress.trained(step)
         self._result = result
         if not self._last:
             self._counters.completed()
@@ -280,6 +292,7 @@ class TrainerSink(Sink):
         loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         self._logs.deliver()
         self._processed()
+        self.history.add(None, [])
         if self._last:
             self._hooks.end(None, None, loop.batch_idx)
         call._call_lightning_module_hook(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)

@@ -461,3 +461,28 @@ def test_on_the_same_device_nothing_is_copied():
     same(list(fast), list(DataLoader(tensors(6), 2)))
     assert not fast.cache._copies
     assert len(fast) == 3
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        torch.randn(400, 300),
+        torch.randn(400, 600)[:, ::2],
+        torch.randn(400, 3, 16, 16).to(memory_format=torch.channels_last),
+        torch.randn(300, 400).t(),
+        torch.arange(400),
+        torch.randn(400, 50_000)[:, :40_000],  # a row is more than is read at a time
+    ],
+    ids=["rows", "every second", "channels last", "transposed", "labels", "long"],
+)
+def test_columns_that_are_read_piece_by_piece(column):
+    """More numbers than one thread of torch's reads by itself; the batches lie in memory as the loader's do."""
+    loader = DataLoader(TensorDataset(column, torch.arange(400)), batch_size=30, shuffle=True)
+    torch.manual_seed(3)
+    expected = list(loader)
+    torch.manual_seed(3)
+    found = list(gathered(loader, lambda: 1000))
+    for (x, y), (gathered_x, gathered_y) in zip(expected, found, strict=True):
+        assert torch.equal(x, gathered_x)
+        assert x.stride() == gathered_x.stride()
+        assert torch.equal(y, gathered_y)

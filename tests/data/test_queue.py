@@ -413,15 +413,75 @@ def test_in_step_there_is_no_thread(make):
 def test_no_thread_is_left_where_batches_are_fetched_in_step_again(make):
     # Beside another thread that has computed, even an idle one, a step of several threads takes up to twice as long.
     before, pace = threading.active_count(), FakePace(True)
-    queue = make(Numbers((20,)), pace)
-    queue.expect(20)
+    queue = make(Numbers((40,)), pace)
+    queue.expect(40)
     assert notes(queue, 5) == list(range(5))
     assert threading.active_count() == before + 1
     pace.ahead = False
-    assert notes(queue, 13) == list(range(5, 18))
+    assert notes(queue, 30) == list(range(5, 35))  # more than can have been fetched ahead
     assert threading.active_count() == before
     pace.ahead = True
-    assert notes(queue, 2) == [18, 19]
+    assert notes(queue, 5) == list(range(35, 40))
+
+
+def quiet(lengths, **attributes):
+    """Numbers of which none draws."""
+    source = Numbers(lengths)
+    source.draws_nothing = True
+    vars(source).update(attributes)
+    return source
+
+
+def seen(queue, most, behind=0):
+    return [note for _, note in queue.look_ahead(most, behind)]
+
+
+def test_looked_at_early_a_traversal_begins_when_all_before_it_are_in_training(make):
+    source = quiet((10, 3, 3))
+    queue = make(source, FakePace(False))
+    queue.expect(16)
+    assert notes(queue, 8) == [*range(8)]
+    assert seen(queue, 5) == [8, 9]
+    assert seen(queue, 5, behind=1) == [9]
+    assert source.traversal == 0
+    assert seen(queue, 5, behind=2) == [10, 11, 12]
+    assert source.traversal == 1
+    assert notes(queue, 5) == [8, 9, 10, 11, 12]
+    assert seen(queue, 5) == [13, 14, 15]  # all before it have been trained
+    assert notes(queue, 3) == [13, 14, 15]
+
+
+def test_looked_at_early_no_traversal_begins_of_which_nothing_is_known(make):
+    source = Numbers((10, 3))  # it might write to the memory of batches in training, or start processes
+    queue = make(source, FakePace(False))
+    queue.expect(13)
+    assert notes(queue, 9) == [*range(9)]
+    assert seen(queue, 5) == [9]
+    assert seen(queue, 5, behind=1) == []
+    assert source.traversal == 0
+    assert notes(queue, 4) == [9, 10, 11, 12]
+
+
+def test_nothing_is_looked_at_early_where_a_fetch_may_begin_a_part_again(make):
+    queue = make(quiet((10, 3), restarts_midway=True), FakePace(False))
+    queue.expect(13)
+    assert notes(queue, 9) == [*range(9)]
+    assert seen(queue, 5) == []
+    assert notes(queue, 4) == [9, 10, 11, 12]
+
+
+def test_a_traversal_that_fails_to_begin_early_fails_in_its_turn(make):
+    source = quiet((2, 2))
+    queue = make(source, FakePace(False))
+    queue.expect(4)
+    assert notes(queue, 1) == [0]
+    assert seen(queue, 1) == [1]
+    source.begin = mock.Mock(side_effect=ZeroDivisionError("here"))
+    assert seen(queue, 5, behind=1) == []
+    assert notes(queue, 1) == [1]
+    with pytest.raises(ZeroDivisionError, match="here"):
+        queue.take()
+    assert source.begin.call_count == 1
 
 
 def test_ahead_the_thread_fetches_all_but_the_first_of_each_traversal(make):

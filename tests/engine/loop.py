@@ -15,9 +15,13 @@ from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.engine.compiled import CompiledEngine
+from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.eager import EagerEngine
+from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.inductor import compile_traced
-from lightning_sink.engine.slots import Parts
+from lightning_sink.engine.record import Recorder
+from lightning_sink.engine.recording import Recording
+from lightning_sink.engine.slots import Parts, Snapshot
 from lightning_sink.engine.step import Engine, Result, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 
@@ -79,6 +83,9 @@ class LoopSink(Sink):
     def _step(self, batch: Batch) -> Step:
         leaves, signature = flatten(batch)
         return Step(batch, leaves, signature, "step", clears=self._training.set_to_none is True)
+
+    def place(self) -> str:
+        return f"batch {self._training.index}"
 
     def run(self, step: Step, tape: Tape) -> Result:
         training = self._training
@@ -235,3 +242,20 @@ def assert_same(plain: Outcome, sink: Outcome, tolerance: float = 1e-4) -> None:
         # A gradient that is nothing but rounding (of a bias in front of a normalization) has no scale of its own.
         allowed = tolerance * scale + (1e-6 * largest if "gradient" in name else 0.0) + 1e-9
         assert gap <= allowed, (name, gap, scale)
+
+
+def with_layouts(recording: Recording) -> Recording:
+    """Notes what the inputs of a graph written by hand look like, as a recorder does."""
+    placeholders = (node for node in recording.graph.nodes if node.op == "placeholder")
+    for node, tensor in zip(placeholders, recording.inputs, strict=True):
+        node.meta["layout"] = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+    return recording
+
+
+def record(step: Callable[..., Tensor], *leaves: Tensor) -> Recording:
+    """Records a function of tensors."""
+    module = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module), [optimizer]), {}, leaves)
+    output = recorder.span(lambda: step(*leaves), lambda: None)
+    return recorder.finish([output])

@@ -1,13 +1,15 @@
 """How many steps go into one call follows from the time of a step."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from lightning_sink.engine.chunks import most
 
 
 class Program:
-    def __init__(self, seconds):
-        self.seconds = seconds
+    def __init__(self, seconds, overlaps=False):
+        self.seconds, self.function = seconds, SimpleNamespace(overlaps=overlaps)
 
 
 @pytest.mark.parametrize(
@@ -15,3 +17,9 @@ class Program:
 )
 def test_a_call_takes_a_twentieth_of_a_second_at_most(seconds, expected):
     assert most(Program(seconds)) in (expected, expected - 1)
+
+
+def test_a_first_call_is_short_where_the_next_ones_are_prepared_beside_it():
+    assert most(Program(1e-6, overlaps=True), first=True) == 8
+    assert most(Program(1e-6, overlaps=True)) == most(Program(1e-6), first=True) == 1024
+    assert most(Program(40e-3, overlaps=True), first=True) == 1

@@ -2,22 +2,11 @@
 
 import pytest
 import torch
+from loop import record
 from torch import nn
 
-from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.draws import hoist_draws
-from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.inductor import graph_module
-from lightning_sink.engine.record import Recorder
-from lightning_sink.engine.slots import Parts, Snapshot
-
-
-def record(step, *leaves):
-    module = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module), [optimizer]), {}, leaves)
-    output = recorder.span(lambda: step(*leaves), lambda: None)
-    return recorder.finish([output])
 
 
 def many(x):
@@ -56,3 +45,15 @@ def test_two_draws_of_which_one_depends_on_data_are_refused():
     recording = record(lambda x: torch.bernoulli(x) + torch.rand(3), torch.rand(2, 3))
     with pytest.raises(ValueError, match=r"the order of its random draws cannot be kept \(aten.bernoulli.default"):
         hoist_draws(recording.graph)
+
+
+def test_a_graph_whose_draws_are_hoisted_is_whole_from_both_ends():
+    """What is inserted before the first operation, a check of a drawn index, keeps the inputs before it."""
+
+    def step(table):
+        return table[torch.randint(0, 5, (3,))] + torch.randn(3)
+
+    graph = record(step, torch.randn(5)).graph
+    assert len(hoist_draws(graph)) == 2
+    assert list(graph.nodes) == list(reversed(graph.nodes))[::-1]
+    assert [node.name for node in graph.nodes if node.op == "placeholder"][-2:] == ["draw_0", "draw_1"]

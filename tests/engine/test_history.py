@@ -90,3 +90,77 @@ def test_a_long_history_has_every_step(absent):
     assert found["a"].tolist() == [step * 2.0 for step in range(1000)]
     if absent is None:
         assert len(history._columns["loss"].parts) < 300
+
+
+def test_further_values_belong_to_the_last_step():
+    history = History()
+    history.add(torch.tensor(1.0), [("a", torch.tensor(1.0))])
+    history.add(torch.tensor(2.0), [("a", torch.tensor(2.0))])
+    assert history.tensors()["a"].tolist() == [1.0, 2.0]  # what was asked for is not what is kept
+    history.note([("a", torch.tensor(3.0)), ("b", torch.tensor(4.0))])
+    assert history.tensors()["a"].tolist() == [1.0, 3.0]
+    assert history.tensors()["b"].nan_to_num(-1.0).tolist() == [-1.0, 4.0]
+    assert len(history) == 2
+
+
+@pytest.mark.parametrize(
+    ("losses", "begins"),
+    [
+        ([1.0, 2.0], ()),
+        ([1.0, math.nan], (1,)),
+        ([math.inf, 1.0, math.nan, math.nan], (0, 2)),
+        ([1.0, None, -math.inf, None, math.nan], (2,)),
+        ([None, None], ()),
+        ([None, 1.0, None], ()),
+        ([], ()),
+    ],
+)
+def test_where_the_loss_is_finite_no_more(losses, begins):
+    history = History()
+    for loss in losses:
+        history.add(None if loss is None else torch.tensor(loss), [])
+    assert history.invalid_from() == begins
+
+
+def test_where_the_loss_is_finite_no_more_among_steps_in_a_row():
+    history = History()
+    history.add(torch.tensor([1.0, 2.0, 3.0]), [], 3)
+    history.add(None, [], 2)
+    history.add(torch.tensor([4.0, math.nan, math.inf]), [], 3)
+    assert history.invalid_from() == (6,)
+    for _ in range(600):  # so many that parts are joined
+        history.add(torch.tensor(1.0), [])
+    assert history.invalid_from() == (6,)
+
+
+@pytest.mark.parametrize("every", [2, 300])
+def test_many_steps_of_which_some_gave_no_value(every):
+    """Their values are joined all the same, where they lie beside each other."""
+    history = History()
+    for step in range(2000):
+        history.add(None if step % every == 0 else torch.tensor(float(step)), [])
+    losses = history.tensors()["loss"]
+    assert losses.nan_to_num(-1.0).tolist() == [-1.0 if step % every == 0 else float(step) for step in range(2000)]
+
+
+def test_losses_that_are_whole_numbers_are_finite():
+    history = History()
+    history.add(torch.tensor(3), [])
+    assert history.invalid_from() == ()
+
+
+def test_values_are_of_a_type_that_holds_them_all():
+    values = filled((torch.tensor(1.0).half().item(), [("a", 0)]), (1.0, [("a", 0.75)]))
+    assert values["a"].tolist() == [0.0, 0.75]
+    history = History()
+    history.add(torch.tensor(1.0, dtype=torch.float16), [])
+    history.add(torch.tensor(1e6), [])
+    assert history.tensors()["loss"].tolist() == [1.0, 1e6]
+
+
+def test_a_loss_of_several_numbers_is_none():
+    history = History()
+    history.add(torch.ones(3), [])
+    history.add(torch.ones(2, 3), [], 2)
+    history.add(torch.tensor([5.0]), [])
+    assert history.tensors()["loss"].nan_to_num(-1.0).tolist() == [-1.0, -1.0, -1.0, 5.0]

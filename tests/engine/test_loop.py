@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from loop import Training, assert_same, batches, loss_of, mlp, sgd, train
+from loop import Training, assert_same, batches, loss_of, mlp, sgd, train, with_layouts
 from torch import fx, nn, optim
 
 from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler
@@ -93,7 +93,7 @@ def picks():
     graph.call_function(torch.ops.aten.copy_.default, (total, added))
     graph.output((graph.call_function(torch.ops.aten.sum.default, (added,)),))
     inputs = [torch.zeros(1), torch.zeros(()), torch.arange(5.0), torch.tensor([0])]
-    return Recording(graph, inputs=inputs, largest=5)
+    return with_layouts(Recording(graph, inputs=inputs, largest=5))
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)

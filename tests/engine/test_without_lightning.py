@@ -1,4 +1,4 @@
-"""The engine and the data room train where Lightning and torchmetrics are not installed."""
+"""Engine, data and functional rooms train where Lightning and torchmetrics are not installed."""
 
 import subprocess
 import sys
@@ -15,8 +15,8 @@ class Blocked:
 BLOCKED = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torchmetrics"}
 sys.meta_path.insert(0, Blocked())
 
-import lightning_sink.data, lightning_sink.engine
-for room in (lightning_sink.data, lightning_sink.engine):
+import lightning_sink.data, lightning_sink.engine, lightning_sink.functional
+for room in (lightning_sink.data, lightning_sink.engine, lightning_sink.functional):
     for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
         importlib.import_module(module.name)
 
@@ -53,6 +53,23 @@ def epoch():
 
 _, sink = both(make, [epoch(), epoch()])
 queue.close()
+
+import torch
+from lightning_sink import data_sink
+
+module = mlp()
+optimizer = sgd(module)
+
+def step(x, y):
+    optimizer.zero_grad()
+    loss = loss_of(module, (x, y))
+    loss.backward()
+    optimizer.step()
+    return loss
+
+with data_sink(step, batches(6), 12, engine="traced") as train:
+    train()
+    assert train.active_engine == "traced" and train.history["loss"].shape == (12,)
 assert not BLOCKED & set(sys.modules), BLOCKED & set(sys.modules)
 print("compiled", sink.compiled)
 """

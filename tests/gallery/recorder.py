@@ -14,6 +14,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 
+from lightning_sink.callbacks import SinkProgressBar, SinkRichProgressBar
+
 _STEPS = ["training_step", "validation_step", "test_step", "predict_step", "configure_optimizers"]
 _STEPS += ["configure_gradient_clipping", "optimizer_step", "optimizer_zero_grad", "backward", "lr_scheduler_step"]
 _STEPS += ["configure_callbacks"]
@@ -24,6 +26,8 @@ def _hooks(*kinds: type) -> list[str]:
 
 
 _OF_MODULES = [*_hooks(ModelHooks, DataHooks, CheckpointHooks), *_STEPS]
+_STANDS_FOR = {SinkProgressBar: "TQDMProgressBar", SinkRichProgressBar: "RichProgressBar"}
+"""Bars that the strategy puts in the place of Lightning's own: they are to be called as those are."""
 _OF_CALLBACKS = [name for name in _hooks(L.Callback) if name not in ("state_dict", "load_state_dict", "state_key")]
 
 
@@ -61,8 +65,8 @@ def recorded(trainer: L.Trainer, module: L.LightningModule, calls: list[Any]) ->
 
     def note(frame: Any, event: str, _: Any) -> None:
         if event == "call" and frame.f_code in codes:
-            owner = type(frame.f_locals.get("self")).__name__
-            calls.append((owner, codes[frame.f_code], counters(trainer)))
+            owner = type(frame.f_locals.get("self"))
+            calls.append((_STANDS_FOR.get(owner, owner.__name__), codes[frame.f_code], counters(trainer)))
 
     sys.setprofile(note)
     try:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_sink import SinkStrategy
 from lightning_sink.trainer import demands
-from lightning_sink.trainer.held import holds_training
+from lightning_sink.trainer.demands import in_step_reason
 from parity import Net, assert_parity, loader, once
 
 
@@ -18,6 +18,10 @@ def trainer_with(module):
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.strategy.connect(module)
     return trainer
+
+
+def holds(loaders, trainer):
+    return "holds the module" in in_step_reason(trainer, loaders)
 
 
 class Holding(Dataset):
@@ -62,12 +66,12 @@ HELD = {
 def test_what_is_held_is_found(held):
     module = Net()
     trainer = trainer_with(module)
-    assert holds_training([DataLoader(HELD[held](module, trainer))], trainer)
+    assert holds([DataLoader(HELD[held](module, trainer))], trainer)
 
 
 def test_a_method_of_the_module_collates():
     module = Net()
-    assert holds_training([DataLoader(Holding(), collate_fn=module.forward)], trainer_with(module))
+    assert holds([DataLoader(Holding(), collate_fn=module.forward)], trainer_with(module))
 
 
 def test_control_ordinary_loaders_hold_nothing():
@@ -75,15 +79,15 @@ def test_control_ordinary_loaders_hold_nothing():
     data.trainer = trainer = trainer_with(module)
     rows = [Holding(other=nn.Linear(2, 2)), Holding(many=list(range(100_000)))]
     loaders = [loader(), *map(DataLoader, rows), DataLoader(Holding(), collate_fn=data.collate), [torch.zeros(3)]]
-    assert not holds_training(loaders, trainer)
+    assert not holds(loaders, trainer)
 
 
 def test_lazy_layers_are_known_before_they_have_memory():
     module = L.LightningModule()
     module.layer = nn.LazyLinear(3)
     trainer = trainer_with(module)
-    assert holds_training([DataLoader(Holding(weight=module.layer.weight))], trainer)
-    assert not holds_training([DataLoader(Holding(other=nn.LazyLinear(3)))], trainer)
+    assert holds([DataLoader(Holding(weight=module.layer.weight))], trainer)
+    assert not holds([DataLoader(Holding(other=nn.LazyLinear(3)))], trainer)
 
 
 class Mined(IterableDataset):
@@ -116,7 +120,7 @@ def test_a_training_on_what_the_present_weights_give_is_the_same():
 
 
 def test_control_fetched_ahead_it_is_another_one(monkeypatch):
-    monkeypatch.setattr(demands, "holds_training", lambda loaders, trainer: False)
+    monkeypatch.setattr(demands, "holds_training", lambda *given: False)
     plain, sink = (
         once(Mining, lambda: None, strategy, max_epochs=2)
         for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced"))

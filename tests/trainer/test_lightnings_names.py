@@ -6,6 +6,7 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.loops import fetchers, fit_loop, training_epoch_loop
 from lightning.pytorch.trainer import call
 from lightning.pytorch.tuner import lr_finder
+from lightning.pytorch.utilities import imports
 from torchmetrics.aggregation import MeanMetric
 
 from parity import QUIET, Net, loader
@@ -58,6 +59,7 @@ def test_of_modules_and_classes():
     assert missing(fit_loop, ["_FitLoop"]) == []
     assert missing(training_epoch_loop, ["_TrainingEpochLoop"]) == []
     assert missing(lr_finder, ["_LRCallback"]) == []
+    assert missing(imports, ["_RICH_AVAILABLE"]) == []
     checkpoint = callbacks.ModelCheckpoint("kept")
     assert missing(checkpoint, ["_every_n_train_steps", "_train_time_interval", "_last_time_checked"]) == []
     assert missing(callbacks.Timer("00:00:01:00"), ["_interval"]) == []

@@ -9,11 +9,10 @@ from __future__ import annotations
 import gc
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -26,13 +25,21 @@ _LARGE = 256
 _NOT_INTO = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, str, bytes, int, float, Tensor)
 
 
-def holds_training(loaders: Iterable[Any], trainer: Trainer) -> bool:
-    """Tells whether objects reach the trainer, its module or a part of that, other than through global variables.
+def holds_training(
+    loaders: Iterable[Any],
+    module: nn.Module,
+    others: Iterable[Any] = (),
+    hidden: Callable[[Any], Iterable[str]] = lambda item: (),
+) -> bool:
+    """Tells whether objects reach what is trained, or a part of it, other than through global variables.
 
-    Lightning gives each datamodule its trainer; that alone does not count.
+    Args:
+        loaders: The objects.
+        module: What is trained.
+        others: What belongs to its training besides.
+        hidden: Returns the attributes of an object through which it may reach that all the same.
     """
-    module = trainer.lightning_module
-    targets = {id(trainer), *map(id, module.modules()), *map(id, module.parameters())}
+    targets = {*map(id, others), *map(id, module.modules()), *map(id, module.parameters())}
     memory = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} - {0}
     waiting, seen = deque(loaders), set[int]()
     while waiting and len(seen) < _MOST:
@@ -41,7 +48,7 @@ def holds_training(loaders: Iterable[Any], trainer: Trainer) -> bool:
             return True
         if id(item) not in seen:
             seen.add(id(item))
-            waiting.extend(_held(item))
+            waiting.extend(_held(item, set(hidden(item))))
     return False
 
 
@@ -52,9 +59,9 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _held(item: Any) -> list[Any]:
-    if isinstance(item, LightningDataModule):
-        return [value for name, value in vars(item).items() if name != "trainer"]
+def _held(item: Any, hidden: set[str]) -> list[Any]:
+    if hidden:  # of an object with attributes
+        return [value for name, value in vars(item).items() if name not in hidden]
     if isinstance(item, types.FunctionType):
         cells = [cell for cell in item.__closure__ or () if cell != types.CellType()]
         return [*(cell.cell_contents for cell in cells), *(item.__defaults__ or ())]

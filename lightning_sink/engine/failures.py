@@ -1,0 +1,33 @@
+"""Errors of compiled steps: code in C++ hands out texts, and a Python user expects the types of plain training."""
+
+from __future__ import annotations
+
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, though not in its list of names
+
+OUT_OF_BOUNDS = "index out of bounds"
+"""What Inductor says of a wrong index, before the condition that it breaks."""
+
+_LINALG = ("linalg.", "torch.linalg.")
+_NOTE = (
+    "[lightning_sink] in a compiled step, of {}: it may have changed weights or buffers before it failed."
+    ' The eager engine (`engine="eager"`) names the line.'
+)
+
+
+def error_of(message: str) -> Exception:
+    """Returns the error of a compiled step that says this."""
+    _, found, condition = message.partition(OUT_OF_BOUNDS)
+    if found:
+        return IndexError(f"{found}{condition}")
+    return LinAlgError(message) if message.startswith(_LINALG) else RuntimeError(message)
+
+
+def with_type(error: Exception) -> Exception:
+    """Returns an error that torch raised for a text; itself, unless plain training has another type for it."""
+    named = error_of(str(error))
+    return error if type(error) is not RuntimeError or type(named) is RuntimeError else named
+
+
+def note_step(error: Exception, place: str) -> None:
+    """Adds to an error in which step it was raised; Python 3.10 keeps it where later versions look for it."""
+    error.__notes__ = [*getattr(error, "__notes__", []), _NOTE.format(place)]

@@ -1,0 +1,87 @@
+"""Which engine runs the steps of a training, and what it says where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+
+from lightning_sink.engine.compiled import CompiledEngine
+from lightning_sink.engine.eager import EagerEngine
+from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
+from lightning_sink.engine.slots import Parts
+from lightning_sink.engine.step import Engine
+from lightning_sink.engine.watch import Hazard, first_line
+from lightning_sink.errors import CompileError, warn_at
+
+ENGINES = ("auto", "eager", "traced", "inductor")
+FALLBACKS = ("warn", "error")
+
+_GET_A_COMPILER = "install one (`apt install g++`, `xcode-select --install`) or name it in the variable `CXX`"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asked of the engine, and where.
+
+    Attributes:
+        engine: One of `ENGINES`.
+        fallback: One of `FALLBACKS`.
+        verify: Steps of each new program that are also run eagerly.
+        api: What takes the option `engine`, as users write it: "SinkStrategy".
+        speed: Whose speed eager steps have: "plain Lightning's".
+        step: The user's step.
+        say: Tells the user a line.
+    """
+
+    engine: str
+    fallback: str
+    verify: int
+    api: str
+    speed: str
+    step: Callable[..., Any]
+    say: Callable[[str], None]
+
+
+def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known: Any) -> Engine:
+    """Returns the engine of a training.
+
+    Args:
+        asked: What the user asked for.
+        parts: The module whose state the step reads and writes, and what belongs to it.
+        optimizers: The optimizers.
+        known: What else `CompiledEngine` takes of its owner.
+
+    Raises:
+        CompileError: There is no compiler, one is needed, and `fallback` is "error".
+    """
+
+    def fall_back(hazard: Hazard) -> None:
+        where = hazard.where or first_line(asked.step)
+        text = (
+            f"The training step runs eagerly, at {asked.speed} speed: {hazard.what} ({where}). To compile it, move"
+            f' that out of the step; to run eagerly without this warning, use `{asked.api}(engine="eager")`.'
+        )
+        if asked.fallback == "error":
+            raise CompileError(text)
+        warn_at(text, where)
+
+    name = asked.engine
+    if name in ("auto", "inductor") and (missing := missing_compiler()) is not None:
+        fall_back(Hazard(f"no working C++ compiler was found ({missing}); {_GET_A_COMPILER}"))
+        name = "eager"
+    if name == "eager":
+        return EagerEngine()
+    traced = name == "traced"
+    return CompiledEngine(
+        "traced" if traced else "inductor",
+        parts,
+        optimizers,
+        compile_traced if traced else timed(compile_inductor, asked.say),
+        costly=not traced,
+        verify=asked.verify,
+        fallback=fall_back,
+        **known,
+    )

@@ -1,0 +1,1 @@
+"""Sinks without a Trainer. Knows engines and queues, knows nothing of Lightning."""

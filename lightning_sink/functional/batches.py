@@ -1,0 +1,155 @@
+"""The batches of a dataset, as arguments of a step function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.data.gather import gathered
+from lightning_sink.data.private import worker_processes
+from lightning_sink.data.road import Road
+from lightning_sink.data.source import Source
+from lightning_sink.data.traversals import Traversals
+
+
+class DatasetBatches(Source):
+    """The batches of an endless traversal; the note of each is its place, for people.
+
+    Args:
+        dataset: Any iterable of batches that can be iterated again.
+        horizon: Returns how many batches may be read at once.
+    """
+
+    def __init__(self, dataset: Any, horizon: Callable[[], int]) -> None:
+        self._road = Road(dataset, gathered(dataset, horizon))
+        self._traversals = Traversals([self._road], self._iterate, endless=True)
+        self._iterator: Any = None
+
+    def _iterate(self) -> Iterator[Any]:
+        self._iterator = iter(self._road)
+        return self._iterator  # type: ignore[no-any-return]
+
+    @property
+    def begin_due(self) -> bool:  # type: ignore[override]
+        """Whether another traversal has to begin."""
+        return self._traversals.begin_due
+
+    @property
+    def draws_nothing(self) -> bool:  # type: ignore[override]
+        """Whether the dataset is known to give its batches without a draw."""
+        return self._road.draws_nothing
+
+    def begin(self) -> None:
+        """Begins it."""
+        self._traversals.begin()
+
+    def fetch(self, in_turn: bool) -> tuple[Any, str]:
+        """Returns the next batch and its place."""
+        self._traversals.in_turn = in_turn
+        batch = self._traversals.next()
+        place = self._traversals.places.popleft()
+        return batch, f"batch {place.batch - 1} of traversal {place.traversal}"
+
+    def describe(self) -> str:
+        """Names the next batch."""
+        return self._traversals.describe()
+
+    def retry(self) -> bool:
+        """Gives the rows of a failed fetch back to the loader."""
+        return self._traversals.retry()
+
+    def abort(self) -> bool:
+        """Ends the workers, which a fetch may wait for."""
+        processes = worker_processes(self._iterator)
+        for process in processes:
+            process.terminate()
+        return bool(processes)
+
+    def close(self) -> None:
+        """Lets go of the iterator, and so of its workers."""
+        self._traversals.close()
+        self._iterator = None
+
+
+def as_arguments(batch: Any) -> tuple[Any, ...]:
+    """Returns what a step function is called with: the parts of a tuple or list, or the batch itself."""
+    return tuple(batch) if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields") else (batch,)
+
+
+class Signature:
+    """The shapes and types that a step function's arguments must have.
+
+    Args:
+        given: For each argument a tensor, whose shape and type count, or a pair of a shape and a dtype; None in a shape
+            for any length.
+        function: The step function, whose parameters name the arguments.
+
+    Raises:
+        TypeError: For anything else.
+    """
+
+    def __init__(self, given: Any, function: Callable[..., Any]) -> None:
+        items = [given] if isinstance(given, Tensor) or _is_pair(given) else given
+        if not isinstance(items, Sequence) or not all(isinstance(item, Tensor) or _is_pair(item) for item in items):
+            raise TypeError(
+                "`data_sink(input_signature=...)` takes for each argument a tensor, or a pair of its shape and dtype,"
+                f" as `((32, 784), torch.float32)`; got {given!r}."
+            )
+        self._fields = [
+            (tuple(item.shape), item.dtype) if isinstance(item, Tensor) else (tuple(item[0]), item[1]) for item in items
+        ]
+        self._names = _names(function, len(self._fields))
+
+    def __repr__(self) -> str:
+        fields = (f"{name}: {_words(*field)}" for name, field in zip(self._names, self._fields, strict=True))
+        return f"Signature({', '.join(fields)})"
+
+    def check(self, arguments: tuple[Any, ...], place: str) -> None:
+        """Compares a batch with it.
+
+        Raises:
+            ValueError: Names the argument, the batch, and what was expected.
+        """
+        if len(arguments) != len(self._fields):
+            raise ValueError(
+                f"{place} has {len(arguments)} parts, and `input_signature` names {len(self._fields)}"
+                f" ({', '.join(self._names)})."
+            )
+        for name, (shape, dtype), value in zip(self._names, self._fields, arguments, strict=True):
+            found = (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
+            if found is None or found[1] != dtype or not _fits(found[0], shape):
+                got = repr(value) if found is None else _words(*found)
+                raise ValueError(f"`{name}` of {place} is {got}; `input_signature` says {_words(shape, dtype)}.")
+
+
+def _is_pair(item: Any) -> bool:
+    return (
+        isinstance(item, (tuple, list))
+        and len(item) == 2
+        and isinstance(item[1], torch.dtype)
+        and isinstance(item[0], (tuple, list))
+        and all(size is None or (isinstance(size, int) and size >= 0) for size in item[0])
+    )
+
+
+def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    return len(found) == len(shape) and all(b is None or a == b for a, b in zip(found, shape, strict=True))
+
+
+def _words(shape: tuple[int | None, ...], dtype: torch.dtype) -> str:
+    return f"{dtype} of shape ({', '.join('any' if size is None else str(size) for size in shape)})"
+
+
+def _names(function: Callable[..., Any], count: int) -> list[str]:
+    """Returns the names of the first parameters; numbers where there are no names."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        parameters = ()  # type: ignore[assignment]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    return [names[index] if index < len(names) else f"argument {index}" for index in range(count)]

@@ -1,0 +1,166 @@
+"""The steps of one call of `data_sink`'s function, as an engine sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lightning_sink.data.batch import flatten
+from lightning_sink.data.queue import BatchQueue
+from lightning_sink.engine.interrupt import DeferredInterrupt
+from lightning_sink.engine.operands import replaced
+from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
+from lightning_sink.engine.step import Result, Sink, Step, Tape
+from lightning_sink.functional.batches import Signature, as_arguments
+from lightning_sink.functional.outputs import Outputs, values_of
+from lightning_sink.functional.state import State
+
+
+class FunctionSink(Sink):
+    """The next `length` steps of a function.
+
+    Args:
+        function: The user's step.
+        queue: Where its batches come from.
+        length: Steps; the sink ends early on Ctrl-C.
+        state: What the step trains.
+        schedulers: Schedulers that are stepped behind each step.
+        signature: What each batch must look like; None where it may be anything.
+        interrupt: Holds signals back while a step runs.
+
+    Attributes:
+        outputs: What each step returned.
+        done: Steps that were run.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        queue: BatchQueue,
+        length: int,
+        state: State,
+        schedulers: Sequence[Any],
+        signature: Signature | None,
+        interrupt: DeferredInterrupt,
+    ) -> None:
+        self.outputs = Outputs()
+        self.done = 0
+        self.schedules = bool(schedulers)
+        self.disturbed = not all(map(only_computes, schedulers))
+        self._function, self._queue, self._length, self._state = function, queue, length, state
+        self._schedulers, self._signature, self._interrupt = schedulers, signature, interrupt
+        self._place = ""
+        self._passed = 0
+        self._before: SavedSchedulers | None = None
+        self._result: Callable[[], Result] = lambda: Result(None, [])
+
+    @property
+    def output(self) -> Any:
+        """What the last step returned."""
+        return self._result().output
+
+    # -- the steps --------------------------------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[Step]:
+        """Yields each step when its batch is there."""
+        while self.done < self._length and not self._interrupt.requested:
+            arguments = as_arguments(self._next())
+            if self._signature is not None:
+                self._signature.check(arguments, self._place)
+            leaves, signature = flatten(arguments)
+            yield Step(arguments, leaves, signature, "step")
+
+    def _next(self) -> Any:
+        """Fetches a batch; Ctrl-C takes effect here at once."""
+        self._interrupt.held = False
+        try:
+            if not self._queue.ready:
+                self._interrupt.raise_for_children()
+            batch, self._place = self._queue.take()
+        finally:
+            self._interrupt.held = True
+        return batch
+
+    def place(self) -> str:
+        """Names the present batch."""
+        return self._place
+
+    def run(self, step: Step, tape: Tape) -> Result:
+        """Calls the function."""
+        output = tape.span(lambda: replaced(Tensor, Tensor.detach, self._function(*step.batch)), lambda: None)
+        loss, named = values_of(output)
+        result = Result(output, list(named.values()), note=tuple(named), loss=loss)
+        self.account(step, lambda: result, loss, result.logged, result.note)
+        return result
+
+    def account(
+        self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
+    ) -> None:
+        """Takes note of a step."""
+        # The step may have returned tensors that the next one writes to.
+        values = [value.clone() for value in logged]
+        self.outputs.add(None if loss is None else loss.clone(), zip(note, values, strict=True))
+        self.done += 1
+        self._result = result
+        self._step_schedulers()
+
+    def _step_schedulers(self) -> None:
+        for scheduler in self._schedulers:
+            scheduler.step()
+
+    # -- steps in a row ----------------------------------------------------------------------------------------------
+
+    def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> list[Step]:
+        """Returns the next steps, as far as their batches look like this one's."""
+        room = self._length - self.done - behind
+        if self.disturbed or self._interrupt.requested or room < 1:
+            return []
+        steps: list[Step] = []
+        self._interrupt.held = False
+        try:
+            batches = self._queue.look_ahead(min(most, room), behind)
+        finally:
+            self._interrupt.held = True
+        for batch, _ in batches:
+            arguments = as_arguments(batch)
+            leaves, signature = flatten(arguments)
+            if signature != step.signature:
+                break
+            steps.append(Step(arguments, leaves, signature, step.kind))
+        return steps
+
+    def passing(self, steps: int, note: Any) -> Generator[None, None, None]:
+        """Steps the schedulers behind each of some steps, before these are run."""
+        self._before = SavedSchedulers(self._schedulers, self._state.optimizers)
+        for _ in range(steps):
+            self._passed += 1
+            try:
+                yield
+            except GeneratorExit:
+                self._passed -= 1
+                raise
+            self._step_schedulers()
+
+    def pass_again(self, steps: int, note: Any) -> None:
+        """Takes back that steps were gone through, and goes through fewer."""
+        if self._before is None or not self._passed:
+            return
+        self._before.restore()
+        self._passed = 0
+        for _ in self.passing(steps, note):
+            pass
+
+    def account_chunk(
+        self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
+    ) -> None:
+        """Takes note of steps that a program ran in a row."""
+        self._place = self._queue.skip(len(steps))[-1]
+        if not self._passed:
+            for _ in steps:
+                self._step_schedulers()
+        self._passed = 0
+        self.outputs.add(loss, zip(note, logged, strict=True), len(steps))
+        self.done += len(steps)
+        self._result = result
