@@ -17,12 +17,10 @@ from time import perf_counter
 import lightning as L
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from digits import digits, lenet5
+from torch.utils.data import DataLoader
 
-from lightning_sink import SinkStrategy
+from lightning_sink import LossMonitor, SinkStrategy
 
 
 class LeNet5(L.LightningModule):
@@ -30,20 +28,7 @@ class LeNet5(L.LightningModule):
         super().__init__()
         self.lr = lr
         self.momentum = momentum
-        self.net = nn.Sequential(
-            nn.Conv2d(1, 6, 5, bias=False),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5, bias=False),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(16 * 5 * 5, 120),
-            nn.ReLU(),
-            nn.Linear(120, 84),
-            nn.ReLU(),
-            nn.Linear(84, 10),
-        )
+        self.net = lenet5()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.net(images)
@@ -62,36 +47,18 @@ class LeNet5(L.LightningModule):
 
 
 class Digits(L.LightningDataModule):
-    """Scikit-learn's digits, resized from 8x8 to the 32x32 that LeNet-5 reads."""
-
     def __init__(self, batch_size: int = 32) -> None:
         super().__init__()
         self.batch_size = batch_size
 
     def setup(self, stage: str) -> None:
-        digits = load_digits()
-        images = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
-        images = F.interpolate(images, size=(32, 32), mode="bilinear", align_corners=False)
-        labels = torch.from_numpy(digits.target).long()
-        rows = torch.arange(len(labels))
-        train, test = train_test_split(rows, test_size=0.2, random_state=0, stratify=labels)
-        mean, std = images[train].mean(), images[train].std()
-        images = (images - mean) / std
-        self.train_set = TensorDataset(images[train], labels[train])
-        self.test_set = TensorDataset(images[test], labels[test])
+        self.train_set, self.test_set = digits()
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
 
     def test_dataloader(self) -> DataLoader:
         return DataLoader(self.test_set, batch_size=self.batch_size)
-
-
-class LossLine(L.Callback):
-    """One line per sink: in sinks `on_train_batch_end` is called once, with the last batch and its output."""
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        print(f"epoch: {trainer.current_epoch + 1} step: {batch_idx + 1}, loss is {outputs['loss'].item()}")
 
 
 class Clock(L.Callback):
@@ -130,9 +97,9 @@ def train(callbacks: list[L.Callback], **options) -> tuple[Clock, float]:
         enable_model_summary=False,
         **options,
     )
-    module, digits = LeNet5(), Digits()
-    trainer.fit(module, datamodule=digits)
-    (result,) = trainer.test(module, datamodule=digits, verbose=False)
+    module, data = LeNet5(), Digits()
+    trainer.fit(module, datamodule=data)
+    (result,) = trainer.test(module, datamodule=data, verbose=False)
     return clock, result["test_accuracy"]
 
 
@@ -149,7 +116,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
     print("== the same, in sinks ==")
     strategy = SinkStrategy(sink_size=args.sink_size, engine=args.engine)
-    sink, sink_accuracy = train([LossLine()], max_epochs=args.epochs, strategy=strategy)
+    sink, sink_accuracy = train([LossMonitor()], max_epochs=args.epochs, strategy=strategy)
 
     figures = {
         "steps": plain.marks[-1][0],

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from lightning_sink import SinkStrategy
 from lightning_sink.engine import inductor
+from lightning_sink.engine import make as engines
 from lightning_sink.engine.recording import Recording
-from lightning_sink.trainer import engines
 
 SECONDS, REPEATS = 0.4, 9
 
