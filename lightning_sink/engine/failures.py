@@ -7,6 +7,9 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, th
 OUT_OF_BOUNDS = "index out of bounds"
 """What Inductor says of a wrong index, before the condition that it breaks."""
 
+INVALID_VALUES = "but found invalid values"
+"""What torch says, at its end, of the parameters or the value that a distribution refuses."""
+
 _LINALG = ("linalg.", "torch.linalg.")
 _NOTE = (
     "[lightning_sink] in a compiled step, of {}: it may have changed weights or buffers before it failed."
@@ -19,6 +22,8 @@ def error_of(message: str) -> Exception:
     _, found, condition = message.partition(OUT_OF_BOUNDS)
     if found:
         return IndexError(f"{found}{condition}")
+    if message.endswith(INVALID_VALUES):
+        return ValueError(message)
     return LinAlgError(message) if message.startswith(_LINALG) else RuntimeError(message)
 
 

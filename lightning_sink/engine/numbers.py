@@ -12,6 +12,7 @@ import gc
 import math
 import numbers
 import operator
+from collections import deque
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -116,10 +117,10 @@ class Number:
         return _words(self._name)
 
     def replace(self) -> None:
-        """Puts the plain number into every object, list and dictionary that holds the stand-in."""
+        """Puts the plain number into every object, list, deque and dictionary that holds the stand-in."""
         for holder in gc.get_referrers(self):
-            items = holder if type(holder) in (dict, list) else getattr(holder, "__dict__", {})
-            for key, item in list(enumerate(items) if isinstance(items, list) else items.items()):
+            items = holder if isinstance(holder, (dict, list, deque)) else getattr(holder, "__dict__", {})
+            for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
                 if item is self:
                     items[key] = self.value
 

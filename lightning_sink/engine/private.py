@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # A mode is the one way to see every operation below autograd; documented, though the module's name is private.
@@ -25,7 +26,9 @@ __all__ = [
     "MODULE_HOOKS",
     "TorchDispatchMode",
     "WeakIdKeyDictionary",
+    "assert_async",
     "global_hooks",
+    "is_all_true",
     "is_mutable",
     "pytree",
     "schema_name",
@@ -33,6 +36,14 @@ __all__ = [
     "tensor_hooks",
     "written_arguments",
 ]
+
+
+# Nothing public checks a value without looking at it, so that the check is an operation like any other.
+assert_async = torch._assert_async
+
+# What `torch.distributions` asks of the parameters and values that it checks: `Distribution.__init__` and
+# `Distribution._validate_sample` raise where it is false and do nothing else with it.
+is_all_true = torch._is_all_true
 
 
 # Hooks of a module: `register_forward_hook` and its like add to these, and nothing public lists them.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.guards import Uses
-from lightning_sink.engine.numbers import Number, released, tensor_of
+from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.slots import Snapshot
 from lightning_sink.engine.undo import Undo
 
@@ -66,30 +64,3 @@ class StepCounts:
         number = Number(count, value, self._uses, name, lambda: float(tensor) + added)
         self._known[value] = tensor, number
         return number
-
-
-class StandInMode(TorchFunctionMode):
-    """Lets `.item()` give stand-ins, and functions that take nothing but numbers take them.
-
-    Args:
-        number: Returns the stand-in for a tensor's value; None where there is none.
-    """
-
-    def __init__(self, number: Callable[[Tensor], Number | None]) -> None:
-        super().__init__()
-        self._number = number
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Calls a function with stand-ins in the place of numbers, where it can."""
-        if func is torch.Tensor.item:
-            number = self._number(args[0])
-            if number is not None:
-                return number
-        elif func in (torch.tensor, torch.as_tensor):  # ask for none of a stand-in's methods
-            kwargs = dict(kwargs or {})
-            if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:
-                return tensor_of(args[0], kwargs.get("dtype"))
-            args = released(args)
-        return func(*args, **(kwargs or {}))

@@ -66,6 +66,31 @@ def test_convolutions_are_the_same_in_either_layout(kind):
     assert_same(plain, sink)
 
 
+@missing
+@pytest.mark.parametrize("order", [2, 1, float("inf")])
+def test_clipping_runs_in_rows_without_torch(order):
+    compiled = []
+
+    def kept(recording):
+        compiled.append(compile_inductor(recording))
+        return compiled[-1]
+
+    def make():
+        module = nn.Linear(4, 3)
+        optimizer = optim.SGD(module.parameters(), 0.1)
+
+        def clip(*_):
+            nn.utils.clip_grad_norm_(module.parameters(), 0.1, norm_type=order)
+
+        optimizer.register_step_pre_hook(clip)
+        return Training(module, optimizer, lambda b, i: loss_of(module, b))
+
+    plain = train(make, [batches(7)], False)
+    sink = train(make, [batches(7)], True, compiler=kept, costly=True)
+    assert_same(plain, sink)
+    assert [step.overlaps for step in compiled] == [True]
+
+
 VIEWS = {
     "columns": lambda table: (table[:, :4], table[:, 4]),
     "every second row": lambda table: (table[::2, :4].contiguous(), table[::2, 4]),

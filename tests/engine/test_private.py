@@ -57,6 +57,15 @@ def test_trees():
     assert private.pytree.tree_map_only(int, str, [1, "x"]) == ["1", "x"]
 
 
+def test_distributions_ask_whether_all_is_true(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "_is_all_true", lambda valid: asked.append(valid) or private.is_all_true(valid))
+    torch.distributions.Normal(0.0, 1.0).log_prob(torch.ones(1))
+    assert len(asked) == 3, "`torch.distributions` checks what it is given in another way"
+    with pytest.raises(RuntimeError, match="in words"):
+        private.assert_async(torch.tensor(False), "in words")
+
+
 def test_hooks_are_found():
     layer = nn.Linear(1, 1)
     assert vars(layer).keys() >= private.MODULE_HOOKS, "a module keeps its hooks under other names"

@@ -8,7 +8,8 @@ from torch import nn
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.slots import Parts, Snapshot
-from lightning_sink.engine.step_counts import StandInMode, StepCounts
+from lightning_sink.engine.stand_in import StandInMode
+from lightning_sink.engine.step_counts import StepCounts
 from lightning_sink.engine.undo import Undo
 
 
@@ -37,14 +38,14 @@ def test_the_first_count_stands_for_all_that_agree():
 def test_other_tensors_keep_their_values():
     module, _, counts, _, _ = after_steps(1)
     assert counts.number(module.weight) is None
-    with StandInMode(counts.number):
+    with StandInMode(counts.number, nullcontext):
         assert type(torch.ones(()).item()) is float
 
 
 def test_a_decision_by_a_count_holds_for_the_steps_where_it_comes_out_the_same():
     _, optimizer, counts, _, uses = after_steps(3)
     step = next(iter(optimizer.state.values()))["step"]
-    with StandInMode(counts.number):
+    with StandInMode(counts.number, nullcontext):
         assert step.item() < 5
     (guard,) = uses.guards.values()
     step.fill_(4.0)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from loop import record
+from torch.distributions import Categorical, Normal, Uniform
 from torch.nn import functional as F
 
 from lightning_sink.engine.inductor import compile_inductor, missing_compiler
@@ -70,6 +71,12 @@ OPERATIONS = {
     "remainder of a number": (lambda y: 7 % y, DIVISORS, [0]),
     "fmod": (lambda y: torch.fmod(y.square(), y), DIVISORS, [0]),
     "fmod_": (lambda y: torch.full_like(y, 7).fmod_(y), DIVISORS, [0]),
+    "one_hot": (lambda y: F.one_hot(y, 4), CLASSES, [4, -1]),
+    "one_hot, by name": (lambda y: F.one_hot(y.view(2, 4), num_classes=8), ROWS, [8, -1]),
+    "Normal, scale": (lambda y: Normal(HALF, y).log_prob(HALF), HALF, [0.0, -1.0, float("nan")]),
+    "Categorical, logits": (lambda y: Categorical(logits=y).entropy(), HALF, [float("nan")]),
+    "Categorical, value": (lambda y: Categorical(HALF).log_prob(y), CLASSES, [4, -1]),
+    "Uniform, value": (lambda y: Uniform(0.0, 1.0).log_prob(y), HALF, [1.5, -0.5]),
 }
 ACCEPTED = {
     "floats, floor": (lambda y: 7 // y, HALF, [0.0]),
@@ -102,7 +109,7 @@ def run(function, *given):
     torch.manual_seed(5)
     try:
         return function(*given)
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, ValueError) as error:
         return error
 
 

@@ -77,7 +77,7 @@ class NormalizesGradientsBeforeTheOptimizerStep(Small):
         torch._foreach_div_(gradients(self), norm + 1e-3)
 
 
-@case(eager="a tensor is made anew in each step from Python")
+@case(inductor=True)
 class LogsGradientNorms(Small):
     """Lightning's own function makes a tensor of a list of tensors."""
 

@@ -3,7 +3,7 @@
 import lightning as L
 import torch
 from torch import nn
-from torch.distributions import Categorical, Normal
+from torch.distributions import Categorical, Normal, kl_divergence
 
 from gallery.case import Small, add, case
 
@@ -113,10 +113,19 @@ for name, change in DRAWN.items():
     add(f"drawn: {name}", lambda change=change: Changed(change), inductor=inductor)
 
 
-@case(eager="a value of a tensor decides")
+@case(inductor=True)
 class DistributionThatChecks(Changed):
     def training_step(self, batch, batch_idx):
         return self.loss(batch) + 0.1 * Categorical(logits=self(batch[0]), validate_args=True).log_prob(batch[1]).mean()
+
+
+@case()
+class VariationalByDistributions(Small):
+    def training_step(self, batch, batch_idx):
+        hidden = Normal(self.net[0](batch[0]), 0.5)
+        prior = Normal(torch.zeros_like(hidden.mean), torch.ones_like(hidden.stddev))
+        loss = nn.functional.cross_entropy(self.net[2](hidden.rsample()), batch[1])
+        return loss + 0.01 * kl_divergence(hidden, prior).mean()
 
 
 @case()
