@@ -20,6 +20,8 @@ from lightning_sink.trainer import logging
 from lightning_sink.trainer.loop_sink import LoopSink
 from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, once, train
 
+missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+
 
 @pytest.fixture
 def chunks(monkeypatch):
@@ -185,10 +187,10 @@ def test_accumulation_is_run_one_by_one(chunks):
     assert not chunks
 
 
-def failed(make, data, error, **options):
+def failed(make, data, error, engine="traced", **options):
     """Trains both ways into an error; returns what is left of each."""
     left = []
-    for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced")):
+    for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine=engine)):
         rows = Rows()
         trainer = L.Trainer(strategy=strategy, logger=rows, max_epochs=3, log_every_n_steps=1, **{**QUIET, **options})
         torch.manual_seed(5)
@@ -199,7 +201,8 @@ def failed(make, data, error, **options):
         schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         counts = trainer.global_step, loop._batches_that_stepped, loop.batch_progress.total.processed, schedules
         notes = " ".join(getattr(raised.value, "__notes__", []))
-        left.append((module.state_dict(), counts, [(step, sorted(row)) for step, row in rows.rows], notes))
+        seen = [(step, sorted(row)) for step, row in rows.rows]
+        left.append((module.state_dict(), counts, seen, notes, torch.get_rng_state()))
     return left
 
 
@@ -249,6 +252,48 @@ class Counts(Quiet):
 def test_counters_go_on_in_a_chunk(chunks, schedule):
     compare(lambda: Counts(schedule=schedule, total_steps=200), "traced", -1, data=many)
     assert sum(chunks) > 40
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """How many steps were running when the next ones were asked for, where any were."""
+    running, original = [], LoopSink.ahead
+
+    def ahead(self, step, note, most, behind=0):
+        steps = original(self, step, note, most, behind)
+        if steps and behind:
+            running.append(behind)
+        return steps
+
+    monkeypatch.setattr(LoopSink, "ahead", ahead)
+    return running
+
+
+@missing
+@pytest.mark.parametrize("schedule", ["none", "onecycle"])
+@pytest.mark.parametrize("make", [Counts, Quiet, Net], ids=["counts", "draws nothing", "draws"])
+def test_the_next_steps_are_gone_through_while_others_run(beside, make, schedule):
+    compare(lambda: make(schedule=schedule, total_steps=200), "inductor", -1, data=many)
+    assert beside
+
+
+@missing
+@pytest.mark.parametrize("total", [30, 33, 38, 40, 55])
+def test_a_schedule_that_fails_while_others_run(beside, total):
+    plain, sink = failed(lambda: Net(schedule="onecycle", total_steps=total), many, ValueError, "inductor")
+    assert beside
+    assert_left_the_same(plain, sink)
+
+
+@missing
+@pytest.mark.parametrize("schedule", ["none", "onecycle"])
+@pytest.mark.parametrize("at", [30, 33, 45, 50])
+def test_a_step_that_fails_while_the_next_ones_wait(beside, schedule, at):
+    data = with_a_wrong_label(at)
+    plain, sink = failed(lambda: Net(schedule=schedule, total_steps=200), lambda: data, IndexError, "inductor")
+    assert beside
+    assert sink[1:3] == plain[1:3]
+    assert torch.equal(sink[4], plain[4]), "the random generator"
 
 
 class Fails(Dataset):

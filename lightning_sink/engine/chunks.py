@@ -100,12 +100,12 @@ def most(program: Program, first: bool = False) -> int:
     return min(count, _FIRST) if first and program.function.overlaps else count
 
 
-def has_numbers(sink: Sink, program: Program) -> bool:
+def _has_numbers(sink: Sink, program: Program) -> bool:
     """Tells whether steps in a row may differ in counters or options, or go another way by them."""
     return bool(sink.schedules or program.counts or program.guards)
 
 
-def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: int) -> Numbers:
+def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: int, behind: int = 0) -> Numbers:
     """Goes through steps that come next, if anything differs between them, before they are run.
 
     Args:
@@ -113,8 +113,9 @@ def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: in
         program: What will run them.
         hyper: The optimizers' options.
         steps: How many.
+        behind: How many were gone through before them, and are being run.
     """
-    if not has_numbers(sink, program):
+    if not _has_numbers(sink, program):
         return Numbers(steps)
     found = Numbers(0)
     passing = sink.passing(steps, program.note)
@@ -125,7 +126,7 @@ def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: in
             break
         except Exception:  # a schedule failed behind the last step, which is left to be run, and to fail, by itself
             found.rows.pop()
-            sink.pass_again(len(found.rows), program.note)
+            sink.pass_again(behind + len(found.rows), program.note)
             break
         found.stale = hyper.update()
         if found.stale or not program.fits():

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_sink.engine.chunks import Call, has_numbers, most, pass_through
+from lightning_sink.engine.chunks import Call, most, pass_through
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.failures import note_step, with_type
 from lightning_sink.engine.granted import Glance, Granted
@@ -207,7 +207,10 @@ class CompiledEngine(Engine):
         chunk = sink.ahead(step, program.note, steps, behind)
         if not chunk or not program.takes([item.leaves for item in chunk]):
             return None
-        numbers = pass_through(sink, program, self._hyper, len(chunk))
+        numbers = pass_through(sink, program, self._hyper, len(chunk), behind)
+        if numbers.stale and behind:
+            sink.pass_again(behind, program.note)  # it is seen to when the steps before them have ended
+            return None
         if numbers.stale:
             self._settle()
             self._maker.forget()
@@ -221,13 +224,14 @@ class CompiledEngine(Engine):
         """
         following = None
         try:
-            if program.function.overlaps and call.is_whole and not has_numbers(sink, program):
+            if program.function.overlaps and call.is_whole:
                 following = self._prepare(sink, step, program, most(program), behind=len(call.steps))
                 if following is not None:
                     following.launch()
         except BaseException:
             call.wait()  # what was launched counts, whatever became of the batches behind it
             self._account(sink, program, call)
+            sink.pass_again(0, program.note)
             raise
         call.wait()
         self._account(sink, program, call)

@@ -74,7 +74,7 @@ class Hyperparameters:
             return False
         stale = False
         for index, (old, new) in enumerate(zip(self.values, values, strict=True)):
-            if _equal(old, new):
+            if old is new or _equal(old, new):
                 continue
             if index in self.tensors and _is_number(new):
                 self.tensors[index].copy_(_exact(new))

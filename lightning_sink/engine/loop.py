@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -109,6 +109,8 @@ class NativeRow(Row):
         one_thread: Whether they run faster on one thread.
         beside: Whether to run them beside the thread that launches them, behind the row that was launched before; they
             are not run where that fails.
+        draw_again: Has the random generator draw what so many of the steps draw, as if nothing else had been drawn
+            since; None where they draw nothing.
     """
 
     def __init__(
@@ -122,8 +124,9 @@ class NativeRow(Row):
         *,
         one_thread: bool,
         beside: bool,
+        draw_again: Callable[[int], None] | None,
     ) -> None:
-        self._loop, self._one_thread, self._beside = loop, one_thread, beside
+        self._loop, self._one_thread, self._beside, self._draw_again = loop, one_thread, beside, draw_again
         self._columns = [torch.empty((steps, *shape), dtype=dtype) for dtype, shape in kept.values()]
         places = [
             number
@@ -145,6 +148,8 @@ class NativeRow(Row):
         """Waits for their end; returns what became of them."""
         done, outputs, seconds, message = self._loop.wait(self._run)
         error = None if message is None else error_of(message)
+        if error is not None and self._draw_again is not None:
+            self._draw_again(done + 1)
         return Repeated(done, outputs, [column[:done] for column in self._columns], seconds, error)
 
 
@@ -230,15 +235,22 @@ class NativeStep(CompiledStep):
     def overlaps(self) -> bool:
         """Whether rows run beside the thread that launches them.
 
-        Those of several threads do not: they would wait for each other longer (`Producer.retire` says why). Nor do
-        those that draw, in the order of the training.
+        Those of several threads do not: they would wait for each other longer (`Producer.retire` says why).
         """
-        return self._one_thread and self._loop.is_bare and bool(self._layouts) and not self._draws
+        return self._one_thread and self._loop.is_bare and bool(self._layouts)
 
     def row(self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]) -> Row:
         """Returns steps in a row, to be run; the arguments are those of `Row`."""
         if not self._layouts:
             return super().row(fixed, positions, rows, kept)
+        generator = torch.get_rng_state() if self._draws else None
+
+        def draw_again(steps: int) -> None:
+            torch.set_rng_state(cast(Tensor, generator))
+            for _ in range(steps):
+                for draw in self._draws:
+                    draw()
+
         varying = [tensor for row in rows for tensor in (*row, *(draw() for draw in self._draws))]
         behind = range(len(fixed), len(fixed) + len(self._draws))
         return NativeRow(
@@ -250,6 +262,7 @@ class NativeStep(CompiledStep):
             len(rows),
             one_thread=self._one_thread,
             beside=self.overlaps,
+            draw_again=draw_again if self._draws else None,
         )
 
     def rest(self) -> None:

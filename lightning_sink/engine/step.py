@@ -186,10 +186,10 @@ class Sink(ABC):
         raise NotImplementedError
 
     def pass_again(self, steps: int, note: Any) -> None:
-        """Takes back that steps were gone through, if any were, and goes through fewer.
+        """Takes back that steps were gone through, if any were: all that are not accounted for, but the first ones.
 
         Args:
-            steps: How many.
+            steps: How many stay gone through.
             note: Their note.
         """
         raise NotImplementedError

@@ -11,6 +11,7 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.operands import replaced
+from lightning_sink.engine.passages import Passages
 from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
 from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.functional.batches import Signature, as_arguments
@@ -52,8 +53,7 @@ class FunctionSink(Sink):
         self._function, self._queue, self._length, self._state = function, queue, length, state
         self._schedulers, self._signature, self._interrupt = schedulers, signature, interrupt
         self._place = ""
-        self._passed = 0
-        self._before: SavedSchedulers | None = None
+        self._passages = Passages()
         self._result: Callable[[], Result] = lambda: Result(None, [])
 
     @property
@@ -133,23 +133,19 @@ class FunctionSink(Sink):
 
     def passing(self, steps: int, note: Any) -> Generator[None, None, None]:
         """Steps the schedulers behind each of some steps, before these are run."""
-        self._before = SavedSchedulers(self._schedulers, self._state.optimizers)
+        passage = self._passages.begin(SavedSchedulers(self._schedulers, self._state.optimizers).restore)
         for _ in range(steps):
-            self._passed += 1
+            passage.add()
             try:
                 yield
             except GeneratorExit:
-                self._passed -= 1
+                passage.withdraw()
                 raise
             self._step_schedulers()
 
     def pass_again(self, steps: int, note: Any) -> None:
-        """Takes back that steps were gone through, and goes through fewer."""
-        if self._before is None or not self._passed:
-            return
-        self._before.restore()
-        self._passed = 0
-        for _ in self.passing(steps, note):
+        """Takes back that steps were gone through, but for the first ones."""
+        for _ in self.passing(self._passages.take_back(steps), note):
             pass
 
     def account_chunk(
@@ -157,10 +153,9 @@ class FunctionSink(Sink):
     ) -> None:
         """Takes note of steps that a program ran in a row."""
         self._place = self._queue.skip(len(steps))[-1]
-        if not self._passed:
+        if not self._passages.end():
             for _ in steps:
                 self._step_schedulers()
-        self._passed = 0
         self.outputs.add(loss, zip(note, logged, strict=True), len(steps))
         self.done += len(steps)
         self._result = result

@@ -70,7 +70,7 @@ class LoopSink(TrainerSink):
         return self._passing.go(steps, note)
 
     def pass_again(self, steps: int, note: Note) -> None:
-        """Puts back counters, schedulers and options as they were before `passing`, and goes through fewer steps."""
+        """Puts back what `passing` did to counters, schedulers and options, but for the first steps."""
         self._passing.go_again(steps, note)
 
     def account_chunk(

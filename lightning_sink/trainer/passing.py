@@ -6,9 +6,10 @@ two steps is done before the first of them is run. Where fewer are run than were
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
+from lightning_sink.engine.passages import Passages
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.schedules import SchedulerState, step_schedulers
@@ -25,22 +26,31 @@ class Passing:
 
     def __init__(self, loop: Any, counters: Counters, schedules: bool) -> None:
         self._loop, self._counters, self._schedules = loop, counters, schedules
-        self._before: SchedulerState | None = None
-        self._counted: list[dict[str, int]] = []
-        self._passed = 0
+        self._passages = Passages()
+
+    def _saved(self) -> Callable[[], None]:
+        """Returns what puts counters and schedulers back as they are now."""
+        counted = self._counters.present()
+        scheduled = SchedulerState(self._loop) if self._schedules else None
+
+        def restore() -> None:
+            if scheduled is not None:
+                scheduled.restore()
+            self._counters.restore(counted)
+
+        return restore
 
     def go(self, steps: int, note: Note) -> Generator[None, None, None]:
         """Yields for each step, when it is about to run; one that it is closed at is not run."""
-        self._before = SchedulerState(self._loop) if self._schedules else None
-        self._counted = self._counters.present()
+        passage = self._passages.begin(self._saved())
         for _ in range(steps):
             self._counters.ready()
-            self._passed += 1
+            passage.add()
             try:
                 yield
             except GeneratorExit:
                 self._counters.ready(-1)
-                self._passed -= 1
+                passage.withdraw()
                 raise
             self._counters.trained(note.clearings, note.optimizer_steps)
             if self._schedules:
@@ -48,18 +58,11 @@ class Passing:
             self._counters.completed()
 
     def go_again(self, steps: int, note: Note) -> None:
-        """Puts everything back, if steps were gone through, and goes through fewer."""
-        if not self._passed:
-            return
-        if self._before is not None:
-            self._before.restore()
-        self._counters.restore(self._counted)
-        self._passed = 0
-        for _ in self.go(steps, note):
+        """Puts back all steps that were gone through and have not ended, but for the first ones."""
+        for _ in self.go(self._passages.take_back(steps), note):
             pass
 
     def end(self, steps: int, note: Note) -> None:
-        """The steps have been run: those that were not gone through are counted."""
-        if not self._passed:
+        """The steps of a call have been run: those that were not gone through are counted."""
+        if not self._passages.end():
             self._counters.passed(steps, note.clearings, note.optimizer_steps)
-        self._passed = 0

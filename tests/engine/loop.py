@@ -19,6 +19,7 @@ from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.inductor import compile_traced
+from lightning_sink.engine.passages import Passages
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Parts, Snapshot
@@ -73,7 +74,8 @@ class LoopSink(Sink):
     def __init__(self, training: Training, batches: list[Batch]) -> None:
         self._training = training
         self._batches = batches
-        self._next = self._passed = 0
+        self._next = 0
+        self._passages = Passages()
 
     def steps(self) -> Iterator[Step]:
         while self._next < len(self._batches):
@@ -104,31 +106,34 @@ class LoopSink(Sink):
         return list(itertools.takewhile(lambda other: other.signature == step.signature, following))
 
     def passing(self, steps: int, note: Any) -> Iterator[None]:
-        self._base = base = self._training.index
-        for self._passed in range(steps):
-            self._training.index = base + self._passed
-            yield
-        self._passed = steps
-        self._training.index = base + steps
+        training, present = self._training, self._training.index
+        passage = self._passages.begin(lambda: setattr(training, "index", present))
+        for _ in range(steps):
+            passage.add()
+            try:
+                yield
+            except GeneratorExit:
+                passage.withdraw()
+                raise
+            training.index += 1
 
     def pass_again(self, steps: int, note: Any) -> None:
-        if self._passed:
-            self._training.index, self._passed = self._base + steps, steps
+        for _ in self.passing(self._passages.take_back(steps), note):
+            pass
 
     def account_chunk(
         self, steps: list[Step], result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any
     ) -> None:
         assert loss.shape == (len(steps),)
         self._next += len(steps)
-        self._training.index -= self._passed
-        self._passed = 0
+        counted = 0 if self._passages.end() else 1
         for value in loss:
-            self._done(value)
+            self._done(value, counted)
 
-    def _done(self, loss: Tensor) -> None:
+    def _done(self, loss: Tensor, counted: int = 1) -> None:
         training = self._training
         training.losses.append(loss.detach().clone())
-        training.index += 1
+        training.index += counted
         training.after(training.index)
 
 
