@@ -105,6 +105,14 @@ def test_growth_has_a_line_for_each_point(tmp_path):
     assert table[2][-2:] == ["0", "0"], "the eager engine compiles nothing"
 
 
+def test_every_option_has_a_line_and_is_compiled(tmp_path):
+    out = tmp_path / "options.md"
+    run("options.py", "--sink-size", "10", "--repeats", "1", "--engine", "traced", "--out", str(out))
+    (table,) = tables(out.read_text())
+    assert len(table) > 10
+    assert all(float(line[2].replace(",", "")) > 0 for line in table[2:])
+
+
 def test_other_parameters_are_refused(report):
     report.check_same_model("MLP", {"plain": 8970, "jax": 8970})
     with pytest.raises(ValueError, match="MLP: the sides do not train the same model; parameters: plain 8,970, jax"):

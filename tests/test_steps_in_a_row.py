@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import pace, supply
 from lightning_sink.data.reuse import Reuse
+from lightning_sink.engine import chunks as engine_chunks
 from lightning_sink.engine.inductor import missing_compiler
 from lightning_sink.trainer import logging
 from lightning_sink.trainer.loop_sink import LoopSink
@@ -285,12 +286,51 @@ def test_a_schedule_that_fails_while_others_run(beside, total):
     assert_left_the_same(plain, sink)
 
 
+class CyclesLate(Quiet):
+    """A momentum that begins to change in the middle of an epoch: it was a constant of the program before."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        first = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10)
+        second = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=10)
+        schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], milestones=[self.at])
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 @missing
-@pytest.mark.parametrize("schedule", ["none", "onecycle"])
+@pytest.mark.parametrize("at", [30, 41, 90])
+@pytest.mark.parametrize("most", [4, 1024])
+def test_an_option_that_changes_late_while_others_run(beside, at, most, monkeypatch):
+    monkeypatch.setattr(engine_chunks, "_MOST", most)
+    compare(lambda: CyclesLate(at), "inductor", -1, data=many)
+    assert beside
+
+
+class FillsItsRate(Net):
+    """A rate that is a tensor, which the schedule fills."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=torch.tensor(0.05))
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98), "interval": "step"}]
+
+
+FAILING = {
+    "none": Net,
+    "onecycle": lambda: Net(schedule="onecycle", total_steps=200),
+    "a tensor": FillsItsRate,
+}
+
+
+@missing
+@pytest.mark.parametrize("schedule", FAILING)
 @pytest.mark.parametrize("at", [30, 33, 45, 50])
 def test_a_step_that_fails_while_the_next_ones_wait(beside, schedule, at):
     data = with_a_wrong_label(at)
-    plain, sink = failed(lambda: Net(schedule=schedule, total_steps=200), lambda: data, IndexError, "inductor")
+    plain, sink = failed(FAILING[schedule], lambda: data, IndexError, "inductor")
     assert beside
     assert sink[1:3] == plain[1:3]
     assert torch.equal(sink[4], plain[4]), "the random generator"

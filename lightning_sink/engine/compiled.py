@@ -138,6 +138,7 @@ class CompiledEngine(Engine):
                 elif self._unsettled is not None and program.may_repeat(self._unsettled[1]):
                     self._run_ahead(sink, step, program)
         finally:
+            self._error = None  # of a step that this sink had no turn for
             self._settle()
 
     # -- one step ---------------------------------------------------------------------------------------------------
@@ -194,12 +195,15 @@ class CompiledEngine(Engine):
 
     def _run_ahead(self, sink: Sink, step: Step, program: Program) -> None:
         """Runs, many in one call, the steps that come next and need nothing but the program."""
-        call = self._prepare(sink, step, program, most(program, first=True))
         try:
+            call = self._prepare(sink, step, program, most(program, first=True))
             if call is not None:
                 call.launch()
             while call is not None:
                 call = self._finish(sink, step, program, call)
+        except BaseException:
+            sink.pass_again(0, program.note)
+            raise
         finally:
             program.function.rest()
 
@@ -208,12 +212,12 @@ class CompiledEngine(Engine):
         if not chunk or not program.takes([item.leaves for item in chunk]):
             return None
         numbers = pass_through(sink, program, self._hyper, len(chunk), behind)
-        if numbers.stale and behind:
-            sink.pass_again(behind, program.note)  # it is seen to when the steps before them have ended
-            return None
         if numbers.stale:
-            self._settle()
             self._maker.forget()
+            if behind:
+                sink.pass_again(behind, program.note)
+                return None
+            self._settle()
         return Call(sink, program, chunk, numbers) if numbers.steps else None
 
     def _finish(self, sink: Sink, step: Step, program: Program, call: Call) -> Call | None:
@@ -231,13 +235,12 @@ class CompiledEngine(Engine):
         except BaseException:
             call.wait()  # what was launched counts, whatever became of the batches behind it
             self._account(sink, program, call)
-            sink.pass_again(0, program.note)
             raise
         call.wait()
         self._account(sink, program, call)
         if not call.is_whole or call.done < len(call.steps):
             return None  # the next step needs another program, or is the one that failed
-        if following is None:
+        if following is None and self._programs.have(step.key):  # it may have been forgotten meanwhile
             following = self._prepare(sink, step, program, most(program))
             if following is not None:
                 following.launch()

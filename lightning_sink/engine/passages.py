@@ -37,6 +37,11 @@ class Passages:
     def __init__(self) -> None:
         self._passages: deque[Passage] = deque()
 
+    @property
+    def steps(self) -> int:
+        """How many steps they have."""
+        return sum(passage.steps for passage in self._passages)
+
     def begin(self, restore: Callable[[], None]) -> Passage:
         """Returns a passage without steps."""
         return Passage(self._passages, restore)
@@ -57,10 +62,10 @@ class Passages:
         Returns:
             How many of them were put back too, and are to be gone through again.
         """
-        if sum(passage.steps for passage in self._passages) <= kept:
-            return 0
         taken: list[Passage] = []
-        while kept < sum(passage.steps for passage in self._passages):
+        while kept < self.steps:
             taken.append(self._passages.pop())
+        if not taken:
+            return 0
         taken[-1].restore()
-        return kept - sum(passage.steps for passage in self._passages)
+        return kept - self.steps

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 _SCALARS = (bool, int, float, complex, str, type(None))
@@ -32,6 +33,8 @@ class SavedSchedulers:
         self._schedulers = [(scheduler, dict(scheduler.state_dict())) for scheduler in schedulers]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._options = [(group, dict(group)) for group in groups]
+        held = (value for group in groups for value in group.values() if isinstance(value, Tensor))
+        self._filled = [(tensor, tensor.detach().clone()) for tensor in held]  # schedulers fill a rate that is a tensor
 
     def restore(self) -> None:
         """Puts them back."""
@@ -39,6 +42,8 @@ class SavedSchedulers:
             scheduler.load_state_dict(state)
         for group, options in self._options:
             group.update(options)
+        for tensor, value in self._filled:
+            tensor.detach().copy_(value)
 
 
 def only_computes(scheduler: Any) -> bool:

@@ -40,7 +40,7 @@ class LoopSink(TrainerSink):
             room = min(room, self._selects - 1 - number % self._selects)
         if room < 1:
             return []
-        self.progress.tell()
+        self.progress.tell(self._passing.waiting)
         steps: list[Step] = []
         self._interrupt.held = False
         try:

@@ -28,6 +28,11 @@ class Passing:
         self._loop, self._counters, self._schedules = loop, counters, schedules
         self._passages = Passages()
 
+    @property
+    def waiting(self) -> int:
+        """How many steps were gone through and have not ended."""
+        return self._passages.steps
+
     def _saved(self) -> Callable[[], None]:
         """Returns what puts counters and schedulers back as they are now."""
         counted = self._counters.present()

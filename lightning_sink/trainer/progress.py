@@ -79,10 +79,14 @@ class SinkProgress:
         """Steps have been trained, on batches like the one of `step`."""
         self._items += steps * items_in(step.leaves)
 
-    def tell(self) -> None:
-        """Tells the listeners how far the sink is."""
+    def tell(self, waiting: int = 0) -> None:
+        """Tells the listeners how far the sink is.
+
+        Args:
+            waiting: Steps that are counted and have not ended.
+        """
         for listener in self._listeners:
-            listener.on_sink_progress(self._progress.current.ready, self._queue.ready)
+            listener.on_sink_progress(self._progress.current.ready - waiting, self._queue.ready)
 
     def end(self) -> None:
         """The sink is over; its time stands still from now on."""

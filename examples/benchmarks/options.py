@@ -1,0 +1,176 @@
+"""What is left of the speed of sinks when a module, or its Trainer, does what most do: clip, schedule, log, drop out.
+
+    python examples/benchmarks/options.py --out options.md
+
+The MLP of the suite, one option at a time, each in plain Lightning and in sinks, in turns; steps a second behind the
+first sink, medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import lightning as L
+import torch
+import torchmetrics
+from fitting import OFF, Cycle
+from lightning.pytorch.utilities import grad_norm
+from machine import command, machine
+from models import MLP
+from nets import Batch
+from torch import Tensor, nn
+
+from lightning_sink import SinkStrategy
+
+BATCHES = 50
+
+
+class Dropout(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        drops = (nn.Sequential(layer, nn.Dropout(0.1)) if isinstance(layer, nn.ReLU) else layer for layer in self.net)
+        self.net = nn.Sequential(*drops)
+
+
+class LogsItsLoss(MLP):
+    def __init__(self) -> None:
+        super().__init__(log_loss=True)
+
+
+class LogsAnItem(MLP):
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss.item())
+        return loss
+
+
+class MeasuresAccuracy(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = torchmetrics.classification.MulticlassAccuracy(10)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        scores = self(x)
+        self.accuracy(scores, y)
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        return nn.functional.cross_entropy(scores, y)
+
+
+class Scheduled(MLP):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100_000)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class OneCycle(MLP):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=100_000)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class LogsGradientNorms(MLP):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.log_dict(grad_norm(self.net, norm_type=2))
+
+
+class ByHand(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        optimizer: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
+    "nothing": (MLP, {}),
+    "logs its loss, with a progress bar": (LogsItsLoss, {"enable_progress_bar": True}),
+    "logs `loss.item()`": (LogsAnItem, {}),
+    "`gradient_clip_val=1.0`": (MLP, {"gradient_clip_val": 1.0}),
+    "a cosine schedule at each step": (Scheduled, {}),
+    "`OneCycleLR` at each step": (OneCycle, {}),
+    "dropout, twice": (Dropout, {}),
+    "logs `grad_norm`": (LogsGradientNorms, {}),
+    "an optimizer stepped by hand": (ByHand, {}),
+    "accuracy by torchmetrics": (MeasuresAccuracy, {}),
+    "`accumulate_grad_batches=4`": (MLP, {"accumulate_grad_batches": 4}),
+    '`precision="bf16-mixed"`': (MLP, {"precision": "bf16-mixed"}),
+}
+
+
+class Marks(L.Callback):
+    """Notes the time whenever it is called."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[int, float]] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        self.marks.append((trainer.fit_loop.total_batch_idx + 1, perf_counter()))
+
+    def speed(self, behind: int) -> float:
+        """Batches a second behind the first ones."""
+        first = next(mark for mark in self.marks if mark[0] >= behind)
+        return (self.marks[-1][0] - first[0]) / (self.marks[-1][1] - first[1])
+
+
+def speed(name: str, strategy: L.pytorch.strategies.Strategy | str, batches: int, behind: int) -> float:
+    """Trains; returns batches a second."""
+    L.seed_everything(0, verbose=False)
+    make, options = OPTIONS[name]
+    marks = Marks()
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, strategy=strategy, callbacks=[marks], **{**OFF, **options})
+    trainer.fit(make(), Cycle(MLP.batches(BATCHES), batches))
+    return marks.speed(behind)
+
+
+def measure(name: str, sink_size: int, engine: str, repeats: int) -> str:
+    """One row of the table."""
+    plain, sink, ratios = [], [], []
+    for _ in range(repeats):
+        plain.append(speed(name, "auto", sink_size, behind=sink_size // 5))
+        strategy = SinkStrategy(sink_size, epoch="dataset", engine=engine, fallback="error")
+        sink.append(speed(name, strategy, 6 * sink_size, behind=sink_size))
+        ratios.append(sink[-1] / plain[-1])
+    spread = f"{median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
+    row = f"| {name} | {median(plain):,.0f} | {median(sink):,.0f} | {spread} |"
+    print(row, flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Sinks beside plain Lightning, one option at a time.")
+    parser.add_argument("--sink-size", type=int, default=1_000)
+    parser.add_argument("--engine", default="inductor")
+    parser.add_argument("--only", default="", help="options whose names have this in them")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
+    args = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    lines = ["| the MLP, with | plain, batches/s | sinks, batches/s | sinks / plain |", "|---|--:|--:|--:|"]
+    about = machine()
+    lines += [measure(name, args.sink_size, args.engine, args.repeats) for name in OPTIONS if args.only in name]
+    lines += ["", f"* machine: {about}; {torch.get_num_threads()} threads"]
+    lines += [f"* versions: torch {version('torch')}, lightning {version('lightning')}"]
+    lines += [f"* command: `{command('options.py')}`"]
+    print(*lines, sep="\n")
+    if args.out:
+        args.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
