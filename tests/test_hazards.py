@@ -128,25 +128,16 @@ class DataDependentBranch(Scaled):
         return 3.0 if batch[0][0, 0] > 0 else 1.0  # here
 
 
-@hazard()
+@hazard("a value of a tensor decides")
 class Item(Scaled):
     def factor(self, batch, batch_idx):
-        return 1 + batch[0].mean().item()
+        return 1 + batch[0].mean().item()  # here
 
 
-@hazard("a value of a tensor decides")
-class ItemThatDecides(Scaled):
+@hazard()
+class WholeNumbersDivided(Scaled):
     def factor(self, batch, batch_idx):
-        return 2.0 if batch_idx > LATE and batch[0].mean().item() > 0 else 1.0  # here
-
-
-@hazard("the step keeps a value of a tensor", exact_line=False)
-class ItemThatIsKept(Scaled):
-    kept = 1.0
-
-    def factor(self, batch, batch_idx):
-        factor, self.kept = self.kept, 1 + batch[0].mean().item()
-        return factor
+        return (batch[1] > 0).sum() / (1 + batch_idx) + torch.div(1 + batch_idx, 1 + batch[1]).mean()
 
 
 @hazard("the step changes Python state", exact_line=False)
@@ -358,7 +349,6 @@ def test_a_fallback_can_be_an_error_of_the_same_text(name):
 def blind(patch):
     """Switches detection off: what is read is frozen, and what is frozen stands for every step."""
     patch.setattr(Recorder, "hazard", lambda self, what, where=None: None)
-    patch.setattr(Recorder, "_number", lambda self, tensor: None)
     patch.setattr(Recorder, "watched", lambda self, name, value: value)
     patch.setattr(Hyperparameters, "lifted", lambda self, uses: nullcontext())
     patch.setattr(Hyperparameters, "update", lambda self: False)

@@ -44,13 +44,6 @@ class LogsItsLoss(MLP):
         super().__init__(log_loss=True)
 
 
-class LogsAnItem(MLP):
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.log("loss", loss.item())
-        return loss
-
-
 class MeasuresAccuracy(MLP):
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +93,6 @@ class ByHand(MLP):
 OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "nothing": (MLP, {}),
     "logs its loss, with a progress bar": (LogsItsLoss, {"enable_progress_bar": True}),
-    "logs `loss.item()`": (LogsAnItem, {}),
     "`gradient_clip_val=1.0`": (MLP, {"gradient_clip_val": 1.0}),
     "a cosine schedule at each step": (Scheduled, {}),
     "`OneCycleLR` at each step": (OneCycle, {}),

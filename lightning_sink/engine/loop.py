@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.failures import error_of
+from lightning_sink.engine.failures import error_of, with_type
 from lightning_sink.engine.generated import NativeLoop
 from lightning_sink.engine.recording import Recording
 
@@ -83,7 +83,7 @@ class Row:
             try:
                 outputs = self._step(*inputs)
             except Exception as raised:
-                error = raised
+                error = with_type(raised)
                 break
             done += 1
             for column, index in zip(columns, self._kept, strict=True):

@@ -15,6 +15,7 @@ import operator
 from collections import deque
 from collections.abc import Callable
 from functools import reduce
+from types import CellType
 from typing import Any
 
 import torch
@@ -70,10 +71,11 @@ class Number:
         return self.value
 
     def _compare(self, symbol: Callable[[Any, Any], Any], other: Any) -> Any:
+        other = _ended(other)
         if self._uses.closed:
-            return symbol(self.value, _value(other))
+            return symbol(self.value, other)
         if isinstance(other, Tensor):
-            return symbol(self.tensor, other)
+            return symbol(_plain(self, other), other)
         outcome = bool(symbol(self.value, _value(other)))
         host = self._hosted(symbol, other, reflected=False)
         what = f"{_words(self._name)} decides what Python does"
@@ -91,11 +93,12 @@ class Number:
         return (lambda: symbol(others(), host())) if reflected else (lambda: symbol(host(), others()))
 
     def _combine(self, symbol: Callable[..., Any], other: Any, reflected: bool) -> Any:
+        other = _ended(other)
         if self._uses.closed:
-            return symbol(_value(other), self.value) if reflected else symbol(self.value, _value(other))
+            return symbol(other, self.value) if reflected else symbol(self.value, other)
         if isinstance(other, Tensor):
             out = symbol(other, self.tensor) if reflected else symbol(self.tensor, other)
-            return _as_with_python_number(out, [other], [self.value])
+            return _as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
         if not isinstance(other, numbers.Real):
             return NotImplemented
         name = symbol.__name__, self._name, _key(other), reflected
@@ -117,12 +120,8 @@ class Number:
         return _words(self._name)
 
     def replace(self) -> None:
-        """Puts the plain number into every object, list, deque and dictionary that holds the stand-in."""
-        for holder in gc.get_referrers(self):
-            items = holder if isinstance(holder, (dict, list, deque)) else getattr(holder, "__dict__", {})
-            for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
-                if item is self:
-                    items[key] = self.value
+        """Puts the plain number into what holds the stand-in: objects, closures, containers, tuples in those."""
+        _put(self, self.value)
 
     def plus(self, other: int) -> Number:
         """Returns the sum."""
@@ -159,27 +158,41 @@ class Number:
         if type(kwargs.get("alpha")) is Number:
             wide = args[1].to(torch.promote_types(args[0].dtype, args[1].dtype))
             scaled = wide * kwargs.pop("alpha").tensor
-            return func(args[0], scaled, **kwargs)
+            return func(args[0], scaled.to(wide.dtype), **kwargs)
         if type(kwargs.get("value")) is Number and name in ("addcdiv", "addcdiv_", "addcmul", "addcmul_"):
-            scaled = args[1] * kwargs.pop("value").tensor
-            return func(args[0], scaled, args[2], **kwargs)
-        if name in ("lerp", "lerp_") and type(args[2]) is Number:
+            number = kwargs.pop("value")
+            scaled = args[1] * number.tensor
+            return func(args[0], scaled.to(torch.result_type(args[1], number.value)), args[2], **kwargs)
+        if name in ("lerp", "lerp_") and len(args) == 3 and type(args[2]) is Number:
             return func(args[0], args[1], args[2].tensor.to(args[0].dtype), **kwargs)
         given = [*args, *kwargs.values()]
         tensors = [item for item in given if isinstance(item, Tensor)]
-        if tensors and name not in _TAKE_NUMBERS:
+        whole = not any(item.is_floating_point() or item.is_complex() for item in tensors)
+        whole = whole and all(isinstance(item.value, int) for item in given if type(item) is Number)
+        if tensors and name not in _TAKE_NUMBERS and (not whole or name in _OF_WHOLE_NUMBERS):
             try:
-                out = func(*(_plain(arg) for arg in args), **{key: _plain(arg) for key, arg in kwargs.items()})
+                beside = tensors[0] if name in _COMPARE else None
+                out = func(
+                    *(_plain(arg, beside) for arg in args), **{k: _plain(arg, beside) for k, arg in kwargs.items()}
+                )
             except (TypeError, RuntimeError):  # an argument that has to be a number; a real error comes again below
                 pass
             else:
                 values = [item.value for item in given if type(item) is Number]
-                return _as_with_python_number(out, tensors, values) if isinstance(out, Tensor) else out
+                divides = name in _DIVIDE and not kwargs.get("rounding_mode")
+                return _as_with_python_number(out, tensors, values, divides) if isinstance(out, Tensor) else out
         return func(*released(args), **released(kwargs))
 
 
 # These look into a tensor that stands for a number, which only shows as a value taken out of the step.
 _TAKE_NUMBERS = frozenset(["new_full", "full_like", "__getitem__", "__setitem__"])
+
+# What becomes of whole numbers alone is known of these; any other function gets the number itself.
+_DIVIDE = frozenset(["div", "true_divide", "divide", "__truediv__", "__rtruediv__", "__rdiv__"])
+_OPERATORS = [f"__{side}{name}__" for side in ("", "r") for name in ("add", "sub", "mul", "floordiv", "mod", "pow")]
+_COMPARE = frozenset([name for plain in ("eq", "ne", "lt", "le", "gt", "ge") for name in (plain, f"__{plain}__")])
+_OF_WHOLE_NUMBERS = _DIVIDE | _COMPARE | {"add", "sub", "mul", "multiply", "floor_divide", "remainder", "fmod", "pow"}
+_OF_WHOLE_NUMBERS |= {*_OPERATORS, "where", "clamp", "minimum", "maximum"}
 
 
 def released(value: Any) -> Any:
@@ -197,18 +210,51 @@ def released(value: Any) -> Any:
     return value
 
 
+def _with(items: tuple[Any, ...], held: Any, new: Any) -> tuple[Any, ...]:
+    return tuple(new if item is held else item for item in items)
+
+
+def _put(held: Any, new: Any) -> None:
+    """Puts one value in the place of another in whatever holds that, also by a tuple.
+
+    No closure in here may hold it: its cell would be among them.
+    """
+    for holder in gc.get_referrers(held):
+        if type(holder) is tuple:
+            _put(holder, _with(holder, held, new))
+        elif isinstance(holder, CellType):
+            holder.cell_contents = new
+        elif isinstance(holder, set):
+            holder.discard(held)
+            holder.add(new)
+        else:
+            items = holder if isinstance(holder, (dict, list, deque)) else getattr(holder, "__dict__", {})
+            for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
+                if item is held:
+                    items[key] = new
+
+
 def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
     """Returns what `torch.tensor` makes of a number."""
     default = torch.int64 if isinstance(number.value, int) else torch.get_default_dtype()
     return number.tensor.to(dtype or default, copy=True)
 
 
-def _as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any]) -> Tensor:
-    """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a result."""
+def _as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any], divides: bool = False) -> Tensor:
+    """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a result.
+
+    Args:
+        out: The result.
+        operands: The tensors that went into it.
+        values: The numbers.
+        divides: Whether whole numbers give none.
+    """
     if out.dtype not in (torch.float64, torch.complex128):
         return out
-    types = [torch.result_type(operand, value) for operand in operands for value in values]
-    return out.to(reduce(torch.promote_types, types))
+    operands = [item for item in operands if item.dtype is not torch.bool] or operands  # what `where` chooses by
+    dtype = reduce(torch.promote_types, [torch.result_type(item, value) for item in operands for value in values])
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    return out.to(torch.get_default_dtype() if divides and whole else dtype)
 
 
 def _words(name: Any) -> str:
@@ -224,8 +270,16 @@ def _key(value: Any) -> Any:
     return type(value), value if isinstance(value, (numbers.Number, str)) else id(value)
 
 
-def _plain(value: Any) -> Any:
-    return value.tensor if type(value) is Number else value
+def _plain(value: Any, beside: Tensor | None = None) -> Any:
+    """Returns the tensor for a stand-in, in the type in which a number is compared with another one."""
+    if type(value) is not Number:
+        return value
+    return value.tensor if beside is None else value.tensor.to(torch.result_type(beside, value.value))
+
+
+def _ended(value: Any) -> Any:
+    """Returns the plain number for a stand-in of a step that has ended: it is nothing else any more."""
+    return value.value if type(value) is Number and value._uses.closed else value
 
 
 def _value(value: Any) -> Any:

@@ -28,7 +28,7 @@ from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.numbers import Number, released
+from lightning_sink.engine.numbers import released
 from lightning_sink.engine.operands import members, replaced
 from lightning_sink.engine.origins import Origin, Origins
 from lightning_sink.engine.private import (
@@ -93,7 +93,6 @@ class Recorder(TorchDispatchMode):
         self._read_at: dict[int, str] = {}
         self._paused = False
         self._failed = False
-        self._taken = 0
         self._apart = Apart(self.hazard)
         self._hook: Any = None
         self._places: list[int] = []
@@ -110,7 +109,7 @@ class Recorder(TorchDispatchMode):
         try:
             with ExitStack() as stack:
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
-                stack.enter_context(StandInMode(self._number, self.paused))
+                stack.enter_context(StandInMode(self._steps.number, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(self._hyper.lifted(self._uses))
                 out = released(body())
@@ -151,20 +150,6 @@ class Recorder(TorchDispatchMode):
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""
         return value if self._failed else self._counts.number(name, value, self._uses)
-
-    def _number(self, tensor: Tensor) -> Number | None:
-        """Returns a stand-in for the value of a tensor; None where it may be, or has to be, itself."""
-        count = self._steps.number(tensor)
-        if count is not None:
-            return count
-        constant = self._origins.of([tensor]) is not None
-        if self._paused or constant or tensor.numel() != 1 or tensor.is_complex() or tensor.dtype is torch.bool:
-            return None
-        with self.paused():
-            value = tensor.item()
-        self._taken += 1
-        copy = tensor.detach().reshape(()).to(torch.float64, copy=True)
-        return Number(copy, value, self._uses, (self._taken, "a value of a tensor"))
 
     def hazard(self, what: str, where: str | None = None) -> None:
         """Notes a reason why this recording may not stand for other steps, with the user's line."""

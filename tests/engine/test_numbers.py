@@ -5,6 +5,7 @@ import math
 import numbers
 import operator
 import pickle
+from collections import deque
 from functools import partial
 
 import numpy as np
@@ -214,3 +215,69 @@ def test_control_passing_a_number_on_tells_nothing():
     assert isinstance(held["index"][0], int)
     assert held["index"][0] is stand_in
     assert leaks == []
+
+
+class Held:
+    """What a step may keep a number in."""
+
+    def __init__(self, kept):
+        self.attribute, self.list, self.deque, self.mapping = kept, [kept], deque([kept]), {"key": kept}
+        self.pair, self.set, self.nested = (1, kept), {kept}, [("a", (kept, "b"))]
+        self.closure = lambda: kept
+
+
+def test_a_number_that_is_kept_is_a_plain_one_when_the_step_has_ended():
+    leaks = []
+    uses = Uses(leaks.append, lambda what: None)
+    stand_in = Number(torch.tensor(3.0, dtype=torch.float64), 3, uses, "`n`")
+    held = Held(stand_in)
+    uses.closed = True
+    stand_in.replace()
+    inner = (held.attribute, held.list[0], held.deque[0], held.mapping["key"], held.pair[1], held.nested[0][1][0])
+    assert [type(value) for value in (*inner, *held.set, held.closure())] == [int] * 8
+
+
+def test_a_number_of_an_earlier_step_is_a_plain_one_beside_one_of_this_step():
+    ended, uses = Uses(print, lambda what: None), Uses(lambda what: None, lambda what: None)
+    old = Number(torch.tensor(2.0, dtype=torch.float64), 2, ended, "`n`", lambda: 2)
+    ended.closed = True
+    new = Number(torch.tensor(5.0, dtype=torch.float64), 5, uses, "`n`", lambda: 5)
+    for result, value in [(new - old, 3), (old - new, -3), (old / new, 0.4), (new * new, 25), (new * old, 10)]:
+        assert type(result) is Number
+        assert result.value == value
+        assert float(result.tensor) == pytest.approx(value)
+    assert old < new
+    assert not old > new
+    assert len(uses.guards) == 2
+
+
+OF_WHOLE = {
+    "divided": lambda t, n: t / n,
+    "divides": lambda t, n: n / t,
+    "div": lambda t, n: torch.div(t, n),
+    "div, floor": lambda t, n: torch.div(t, n, rounding_mode="floor"),
+    "floor": lambda t, n: t // n,
+    "modulo": lambda t, n: t % n,
+    "power": lambda t, n: t**n,
+    "float_power": lambda t, n: torch.float_power(t, n),
+    "shift": lambda t, n: torch.bitwise_left_shift(t, n),
+    "alpha": lambda t, n: torch.add(t, t, alpha=n),
+    "alpha, in place": lambda t, n: t.clone().sub_(t, alpha=n),
+    "where": lambda t, n: torch.where(t > 2, n, t),
+}
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor([1, 2, 7]), torch.tensor(5), torch.tensor([3], dtype=torch.int8)])
+@pytest.mark.parametrize("name", OF_WHOLE)
+def test_whole_numbers_among_themselves(name, tensor):
+    expected, found = OF_WHOLE[name](tensor, 3), OF_WHOLE[name](tensor, number(3, []))
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(0.1), torch.tensor([0.1])])
+def test_a_comparison_is_made_in_the_tensors_type(scale):
+    stand_in = Number(torch.tensor(0.1, dtype=torch.float64), 0.1, Uses(print, lambda what: None), "`rate`")
+    assert torch.equal(scale <= stand_in, scale <= 0.1)
+    assert torch.equal(stand_in < scale, scale > 0.1)
+    assert torch.add(scale, scale, alpha=stand_in).dtype == torch.float32

@@ -57,9 +57,7 @@ def test_each_input_knows_the_users_line():
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        (lambda x: x * float(x.sum()), "a value of a tensor"),
-        (lambda x: x * [1, 2][x[0].to(torch.int64).item()], "a value of a tensor is read"),
-        (lambda x: x * 2 if x.sum().item() > 0 else x, "a value of a tensor decides"),
+        (lambda x: x * x.sum().item(), "a value of a tensor"),
         (lambda x: x * 2 if x.sum() > 0 else x, "a value of a tensor"),
         (lambda x: x[x > 0], "shape that depends on the data"),
         (lambda x: torch.rand(3, generator=torch.Generator()), "a generator of its own"),
