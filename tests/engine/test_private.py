@@ -60,7 +60,7 @@ def test_trees():
 def test_distributions_ask_whether_all_is_true(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "_is_all_true", lambda valid: asked.append(valid) or private.is_all_true(valid))
-    torch.distributions.Normal(0.0, 1.0).log_prob(torch.ones(1))
+    torch.distributions.Normal(0.0, 1.0, validate_args=True).log_prob(torch.ones(1))
     assert len(asked) == 3, "`torch.distributions` checks what it is given in another way"
     with pytest.raises(RuntimeError, match="in words"):
         private.assert_async(torch.tensor(False), "in words")

@@ -74,7 +74,7 @@ def test_one_hot_refuses_what_it_refuses(classes, values):
 
 def test_a_distribution_refuses_with_torchs_own_words():
     with StandInMode(lambda tensor: None, nullcontext), pytest.raises(ValueError, match="Expected parameter scale"):
-        torch.distributions.Normal(0.0, -ONE)
+        torch.distributions.Normal(0.0, -ONE, validate_args=True)
 
 
 def test_other_code_gets_what_it_asks_for():

@@ -15,6 +15,7 @@ ROWS = torch.arange(8)
 CLASSES = ROWS % 4
 DIVISORS = ROWS + 1
 FLAGS = torch.tensor(True)
+CHECKS = {"validate_args": True}  # `torch.compile` in the same process switches the default off
 
 
 def zeros():
@@ -73,10 +74,10 @@ OPERATIONS = {
     "fmod_": (lambda y: torch.full_like(y, 7).fmod_(y), DIVISORS, [0]),
     "one_hot": (lambda y: F.one_hot(y, 4), CLASSES, [4, -1]),
     "one_hot, by name": (lambda y: F.one_hot(y.view(2, 4), num_classes=8), ROWS, [8, -1]),
-    "Normal, scale": (lambda y: Normal(HALF, y).log_prob(HALF), HALF, [0.0, -1.0, float("nan")]),
-    "Categorical, logits": (lambda y: Categorical(logits=y).entropy(), HALF, [float("nan")]),
-    "Categorical, value": (lambda y: Categorical(HALF).log_prob(y), CLASSES, [4, -1]),
-    "Uniform, value": (lambda y: Uniform(0.0, 1.0).log_prob(y), HALF, [1.5, -0.5]),
+    "Normal, scale": (lambda y: Normal(HALF, y, **CHECKS).log_prob(HALF), HALF, [0.0, -1.0, float("nan")]),
+    "Categorical, logits": (lambda y: Categorical(logits=y, **CHECKS).entropy(), HALF, [float("nan")]),
+    "Categorical, value": (lambda y: Categorical(HALF, **CHECKS).log_prob(y), CLASSES, [4, -1]),
+    "Uniform, value": (lambda y: Uniform(0.0, 1.0, **CHECKS).log_prob(y), HALF, [1.5, -0.5]),
 }
 ACCEPTED = {
     "floats, floor": (lambda y: 7 // y, HALF, [0.0]),
