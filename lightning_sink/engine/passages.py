@@ -1,50 +1,67 @@
-"""Steps that were gone through before they were run, and not accounted for yet: how to put back what that changed."""
+"""Steps that are gone through before they are run, and not accounted for yet: going through them, and putting it back."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 
 
-class Passage:
+@dataclass
+class _Passage:
     """Steps that were gone through for one call.
 
-    Args:
-        passages: Where it is kept while it has steps.
+    Attributes:
         restore: Puts everything back as it was before the first of them.
+        steps: How many.
     """
 
-    def __init__(self, passages: deque[Passage], restore: Callable[[], None]) -> None:
-        self._passages, self.restore = passages, restore
-        self.steps = 0
-
-    def add(self) -> None:
-        """One more is gone through."""
-        if not self.steps:
-            self._passages.append(self)
-        self.steps += 1
-
-    def withdraw(self) -> None:
-        """The last one was not gone through after all."""
-        self.steps -= 1
-        if not self.steps:
-            self._passages.pop()
+    restore: Callable[[], None]
+    steps: int = 0
 
 
 class Passages:
     """The passages of calls that run, or wait for their turn, in their order."""
 
     def __init__(self) -> None:
-        self._passages: deque[Passage] = deque()
+        self._passages: deque[_Passage] = deque()
 
     @property
     def steps(self) -> int:
         """How many steps they have."""
         return sum(passage.steps for passage in self._passages)
 
-    def begin(self, restore: Callable[[], None]) -> Passage:
-        """Returns a passage without steps."""
-        return Passage(self._passages, restore)
+    def go(
+        self,
+        steps: int,
+        restore: Callable[[], None],
+        end: Callable[[], None],
+        ready: Callable[[int], None] = lambda steps: None,
+    ) -> Generator[None, None, None]:
+        """Yields for each step of a new passage, when it is about to run; one that it is closed at is not gone through.
+
+        Args:
+            steps: How many.
+            restore: Puts everything back as it is now.
+            end: Does what is due behind a step.
+            ready: Counts a step before it; called with 1, and with -1 to take that back.
+        """
+        passage = _Passage(restore)
+        self._passages.append(passage)
+        try:
+            for _ in range(steps):
+                ready(1)
+                passage.steps += 1
+                try:
+                    yield
+                except GeneratorExit:
+                    ready(-1)
+                    passage.steps -= 1
+                    raise
+                end()
+        finally:
+            if not passage.steps:
+                self._passages.remove(passage)
 
     def end(self) -> bool:
         """The first one's steps are accounted for; returns whether there was one."""

@@ -133,15 +133,8 @@ class FunctionSink(Sink):
 
     def passing(self, steps: int, note: Any) -> Generator[None, None, None]:
         """Steps the schedulers behind each of some steps, before these are run."""
-        passage = self._passages.begin(SavedSchedulers(self._schedulers, self._state.optimizers).restore)
-        for _ in range(steps):
-            passage.add()
-            try:
-                yield
-            except GeneratorExit:
-                passage.withdraw()
-                raise
-            self._step_schedulers()
+        saved = SavedSchedulers(self._schedulers, self._state.optimizers)
+        return self._passages.go(steps, saved.restore, self._step_schedulers)
 
     def pass_again(self, steps: int, note: Any) -> None:
         """Takes back that steps were gone through, but for the first ones."""

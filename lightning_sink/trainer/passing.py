@@ -47,20 +47,14 @@ class Passing:
 
     def go(self, steps: int, note: Note) -> Generator[None, None, None]:
         """Yields for each step, when it is about to run; one that it is closed at is not run."""
-        passage = self._passages.begin(self._saved())
-        for _ in range(steps):
-            self._counters.ready()
-            passage.add()
-            try:
-                yield
-            except GeneratorExit:
-                self._counters.ready(-1)
-                passage.withdraw()
-                raise
+
+        def end() -> None:
             self._counters.trained(note.clearings, note.optimizer_steps)
             if self._schedules:
                 step_schedulers(self._loop)
             self._counters.completed()
+
+        return self._passages.go(steps, self._saved(), end, self._counters.ready)
 
     def go_again(self, steps: int, note: Note) -> None:
         """Puts back all steps that were gone through and have not ended, but for the first ones."""

@@ -107,15 +107,11 @@ class LoopSink(Sink):
 
     def passing(self, steps: int, note: Any) -> Iterator[None]:
         training, present = self._training, self._training.index
-        passage = self._passages.begin(lambda: setattr(training, "index", present))
-        for _ in range(steps):
-            passage.add()
-            try:
-                yield
-            except GeneratorExit:
-                passage.withdraw()
-                raise
-            training.index += 1
+
+        def put(index: int) -> None:
+            training.index = index
+
+        return self._passages.go(steps, lambda: put(present), lambda: put(training.index + 1))
 
     def pass_again(self, steps: int, note: Any) -> None:
         for _ in self.passing(self._passages.take_back(steps), note):

@@ -14,10 +14,11 @@ class Counted:
 
     def go(self, steps):
         present = self.count
-        passage = self.passages.begin(lambda: setattr(self, "count", present))
-        for _ in range(steps):
-            passage.add()
-            self.count += 1
+        for _ in self.passages.go(steps, lambda: self.put(present), lambda: self.put(self.count + 1)):
+            pass
+
+    def put(self, count):
+        self.count = count
 
     def take_back(self, kept):
         self.go(self.passages.take_back(kept))
@@ -51,9 +52,15 @@ def test_against_a_list_of_lengths(moves):
         assert counted.count == ended + sum(lengths)
 
 
-def test_a_step_that_is_withdrawn_was_not_gone_through():
-    passages = Passages()
-    passage = passages.begin(lambda: None)
-    passage.add()
-    passage.withdraw()
+def test_a_step_at_which_it_ends_was_not_gone_through():
+    passages, ready, ended = Passages(), [], []
+    passing = passages.go(5, lambda: None, lambda: ended.append(1), ready.append)
+    for _ in range(3):
+        next(passing)
+    passing.close()
+    assert passages.steps == len(ended) == sum(ready) == 2
+    closed_at_once = passages.go(5, lambda: None, lambda: None)
+    next(closed_at_once)
+    closed_at_once.close()
+    assert passages.end()
     assert not passages.end()
