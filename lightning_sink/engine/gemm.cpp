@@ -55,6 +55,51 @@ void multiply_columns(Matrix a, Matrix b, const float* bias, Matrix c, int64_t r
   for (; i < rows; ++i) multiply_tile<1, V>(a.at(i, 0), b, bias, c.at(i, 0), depth, last);
 }
 
+#ifdef CPU_CAPABILITY_AVX512
+alignas(64) constexpr float ZEROS[16] = {};
+
+// Turns sixteen rows of sixteen numbers. Four rows are put together as they are loaded, from memory, which leaves two
+// rounds of shuffles where the library's has four: a quarter of its time.
+inline void transpose_tile(const std::array<const float*, 16>& rows, float* to, int64_t width) {
+  for (int64_t j = 0; j < 16; j += 4) {
+    __m512 together[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m512 one = _mm512_castps128_ps512(_mm_loadu_ps(rows[i] + j));
+      const __m512 two = _mm512_insertf32x4(one, _mm_loadu_ps(rows[i + 4] + j), 1);
+      const __m512 three = _mm512_insertf32x4(two, _mm_loadu_ps(rows[i + 8] + j), 2);
+      together[i] = _mm512_insertf32x4(three, _mm_loadu_ps(rows[i + 12] + j), 3);
+    }
+    const auto pairs = [&](int i) { return _mm512_castps_pd(_mm512_unpacklo_ps(together[i], together[i + 1])); };
+    const auto others = [&](int i) { return _mm512_castps_pd(_mm512_unpackhi_ps(together[i], together[i + 1])); };
+    float* row = to + j * width;
+    _mm512_storeu_ps(row, _mm512_castpd_ps(_mm512_unpacklo_pd(pairs(0), pairs(2))));
+    _mm512_storeu_ps(row + width, _mm512_castpd_ps(_mm512_unpackhi_pd(pairs(0), pairs(2))));
+    _mm512_storeu_ps(row + 2 * width, _mm512_castpd_ps(_mm512_unpacklo_pd(others(0), others(2))));
+    _mm512_storeu_ps(row + 3 * width, _mm512_castpd_ps(_mm512_unpackhi_pd(others(0), others(2))));
+  }
+}
+#endif
+
+// Writes rows of numbers as columns, and zeros beside them up to `width`, a multiple of LANES.
+inline void transpose(const float* from, int64_t row, float* to, int64_t width, int64_t columns, int64_t depth) {
+  int64_t first = 0;  // of the numbers of a row that are left
+#ifdef CPU_CAPABILITY_AVX512
+  first = depth / 16 * 16;
+  for (int64_t j = 0; j < width; j += 16) {
+    for (int64_t k = 0; k < first; k += 16) {
+      std::array<const float*, 16> rows;
+      for (int64_t i = 0; i < 16; ++i) rows[i] = j + i < columns ? from + (j + i) * row + k : ZEROS;
+      transpose_tile(rows, to + k * width + j, width);
+    }
+  }
+#endif
+  if (first == depth) return;
+  const int64_t left = depth - first;
+  for (int64_t k = first; k < depth; ++k) std::fill(to + k * width + columns, to + (k + 1) * width, 0.f);
+  at::vec::transpose_mxn<float>(
+      from + first, row, to + first * width, width, static_cast<int>(columns), static_cast<int>(left));
+}
+
 // Returns b with its columns side by side and zeros up to a multiple of LANES, in memory that the next call takes over.
 Matrix pack(Matrix b, int64_t depth, int64_t columns) {
   static thread_local std::vector<float> packed;
@@ -62,15 +107,14 @@ Matrix pack(Matrix b, int64_t depth, int64_t columns) {
   if (b.column == 1 && width == columns) return b;
   if (static_cast<int64_t>(packed.size()) < depth * width) packed.resize(depth * width);
   float* to = packed.data();
-  if (b.column == 1) {
-    for (int64_t i = 0; i < depth; ++i) {
-      std::copy_n(b.data + i * b.row, columns, to + i * width);
-      std::fill(to + i * width + columns, to + (i + 1) * width, 0.f);
-    }
+  if (b.column != 1) {
+    transpose(b.data, b.column, to, width, columns, depth);
     return {to, width, 1};
   }
-  at::vec::transpose_mxn<float>(b.data, b.column, to, width, static_cast<int>(columns), static_cast<int>(depth));
-  for (int64_t i = 0; i < depth; ++i) std::fill(to + i * width + columns, to + (i + 1) * width, 0.f);
+  for (int64_t i = 0; i < depth; ++i) {
+    std::copy_n(b.data + i * b.row, columns, to + i * width);
+    std::fill(to + i * width + columns, to + (i + 1) * width, 0.f);
+  }
   return {to, width, 1};
 }
 
