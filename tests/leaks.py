@@ -29,15 +29,27 @@ LASTING_THREADS = (
 class Running:
     threads: frozenset[threading.Thread]
     children: frozenset[int]
+    rows: frozenset[str]
 
 
 def running() -> Running:
-    return Running(frozenset(threading.enumerate()), frozenset(_children()))
+    return Running(frozenset(threading.enumerate()), frozenset(_children()), frozenset(threads_for_rows()))
+
+
+def threads_for_rows() -> set[str]:
+    """Returns the threads of C++ beside which rows of steps are prepared; none where nothing lists threads."""
+    tasks = Path("/proc/self/task")
+    found = set()
+    for task in tasks.iterdir() if tasks.exists() else ():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if (task / "comm").read_text().strip() == "lightning_sink":
+                found.add(task.name)
+    return found
 
 
 def left_behind(before: Running, seconds: float = 5.0) -> list[str]:
     """Describes what runs now, did not run before, and does not end within `seconds`."""
-    if not _new_threads(before) and not _new_children(before):
+    if not _new_threads(before) and not _new_children(before) and threads_for_rows() <= before.rows:
         return []
     gc.collect()  # what ends with its owner, as a loader's workers do, while the owner is part of a reference cycle
     deadline = time.monotonic() + seconds
@@ -46,6 +58,7 @@ def left_behind(before: Running, seconds: float = 5.0) -> list[str]:
     for pid in _new_children(before):
         _join_process(pid, max(0.0, deadline - time.monotonic()))
     threads = [f"thread {thread.name!r} (daemon={thread.daemon})" for thread in _new_threads(before)]
+    threads += [f"thread {task} for rows" for task in threads_for_rows() - before.rows]
     return threads + [f"process {pid}: {command}" for pid, command in _new_children(before).items()]
 
 

@@ -8,7 +8,7 @@ branches that numbers decide, and `_state`, looked at when a sink begins.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from lightning_sink.engine.chunks import Call, most, pass_through
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.failures import note_step, with_type
-from lightning_sink.engine.granted import Glance, Granted
+from lightning_sink.engine.granted import Glance, Granted, Outside
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.loop import Compiler
+from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.maker import ProgramMaker
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.programs import Programs
@@ -27,6 +27,10 @@ from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
 from lightning_sink.engine.watch import Hazard
+
+_SHORT = 1e-3
+"""Seconds of a step that is long beside what it takes to begin a thread for each sink, 0.2 ms. The memory that such
+steps need is theirs no longer than the sink lasts; that of shorter ones is little, and stays until the end."""
 
 
 class CompiledEngine(Engine):
@@ -43,7 +47,7 @@ class CompiledEngine(Engine):
         counters: What gives a counter of the owner's in the step that is about to run, by the name that users know.
         codes: Code objects of getters whose reads depend on the step, with their names.
         ignore: Attributes of the module that say nothing about the step.
-        outside: Returns a fingerprint of what some code reaches in a way that only the owner knows.
+        outside: As for `Granted`.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class CompiledEngine(Engine):
         counters: Mapping[str, Callable[[], int]],
         codes: Mapping[CodeType, str],
         ignore: frozenset[str] = frozenset(),
-        outside: Callable[[Collection[CodeType]], dict[str, Hashable]] = lambda codes: {},
+        outside: Outside = lambda codes: dict,
     ) -> None:
         self.name = name
         self._verify = verify
@@ -86,6 +90,7 @@ class CompiledEngine(Engine):
         self._looked_at = 0
         self._error: Exception | None = None
         self._unsettled: tuple[Program, tuple[Any, ...]] | None = None
+        self._row_runner: CompiledStep | None = None
         self.compiled_steps = 0
 
     @property
@@ -95,6 +100,7 @@ class CompiledEngine(Engine):
 
     def close(self) -> None:
         """Lets go of every program and recording."""
+        self._rest()
         self._maker.close()
         self._verified.clear()
         self._granted.forget()
@@ -195,6 +201,9 @@ class CompiledEngine(Engine):
 
     def _run_ahead(self, sink: Sink, step: Step, program: Program) -> None:
         """Runs, many in one call, the steps that come next and need nothing but the program."""
+        if self._row_runner is not program.function:
+            self._rest()
+            self._row_runner = program.function
         try:
             call = self._prepare(sink, step, program, most(program, first=True))
             if call is not None:
@@ -203,9 +212,16 @@ class CompiledEngine(Engine):
                 call = self._finish(sink, step, program, call)
         except BaseException:
             sink.pass_again(0, program.note)
+            self._rest()
             raise
-        finally:
-            program.function.rest()
+        if program.seconds > _SHORT:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Ends the thread beside which rows are prepared, and gives back the memory of its steps."""
+        if self._row_runner is not None:
+            self._row_runner.rest()
+            self._row_runner = None
 
     def _prepare(self, sink: Sink, step: Step, program: Program, steps: int, behind: int = 0) -> Call | None:
         chunk = sink.ahead(step, program.note, steps, behind)

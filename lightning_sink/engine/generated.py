@@ -97,7 +97,12 @@ class NativeLoop:
         Returns:
             How many were run, the last one's outputs, the seconds that it took, and what the next one failed with.
         """
-        done, outputs, seconds, message = self._wait(run)
+        message: str | None = "not known"
+        try:
+            done, outputs, seconds, message = self._wait(run)
+        finally:
+            if message is not None:
+                self.rest()  # the thread runs nothing behind a row that failed
         return done, tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs)), seconds, message
 
 

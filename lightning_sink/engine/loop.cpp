@@ -229,7 +229,13 @@ void forget_run(PyObject* capsule) {
 
 using SharedWorker = std::shared_ptr<Worker>;
 
-void forget_worker(PyObject* capsule) { delete held_by<SharedWorker>(capsule); }
+// A process that was forked has a worker's memory without its thread, and would wait for that for ever.
+bool is_here(SharedWorker* worker) { return (*worker)->is_of_this_process(); }
+
+void forget_worker(PyObject* capsule) {
+  SharedWorker* worker = held_by<SharedWorker>(capsule);
+  if (is_here(worker)) delete worker;
+}
 
 }  // namespace lightning_sink
 
@@ -248,7 +254,8 @@ LIGHTNING_SINK_API PyObject* lightning_sink_worker() {
 LIGHTNING_SINK_API PyObject* lightning_sink_rest(PyObject* worker) {
   using namespace lightning_sink;
   return guarded([&] {
-    (*held_by<SharedWorker>(worker))->wait();
+    SharedWorker* shared = held_by<SharedWorker>(worker);
+    if (is_here(shared)) (*shared)->wait();
     return Py_NewRef(Py_None);
   });
 }

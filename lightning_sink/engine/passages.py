@@ -1,4 +1,4 @@
-"""Steps that are gone through before they are run, and not accounted for yet: going through them, and putting it back."""
+"""Steps that are gone through before they are run, and not accounted for yet: going through them, and back."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Passages:
         Returns:
             How many of them were put back too, and are to be gone through again.
         """
-        taken: list[Passage] = []
+        taken: list[_Passage] = []
         while kept < self.steps:
             taken.append(self._passages.pop())
         if not taken:

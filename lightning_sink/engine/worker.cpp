@@ -4,6 +4,9 @@
 // given before the present one has ended, and both threads look for some time whether it is their turn before they
 // sleep.
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -44,6 +47,8 @@ class Worker {
     thread_.join();
   }
 
+  bool is_of_this_process() const { return process_ == getpid(); }
+
   // Takes a task, to be done behind those that it was given before; returns its number.
   int64_t take(Task task) {
     set([&] {
@@ -64,6 +69,9 @@ class Worker {
   static constexpr std::chrono::microseconds PATIENCE{200};
 
   void work() {
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), "lightning_sink");  // what `top -H` and /proc show
+#endif
     for (bool goes_on = true;;) {
       until([this] { return stopping_ || ended_ < given_; });
       if (stopping_) return;
@@ -93,6 +101,7 @@ class Worker {
     changed_.wait(lock, holds);
   }
 
+  const pid_t process_ = getpid();
   std::atomic<int64_t> given_{0}, ended_{0};
   std::atomic<bool> stopping_{false};
   std::deque<Task> tasks_;

@@ -1,12 +1,17 @@
 """Steps in a row are the same steps one by one, whoever goes round the loop."""
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from loop import Training, assert_same, batches, loss_of, mlp, sgd, train, with_layouts
 from torch import fx, nn, optim
 
+import leaks
 from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler
 from lightning_sink.engine.loop import CompiledStep, NativeStep
 from lightning_sink.engine.recording import Recording
@@ -252,6 +257,52 @@ def test_a_row_that_nobody_waits_for_ends_before_its_memory_does(native):
     del row
     native.rest()
     assert torch.equal(total, torch.full((4,), 20_000.0))
+
+
+@missing
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing else lists the threads of a process")
+def test_one_thread_stays_until_rest(native):
+    before = leaks.running()
+    native(torch.zeros(4), torch.zeros(4))
+    for _ in range(3):
+        row = native.row([torch.zeros(4), None], [1], [[torch.ones(4)]] * 20, [0])
+        row.launch()
+        assert row.wait().done == 20
+        (found,) = leaks.left_behind(before, seconds=0.0)
+        assert found.endswith("for rows")
+    native.rest()
+    assert leaks.left_behind(before) == []
+
+
+FORKS = """
+import os, signal, sys
+sys.path[:0] = sys.argv[1:]
+import torch
+from engine.test_loop import compile_inductor, recording, repeat
+
+step = compile_inductor(recording())
+step(torch.zeros(4), torch.zeros(4))
+row = step.row([torch.zeros(4), None], [1], [[torch.ones(4)]] * 1_000_000, [0])
+row.launch()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    step.rest()
+    done = repeat(step, [torch.zeros(4), None], [1], [[torch.ones(4)]] * 5, [0]).done
+    os._exit(0 if done == 5 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child hung, or ran something else"
+assert row.wait().done == 1_000_000
+step.rest()
+"""
+
+
+@missing
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_does_not_wait_for_the_thread_that_it_has_not():
+    folder = Path(__file__).parents[1]
+    command = [sys.executable, "-c", FORKS, str(folder), str(folder / "engine")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 @missing
