@@ -107,7 +107,10 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
+@lru_cache(maxsize=4096)
 def is_users(module: str) -> bool:
     """Tells whether a module is neither of this stack's libraries nor of Python's own."""
     root = module.partition(".")[0]
+    if root.startswith("namedtuple_"):  # what `collections.namedtuple` generates holds nothing of the user's
+        return False
     return not is_library(module) and (root == "__main__" or root not in sys.stdlib_module_names)

@@ -13,8 +13,10 @@ from torch.optim import Optimizer
 from lightning_sink.engine.attributes import TENSOR_HOLDERS, nested
 from lightning_sink.engine.closures import find_functions, outside_state
 from lightning_sink.engine.holders import Seen, python_state
-from lightning_sink.engine.private import global_hooks
+from lightning_sink.engine.private import global_hooks, own_tensors
 from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
+
+Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
 
 
 def _switches() -> Hashable:
@@ -51,7 +53,8 @@ class Granted:
         parts: Whose attributes are looked at.
         optimizers: The optimizers.
         ignore: Attributes of the module that say nothing about a step.
-        outside: Returns a fingerprint of what some code reaches in a way that only the owner knows.
+        outside: Takes code; returns what looks at all that it reaches in a way that only the owner knows, and gives a
+            fingerprint.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Granted:
         parts: Parts,
         optimizers: list[Optimizer],
         ignore: frozenset[str],
-        outside: Callable[[Collection[CodeType]], dict[str, Hashable]] = lambda codes: {},
+        outside: Outside = lambda codes: dict,
     ) -> None:
         self._parts = parts
         self._module = parts.module
@@ -67,6 +70,7 @@ class Granted:
         self._ignore = ignore
         self._outside = outside
         self._codes: set[CodeType] = set()
+        self._look_outside = outside(self._codes)
         self._nested: list[Any] = []
         self._functions: list[FunctionType] = []
         self._seen = Seen()
@@ -76,11 +80,13 @@ class Granted:
         new = codes - self._codes
         self._codes |= new
         self._functions += find_functions(new)
+        if new:
+            self._look_outside = self._outside(self._codes)
 
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
         state = python_state(self._parts, self._optimizers, self._ignore, self._seen)
-        return {**state, **outside_state(self._functions, self._module, self._optimizers), **self._outside(self._codes)}
+        return {**state, **outside_state(self._functions, self._module, self._optimizers), **self._look_outside()}
 
     def glance(self) -> Glance:
         """Takes a look that is cheap enough for each step: at what attributes hold, not at what is in that."""
@@ -105,11 +111,12 @@ class Granted:
 
     def state(self) -> Hashable:
         """Returns something that is equal as long as the programs made now are right."""
-        modules = tuple(module.training for module in self._module.modules())
+        modules = list(self._module.modules())
         groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
-        parameters = (*self._module.parameters(), *(parameter for group in groups for parameter in group))
-        gradients = tuple(parameter.requires_grad for parameter in parameters)
-        return modules, gradients, tuple(self.python().items()), _switches(), global_hooks()
+        tensors = (*own_tensors(modules), *(parameter for group in groups for parameter in group))
+        training = tuple([module.training for module in modules])
+        gradients = tuple([tensor.requires_grad for tensor in tensors])
+        return training, gradients, tuple(self.python().items()), _switches(), global_hooks()
 
     def forget(self) -> None:
         """Lets go of the functions, and of what was seen."""

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS, Same, fingerprint
-from lightning_sink.engine.private import MODULE_HOOKS, tensor_hooks
+from lightning_sink.engine.private import MODULE_HOOKS, own_parameters, tensor_hooks
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library
 
@@ -118,8 +118,7 @@ def python_state(
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
         state |= seen.attributes(prefix, holder, of_module if holder is parts.module else TENSOR_HOLDERS, known)
-        parameters = holder.named_parameters(recurse=False) if isinstance(holder, nn.Module) else ()
-        for name, parameter in parameters:
+        for name, parameter in own_parameters(holder) if isinstance(holder, nn.Module) else ():
             if any(hooks := tensor_hooks(parameter)):
                 state[f"hooks of {prefix}{name}"] = fingerprint(hooks)
             if vars(parameter):
@@ -147,4 +146,4 @@ def class_state(kind: type) -> dict[str, Hashable]:
 
 @lru_cache(maxsize=256)
 def _users_classes(kind: type) -> tuple[type, ...]:
-    return tuple(base for base in kind.__mro__ if not is_library(base.__module__))
+    return tuple(base for base in kind.__mro__ if base is not object and not is_library(base.__module__))

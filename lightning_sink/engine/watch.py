@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 _LIBRARIES = frozenset(
     ["torch", "lightning", "pytorch_lightning", "lightning_sink", "lightning_utilities", "torchmetrics", "numpy"]
-    + ["contextlib", "functools", "importlib", "threading", "abc"]
+    + ["contextlib", "functools", "importlib", "threading", "abc", "typing_extensions"]
 )
 
 _ENGINE = "lightning_sink.engine.compiled"
@@ -52,6 +53,7 @@ def is_user_frame(frame: FrameType) -> bool:
     return not is_library(frame.f_globals.get("__name__", ""))
 
 
+@lru_cache(maxsize=4096)
 def is_library(module: str) -> bool:
     """Tells whether a module belongs to a library of this stack."""
     return module.partition(".")[0] in _LIBRARIES and not module.startswith("lightning.pytorch.demos")

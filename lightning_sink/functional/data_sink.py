@@ -151,7 +151,7 @@ class DataSink:
                 state.optimizers,
                 counters={},
                 codes=codes,
-                outside=lambda codes: bound_state(self._function, known),
+                outside=lambda codes: lambda: bound_state(self._function, known),
             )
         if self._queue is None:
             self._source = DatasetBatches(self._dataset, lambda: self._queue.horizon() if self._queue else 1)

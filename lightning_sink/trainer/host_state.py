@@ -14,7 +14,7 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.data.generators import global_states
 from lightning_sink.engine.attributes import fingerprint
 from lightning_sink.engine.holders import Seen, python_state
-from lightning_sink.engine.private import pytree, version
+from lightning_sink.engine.private import own_tensors, pytree, version
 from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.reads import machinery
@@ -43,15 +43,16 @@ class HostState:
 
     def __init__(self, trainer: Any, callbacks: list[Any], batch: Any, seen: Seen) -> None:
         module = trainer.lightning_module
+        parts = list(module.modules())
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         kept_states = (kept for optimizer in trainer.optimizers for kept in optimizer.state.values())
         states = [kept for kept in kept_states if isinstance(kept, dict)]
-        trained = [*module.parameters(), *(parameter for group in groups for parameter in group["params"])]
-        tensors = [*{id(parameter): parameter for parameter in trained}.values(), *module.buffers()]
+        trained = [*own_tensors(parts), *(parameter for group in groups for parameter in group["params"])]
+        tensors = [*{id(parameter): parameter for parameter in trained}.values()]
         options = [value for group in groups for key, value in group.items() if key != "params"]
         tensors += [value for value in options if isinstance(value, Tensor)]
         tensors += [value for kept in states for value in kept.values() if isinstance(value, Tensor)]
-        tensors += _hidden(module)
+        tensors += _hidden(parts)
         tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         tensors += [*flatten(batch)[0]]
         self._values = [
@@ -79,24 +80,24 @@ class HostState:
 
 def _contents(tensors: list[Tensor]) -> Any:
     """Where tensors are and what is in them, in large ones sums and norms: writing to `.data` counts no version."""
-    plain = [t.detach() for t in tensors if type(t) in PLAIN_TENSORS and t.layout is torch.strided and t.numel() > 0]
+    plain = [t for t in tensors if type(t) in PLAIN_TENSORS and t.layout is torch.strided and t.numel() > 0]
+    places = [tensor.data_ptr() for tensor in plain]
     contents: list[bytes] = []
     joined: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # what lies on a device is brought over in one go
-    for tensor in plain:
+    for tensor, place in zip(plain, places, strict=True):
         small = tensor.numel() <= _SMALL
-        if small and tensor.is_cpu:
-            contents.append(_bytes(tensor))
+        if small and tensor.is_cpu and tensor.is_contiguous():
+            contents.append(string_at(place, tensor.nbytes))  # a tenth of the time of a copy by way of PyTorch
             continue
-        for numbers in [tensor.reshape(-1)] if small else _marks(tensor):
+        values = tensor.detach()
+        for numbers in [values.reshape(-1)] if small else _marks(values):
             joined.setdefault((numbers.device, numbers.dtype), []).append(numbers)
     contents += [_bytes(torch.cat(numbers).cpu()) for numbers in joined.values()]
-    return [tensor.data_ptr() for tensor in plain], contents
+    return places, contents
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    """Returns what is in a tensor's memory: a copy takes a tenth of what the same takes by way of PyTorch."""
-    tensor = tensor.contiguous()
-    return string_at(tensor.data_ptr(), tensor.nbytes) if tensor.data_ptr() else b""
+    return string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _marks(tensor: Tensor) -> list[Tensor]:
@@ -111,10 +112,10 @@ def _look_at(tensors: list[Tensor]) -> Any:
     return [version(tensor) for tensor in tensors], _contents(tensors)
 
 
-def _hidden(module: nn.Module) -> list[Tensor]:
-    """Returns the tensors that a module keeps in lists, dictionaries and other modules that it does not register."""
-    registered, found = set(module.modules()), []
-    values = [value for part in registered for name, value in vars(part).items() if name not in _OF_LIGHTNING]
+def _hidden(parts: list[nn.Module]) -> list[Tensor]:
+    """Returns the tensors that modules keep in lists, dictionaries and other modules that they do not register."""
+    registered, found = set(parts), []
+    values = [value for part in parts for name, value in vars(part).items() if name not in _OF_LIGHTNING]
     for value in values:
         for leaf in pytree.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else [value]:
             if isinstance(leaf, nn.Module) and leaf not in registered:

@@ -94,6 +94,7 @@ class TrainingLoaders(CombinedLoader):
     def __iter__(self) -> TrainingLoaders:
         """Begins a traversal; endless ones go on."""
         if not self._roads:
+            self.traversals.keeps_states = any(isinstance(loader, _Stateful) for loader in self.flattened)
             self._roads.extend(self._road(loader) for loader in self.flattened)
         if not (self.traversals.endless and self.traversals.has_begun):
             self.traversals.begin()
@@ -111,7 +112,6 @@ class TrainingLoaders(CombinedLoader):
         with self._shown_as(self._roads):
             super().__iter__()
         inner, traversals = _Inner(self), self.traversals
-        traversals.keeps_states = any(isinstance(loader, _Stateful) for loader in self.flattened)
         if traversals.endless:
             length = sized_len(inner)
             traversals.limit = float("inf") if length is None else length

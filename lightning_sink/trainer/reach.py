@@ -10,11 +10,11 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable, Collection, Hashable, Iterator
-from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 from lightning_sink.engine.attributes import fingerprint
+from lightning_sink.engine.granted import Outside
 
 _BEGINS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR")
 _GOES_ON = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
@@ -30,23 +30,25 @@ _COSTLY = frozenset(["estimated_stepping_batches"])
 """What would load data or do other work."""
 
 
-def reached_through(trainer: Any) -> Callable[[Collection[CodeType]], dict[str, Hashable]]:
-    """Returns what looks at everything that code reaches through a trainer."""
+def reached_through(trainer: Any) -> Outside:
+    """Returns what finds out what code reaches through a trainer, and returns what looks at all of that."""
 
-    def look(codes: Collection[CodeType]) -> dict[str, Hashable]:
-        paths = {path for code in codes for path in _paths(code)}
-        module = getattr(trainer, "lightning_module", None)
-        known = {id(part) for part in module.modules()} if module is not None else set()
-        known |= {id(optimizer) for optimizer in getattr(trainer, "optimizers", ())}
-        found = {f"trainer.{'.'.join(path)}": _value(trainer, path, known) for path in paths}
-        if any(_names_a_schedulers_count(code) for code in codes):
-            found["scheduler.last_epoch"] = _counts(trainer)
-        return found
+    def find(codes: Collection[CodeType]) -> Callable[[], dict[str, Hashable]]:
+        paths = {f"trainer.{'.'.join(path)}": path for code in codes for path in _paths(code)}
+        names_count = any(_names_a_schedulers_count(code) for code in codes)
 
-    return look
+        def look() -> dict[str, Hashable]:
+            module = getattr(trainer, "lightning_module", None)
+            known = {id(part) for part in module.modules()} if module is not None else set()
+            known |= {id(optimizer) for optimizer in getattr(trainer, "optimizers", ())}
+            found = {name: _value(trainer, path, known) for name, path in paths.items()}
+            return {**found, "scheduler.last_epoch": _counts(trainer)} if names_count else found
+
+        return look
+
+    return find
 
 
-@lru_cache(maxsize=1024)
 def _names_a_schedulers_count(code: CodeType) -> bool:
     return "last_epoch" in code.co_names and bool({"lr_schedulers", "lr_scheduler_configs"} & {*code.co_names})
 
@@ -57,7 +59,6 @@ def _counts(trainer: Any) -> Hashable:
     return object() if by_step else tuple(config.scheduler.last_epoch for config in configs)
 
 
-@lru_cache(maxsize=1024)
 def _paths(code: CodeType) -> frozenset[tuple[str, ...]]:
     """Returns the names behind each `trainer` in some code."""
     names = (*code.co_names, *code.co_varnames, *code.co_freevars)

@@ -28,18 +28,18 @@ def of_something_else(self):
 )
 def test_a_change_shows(function, name, change):
     trainer = SimpleNamespace(datamodule=SimpleNamespace(difficulty=1), mine={"weight": 1}, unnamed=[])
-    look, codes = reached_through(trainer), {function.__code__}
-    before = look(codes)
+    look = reached_through(trainer)({function.__code__})
+    before = look()
     assert set(before) == {name}
     trainer.unnamed.append(1)
-    assert look(codes) == before
+    assert look() == before
     change(trainer)
-    assert look(codes) != before
+    assert look() != before
 
 
 def test_what_is_not_behind_the_trainer_is_not_looked_at():
-    assert reached_through(SimpleNamespace())({of_something_else.__code__}) == {}
+    assert reached_through(SimpleNamespace())({of_something_else.__code__})() == {}
 
 
 def test_a_name_that_is_not_there_is_nothing():
-    assert reached_through(SimpleNamespace())({from_an_argument.__code__}) == {"trainer.mine": None}
+    assert reached_through(SimpleNamespace())({from_an_argument.__code__})() == {"trainer.mine": None}
