@@ -69,7 +69,8 @@ class SinkProgress:
     """
 
     def __init__(self, sink: Sink, loop: Any, queue: BatchQueue, history: History) -> None:
-        self._sink, self._progress, self._queue, self._history = sink, loop.batch_progress, queue, history
+        self._progress, self._queue, self._history = loop.batch_progress, queue, history
+        self._sink: Sink | None = sink
         self._listeners = [item for item in loop.trainer.callbacks if isinstance(item, SinkListener)]
         self._items = 0
         self._began = time.perf_counter()
@@ -89,11 +90,15 @@ class SinkProgress:
             listener.on_sink_progress(self._progress.current.ready - waiting, self._queue.ready)
 
     def end(self) -> None:
-        """The sink is over; its time stands still from now on."""
+        """The sink is over, if it was not: its time stands still from now on."""
+        if self._whole is not None:
+            return
         self._whole = self._times()
+        self._sink = None  # which holds this: its last batch is let go of with it, not when garbage is collected
 
     def _times(self) -> tuple[float, float]:
-        return time.perf_counter() - self._began, self._queue.lost_seconds(self._sink.ran_seconds)
+        ran = self._sink.ran_seconds if self._sink is not None else 0.0
+        return time.perf_counter() - self._began, self._queue.lost_seconds(ran)
 
     def report(self) -> SinkReport:
         """Returns the counts so far."""
