@@ -8,20 +8,18 @@ recording stands only for steps in which that comes out the same; a `Guard` tell
 
 from __future__ import annotations
 
-import gc
 import math
 import numbers
 import operator
-from collections import deque
 from collections.abc import Callable
-from functools import reduce
-from types import CellType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_sink.engine.guards import Host, Uses
+from lightning_sink.engine.replacing import put_in_place_of
+from lightning_sink.engine.result_types import COMPARE, DIVIDE, as_with_python_number, result_type_is_known
 
 
 class Number:
@@ -98,7 +96,7 @@ class Number:
             return symbol(other, self.value) if reflected else symbol(self.value, other)
         if isinstance(other, Tensor):
             out = symbol(other, self.tensor) if reflected else symbol(self.tensor, other)
-            return _as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
+            return as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
         if not isinstance(other, numbers.Real):
             return NotImplemented
         name = symbol.__name__, self._name, _key(other), reflected
@@ -121,7 +119,7 @@ class Number:
 
     def replace(self) -> None:
         """Puts the plain number into what holds the stand-in: objects, closures, containers, tuples in those."""
-        _put(self, self.value)
+        put_in_place_of(self, self.value)
 
     def plus(self, other: int) -> Number:
         """Returns the sum."""
@@ -167,32 +165,19 @@ class Number:
             return func(args[0], args[1], args[2].tensor.to(args[0].dtype), **kwargs)
         given = [*args, *kwargs.values()]
         tensors = [item for item in given if isinstance(item, Tensor)]
-        whole = not any(item.is_floating_point() or item.is_complex() for item in tensors)
-        whole = whole and all(isinstance(item.value, int) for item in given if type(item) is Number)
-        if tensors and name not in _TAKE_NUMBERS and (not whole or name in _OF_WHOLE_NUMBERS):
+        values = [item.value for item in given if type(item) is Number]
+        if result_type_is_known(name, tensors, values):
             try:
-                beside = tensors[0] if name in _COMPARE else None
+                beside = tensors[0] if name in COMPARE else None
                 out = func(
                     *(_plain(arg, beside) for arg in args), **{k: _plain(arg, beside) for k, arg in kwargs.items()}
                 )
             except (TypeError, RuntimeError):  # an argument that has to be a number; a real error comes again below
                 pass
             else:
-                values = [item.value for item in given if type(item) is Number]
-                divides = name in _DIVIDE and not kwargs.get("rounding_mode")
-                return _as_with_python_number(out, tensors, values, divides) if isinstance(out, Tensor) else out
+                divides = name in DIVIDE and not kwargs.get("rounding_mode")
+                return as_with_python_number(out, tensors, values, divides) if isinstance(out, Tensor) else out
         return func(*released(args), **released(kwargs))
-
-
-# These look into a tensor that stands for a number, which only shows as a value taken out of the step.
-_TAKE_NUMBERS = frozenset(["new_full", "full_like", "__getitem__", "__setitem__"])
-
-# What becomes of whole numbers alone is known of these; any other function gets the number itself.
-_DIVIDE = frozenset(["div", "true_divide", "divide", "__truediv__", "__rtruediv__", "__rdiv__"])
-_OPERATORS = [f"__{side}{name}__" for side in ("", "r") for name in ("add", "sub", "mul", "floordiv", "mod", "pow")]
-_COMPARE = frozenset([name for plain in ("eq", "ne", "lt", "le", "gt", "ge") for name in (plain, f"__{plain}__")])
-_OF_WHOLE_NUMBERS = _DIVIDE | _COMPARE | {"add", "sub", "mul", "multiply", "floor_divide", "remainder", "fmod", "pow"}
-_OF_WHOLE_NUMBERS |= {*_OPERATORS, "where", "clamp", "minimum", "maximum"}
 
 
 def released(value: Any) -> Any:
@@ -210,51 +195,10 @@ def released(value: Any) -> Any:
     return value
 
 
-def _with(items: tuple[Any, ...], held: Any, new: Any) -> tuple[Any, ...]:
-    return tuple(new if item is held else item for item in items)
-
-
-def _put(held: Any, new: Any) -> None:
-    """Puts one value in the place of another in whatever holds that, also by a tuple.
-
-    No closure in here may hold it: its cell would be among them.
-    """
-    for holder in gc.get_referrers(held):
-        if type(holder) is tuple:
-            _put(holder, _with(holder, held, new))
-        elif isinstance(holder, CellType):
-            holder.cell_contents = new
-        elif isinstance(holder, set):
-            holder.discard(held)
-            holder.add(new)
-        else:
-            items = holder if isinstance(holder, (dict, list, deque)) else getattr(holder, "__dict__", {})
-            for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
-                if item is held:
-                    items[key] = new
-
-
 def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
     """Returns what `torch.tensor` makes of a number."""
     default = torch.int64 if isinstance(number.value, int) else torch.get_default_dtype()
     return number.tensor.to(dtype or default, copy=True)
-
-
-def _as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any], divides: bool = False) -> Tensor:
-    """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a result.
-
-    Args:
-        out: The result.
-        operands: The tensors that went into it.
-        values: The numbers.
-        divides: Whether whole numbers give none.
-    """
-    if out.dtype not in (torch.float64, torch.complex128):
-        return out
-    operands = [item for item in operands if item.dtype is not torch.bool] or operands  # what `where` chooses by
-    dtype = reduce(torch.promote_types, [torch.result_type(item, value) for item in operands for value in values])
-    whole = not (dtype.is_floating_point or dtype.is_complex)
-    return out.to(torch.get_default_dtype() if divides and whole else dtype)
 
 
 def _words(name: Any) -> str:

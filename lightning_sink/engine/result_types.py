@@ -1,0 +1,55 @@
+"""The type of a result where a 0-dim float64 tensor takes the place of a Python number.
+
+A Python number gives way to the tensors beside it (`torch.result_type`): a float32 tensor times a learning rate is
+float32, whole numbers times `batch_idx` are whole. A float64 tensor does not always.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# These look into a tensor that stands for a number, which only shows as a value taken out of the step.
+_TAKE_NUMBERS = frozenset(["new_full", "full_like", "__getitem__", "__setitem__"])
+
+# What becomes of whole numbers alone is known of these; any other function gets the number itself.
+DIVIDE = frozenset(["div", "true_divide", "divide", "__truediv__", "__rtruediv__", "__rdiv__"])
+_OPERATORS = [f"__{side}{name}__" for side in ("", "r") for name in ("add", "sub", "mul", "floordiv", "mod", "pow")]
+COMPARE = frozenset([name for plain in ("eq", "ne", "lt", "le", "gt", "ge") for name in (plain, f"__{plain}__")])
+_OF_WHOLE_NUMBERS = DIVIDE | COMPARE | {"add", "sub", "mul", "multiply", "floor_divide", "remainder", "fmod", "pow"}
+_OF_WHOLE_NUMBERS |= {*_OPERATORS, "where", "clamp", "minimum", "maximum"}
+
+
+def result_type_is_known(name: str, tensors: list[Tensor], values: list[Any]) -> bool:
+    """Tells whether a function may take tensors for its numbers, and its result be given the type that it has to have.
+
+    Args:
+        name: The function's name.
+        tensors: The tensors that it takes.
+        values: The numbers.
+    """
+    if not tensors or name in _TAKE_NUMBERS:
+        return False
+    of_tensors = not any(item.is_floating_point() or item.is_complex() for item in tensors)
+    whole = of_tensors and all(isinstance(value, int) for value in values)
+    return not whole or name in _OF_WHOLE_NUMBERS
+
+
+def as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any], divides: bool = False) -> Tensor:
+    """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a result.
+
+    Args:
+        out: The result.
+        operands: The tensors that went into it.
+        values: The numbers.
+        divides: Whether whole numbers give none.
+    """
+    if out.dtype not in (torch.float64, torch.complex128):
+        return out
+    operands = [item for item in operands if item.dtype is not torch.bool] or operands  # what `where` chooses by
+    dtype = reduce(torch.promote_types, [torch.result_type(item, value) for item in operands for value in values])
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    return out.to(torch.get_default_dtype() if divides and whole else dtype)
