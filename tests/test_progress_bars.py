@@ -3,14 +3,21 @@
 import io
 import pickle
 import re
+from contextlib import nullcontext
 
 import lightning as L
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, TQDMProgressBar
+from torch import nn
 
 from lightning_sink import SinkProgressBar, SinkRichProgressBar, SinkStrategy, callbacks
+from lightning_sink.engine.inductor import missing_compiler
 from lightning_sink.trainer import progress
+from lightning_sink.trainer.passing import Passing
+from lightning_sink.trainer.progress import SinkListener
 from parity import QUIET, Net, loader, train
+
+missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 
 BARS = {"tqdm": SinkProgressBar, "rich": SinkRichProgressBar}
 EVERY_BAR = pytest.mark.parametrize("kind", BARS)
@@ -58,6 +65,45 @@ def test_a_bar_moves_within_a_sink_and_no_hook_is_called_for_it(kind, engine, al
     assert places == sorted(places)
     assert set(places) <= set(range(60))
     assert len(set(places) - {0, 25, 50}) >= 3  # the steps in a row are one visit
+
+
+class Counting(SinkListener):
+    """Keeps, of all that it is told, the most batches trained beyond those that were, by the optimizer's own count."""
+
+    beyond = -1000
+    told = 0
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_sink_progress(self, trained, queued):
+        self.told += 1
+        self.beyond = max(self.beyond, trained - self.steps())
+
+
+@missing
+@pytest.mark.parametrize("fails_at", [None, 137])
+@pytest.mark.parametrize("counts", ["what has run", "control: what was gone through"])
+def test_steps_that_were_gone_through_and_not_run_are_no_progress(fails_at, counts, monkeypatch):
+    """With a schedule, the next steps are gone through while others run; a wrong index ends a row early."""
+    if counts != "what has run":
+        monkeypatch.setattr(Passing, "waiting", property(lambda self: 0))
+    data = loader(300, last=8)
+    if fails_at is not None:
+        data.dataset.tensors[1][fails_at * 8] = 99
+    module = Net("adam", schedule="onecycle", total_steps=1000)
+    module.net[3] = nn.Identity()  # no dropout: rows go on without a draw
+
+    def steps():
+        (state, *_) = module.trainer.optimizers[0].state.values() or [{}]
+        return int(state.get("step", 0))
+
+    told = Counting(steps)
+    strategy = SinkStrategy(300, epoch="dataset", fallback="error")
+    with pytest.raises(IndexError) if fails_at is not None else nullcontext():
+        train(module, data, strategy, callbacks=[told], max_epochs=1)
+    assert told.told > 5
+    assert (told.beyond <= 1) == (counts == "what has run")  # the step that is about to run is told of before it
 
 
 @EVERY_BAR

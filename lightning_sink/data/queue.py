@@ -188,8 +188,8 @@ class BatchQueue:
 
         On the way in step they are fetched here and now, at most `buffer_size`: plain training would do so a few steps
         later. That is another time, but the same batches, unless a fetch draws, as the steps before it may. A traversal
-        begins, and draws, only where all batches before it have been trained, or are being trained by steps that do not
-        draw: nothing else may run while this is asked with some of them left out. An error waits for its batch's turn.
+        begins, and draws, only where all batches before it have been trained, or are being trained by steps whose own
+        draws have been made. An error waits for its batch's turn.
 
         Args:
             most: How many at most.

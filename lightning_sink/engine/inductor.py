@@ -77,7 +77,7 @@ def _take_norms_one_by_one(graph: fx.Graph) -> None:
     """Replaces the norms of a list of tensors, which clipping takes, by those of each.
 
     Inductor has no loops for the list's (torch 2.13), but calls the operation through Python, at each step: an MLP that
-    clips its gradients took 141 microseconds a step so, and takes 33.
+    clips its gradients took 141 microseconds a step so, and takes 27.
     """
     aten = torch.ops.aten
 

@@ -66,8 +66,8 @@ class StandInMode(TorchFunctionMode):
         if caller.f_globals.get("__name__") != "torch.distributions.distribution":
             return func(valid)
         with self._paused():
-            if not func(valid):
-                return func(valid)
+            if not (holds := func(valid)):
+                return holds
         held = caller.f_locals
         what = f"parameter {held['param']}" if "param" in held else "value argument"
         message = f"{what} of distribution {type(held.get('self')).__name__}: expected other values, {INVALID_VALUES}"

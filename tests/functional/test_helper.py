@@ -15,8 +15,10 @@ from lightning_sink import (
     connect_network_with_dataset,
     data_sink,
 )
+from lightning_sink.engine.inductor import missing_compiler
 from parity import QUIET
 
+missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
 
 
@@ -66,7 +68,7 @@ def by_helper(engine):
     return task
 
 
-@ENGINES
+@pytest.mark.parametrize("engine", ["eager", "traced", pytest.param("inductor", marks=missing)])
 def test_every_way_in_trains_the_same(engine):
     plain = Task()
     by_hand(plain, loader(), 60)
