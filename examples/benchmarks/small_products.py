@@ -30,18 +30,18 @@ PRODUCTS = [
 STEPS, REPEATS = 500, 7
 
 
-def compiled(left: torch.Tensor, right: torch.Tensor, products: tuple[str, ...]) -> CompiledStep:
+def compiled(left: torch.Tensor, right: torch.Tensor, products: dict[str, bool]) -> CompiledStep:
     graph = fx.Graph()
     nodes = graph.placeholder("left"), graph.placeholder("right")
     product = graph.call_function(torch.ops.aten.mm.default, nodes)
     # One number is put out as well: steps without one are not run in a row.
     one = graph.call_function(torch.ops.aten.full.default, ([], 1.0))
     graph.output((product, one))
-    present, inductor._PRODUCTS = inductor._PRODUCTS, products
+    present, inductor._CALLS = inductor._CALLS, products
     try:
         return inductor.compile_inductor(Recording(graph, inputs=[left, right], largest=1))
     finally:
-        inductor._PRODUCTS = present
+        inductor._CALLS = present
 
 
 def seconds(step: CompiledStep, left: torch.Tensor, right: torch.Tensor) -> float:
@@ -59,7 +59,7 @@ def main() -> None:
     for (m, n, k), a, b in PRODUCTS:
         left = torch.randn(k, m).t() if a else torch.randn(m, k)
         right = torch.randn(n, k).t() if b else torch.randn(k, n)
-        steps = [compiled(left, right, products) for products in (inductor._PRODUCTS, ())]
+        steps = [compiled(left, right, products) for products in (inductor._CALLS, {})]
         for step in steps:
             step(left, right)
         pairs = [[seconds(step, left, right) for step in steps] for _ in range(REPEATS)]

@@ -1,7 +1,7 @@
 """What is entered of Inductor: its names that are not public, each with the reason; checked against torch 2.11 to 2.13.
 
-A graph is compiled here with C++ of our own beside what Inductor generates: `bare.cpp`, `gemm.cpp`, `worker.cpp` and
-`loop.cpp`. `tests/engine/test_generated.py` fails with the name when an upgrade removes one.
+A graph is compiled here with C++ of our own beside what Inductor generates: `bare.cpp`, `gemm.cpp`, `pooling.cpp`,
+`worker.cpp` and `loop.cpp`. `tests/engine/test_generated.py` fails with the name when an upgrade removes one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -107,7 +107,7 @@ class NativeLoop:
 
 
 def compile_graph(
-    graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any], source: str = "", calls: Iterable[str] = ()
+    graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any], source: str, calls: Mapping[str, bool]
 ) -> tuple[Callable[..., Any], NativeLoop | None]:
     """Compiles a graph of ATen operations with Inductor, for inference: its writes to inputs happen in place.
 
@@ -120,7 +120,7 @@ def compile_graph(
         inputs: Its inputs; they are copied.
         options: Inductor's options.
         source: C++ to be compiled with it, before the generated function: `loop.cpp` and what it needs.
-        calls: Functions of that C++ that take the place of the library's.
+        calls: Functions of that C++ that take the place of the library's, with whether they take tensors of `bare.cpp`.
 
     Returns:
         The function, and the loop around it, None where there is none.
@@ -161,15 +161,19 @@ def _called_as_they_are() -> Iterator[None]:
     """Has some operations called that Inductor would make something else of.
 
     Its own call of oneDNN's recurrent layers drops what their backward pass needs, and its loops for the backward pass
-    of max-pooling look at every window for every element: 1.05 times LeNet-5's step.
+    of max-pooling look at every window for every element: 1.05 times LeNet-5's step. Those for the forward pass take
+    twice the library's time, and thirty times that of `pooling.cpp`.
     `torch._inductor.lowering.lowerings` says what becomes of an operation; `fallback_handler` makes a plain call of it.
+    What is listed in `decomposition.decompositions` has become other operations before.
     """
-    from torch._inductor import lowering
+    from torch._inductor import decomposition, lowering
 
     aten = torch.ops.aten
-    operations = (aten.mkldnn_rnn_layer.default, aten.max_pool2d_with_indices_backward.default)
+    pooling = aten.max_pool2d_with_indices.default
+    operations = (aten.mkldnn_rnn_layer.default, pooling, aten.max_pool2d_with_indices_backward.default)
     calls = {operation: lowering.fallback_handler(operation, add_to_fallback_set=False) for operation in operations}
-    with patch.dict(lowering.lowerings, calls):
+    with patch.dict(lowering.lowerings, calls), patch.dict(decomposition.decompositions):
+        decomposition.decompositions.pop(pooling, None)
         yield
 
 
@@ -184,7 +188,7 @@ _CALLED = re.compile(r"([\w:]+)\(")
 
 
 @contextmanager
-def _with_source(source: str, calls: Iterable[str]) -> Iterator[None]:
+def _with_source(source: str, calls: Mapping[str, bool]) -> Iterator[None]:
     """Has C++ compiled with what Inductor generates, where that looks as expected.
 
     `CppWrapperCodeCache.load_pybinding` is where the C++ wrapper's text becomes a library, whether it was generated now
@@ -202,7 +206,7 @@ def _with_source(source: str, calls: Iterable[str]) -> Iterator[None]:
             main_code = _UNCHECKED.sub(r"\1AOTI_TORCH_ERROR_CODE_CHECK(\2);", main_code)
             for name in calls:
                 main_code = main_code.replace(f"aoti_torch_cpu_{name}(", f"lightning_sink::{name}(")
-            bare = _bare_step(main_code, calls)
+            bare = _bare_step(main_code, [name for name, takes_bare in calls.items() if takes_bare])
             filled = source.replace("@INPUTS@", takes[0]).replace("@OUTPUTS@", str(num_outputs))
             filled = filled.replace("@BARE@", "true" if bare else "false")
             main_code = hand_out_errors(main_code).replace(_ENTRY, f"{filled}\n{bare}\n{_ENTRY}")

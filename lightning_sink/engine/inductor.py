@@ -24,9 +24,10 @@ Below that, threads that wait for each other cost more than they save: a step of
 """
 
 _SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("caught.cpp", "bare.cpp", "gemm.cpp", "worker.cpp", "loop.cpp")
+    Path(__file__).with_name(f"{name}.cpp") for name in ("caught", "bare", "gemm", "pooling", "worker", "loop")
 )
-_PRODUCTS = ("mm_out", "addmm_out")
+_CALLS = {"mm_out": True, "addmm_out": True, "max_pool2d_with_indices": False}
+"""Functions of ours in the place of the library's; whether they take tensors of `bare.cpp`, too."""
 
 _NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Shapes and strides are compared before a program is run; checking them again is a sixth of the MLP's step."""
@@ -56,7 +57,7 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
         source = "".join(file.read_text() for file in _SOURCES).replace("@ONE_THREAD@", str(small).lower())
-        function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, source, _PRODUCTS)
+        function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, source, _CALLS)
     if loop is None:
         return CompiledStep(function, draws, one_thread=small)
     return NativeStep(function, loop, draws, one_thread=small)
