@@ -6,10 +6,12 @@ import dataclasses
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from parity import Net, assert_parity, compare, loader
+from lightning_sink import SinkStrategy
+from parity import Net, assert_parity, compare, loader, once
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
 Pair = collections.namedtuple("Pair", "x y")
@@ -194,6 +196,25 @@ def test_transfer_hooks(module, data, engine):
 class Drawing(Net):
     def on_after_batch_transfer(self, batch, dataloader_idx):
         return [batch[0] + torch.randn_like(batch[0]), batch[1]]
+
+
+class Doubles:
+    """A strategy that moves batches in a way of its own."""
+
+    def batch_to_device(self, batch, *arguments, **options):
+        x, y = super().batch_to_device(batch, *arguments, **options)
+        return x * 2, y
+
+
+@ENGINES
+def test_a_strategys_own_transfer(engine):
+    plain_kind = type("Plain", (Doubles, SingleDeviceStrategy), {})
+    sink_kind = type("Sink", (Doubles, SinkStrategy), {})
+    plain, sink = (
+        once(Net, loader, strategy, max_epochs=2)
+        for strategy in (plain_kind(device="cpu"), sink_kind(sink_size=5, epoch="dataset", engine=engine))
+    )
+    assert_parity(plain, sink, exact=engine == "eager")
 
 
 @ENGINES

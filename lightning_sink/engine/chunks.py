@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -118,22 +118,21 @@ def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: in
     if not _has_numbers(sink, program):
         return Numbers(steps)
     found = Numbers(0)
-    passing = sink.passing(steps, program.note)
-    while True:
-        try:
-            next(passing)
-        except StopIteration:
-            break
-        except Exception:  # a schedule failed behind the last step, which is left to be run, and to fail, by itself
-            found.rows.pop()
-            sink.pass_again(behind + len(found.rows), program.note)
-            break
-        found.stale = hyper.update()
-        if found.stale or not program.fits():
-            passing.close()
-            break
-        for tensor, get in program.counts:
-            tensor.fill_(get())
-        found.rows.append([tensor.clone() for _, tensor in program.numbers])
+    with closing(sink.passing(steps, program.note)) as passing:
+        while True:
+            try:
+                next(passing)
+            except StopIteration:
+                break
+            except Exception:  # a schedule failed behind the last step, which is left to be run, and to fail, by itself
+                found.rows.pop()
+                sink.pass_again(behind + len(found.rows), program.note)
+                break
+            found.stale = hyper.update()
+            if found.stale or not program.fits():
+                break
+            for tensor, get in program.counts:
+                tensor.fill_(get())
+            found.rows.append([tensor.clone() for _, tensor in program.numbers])
     found.steps = len(found.rows)
     return found

@@ -82,7 +82,7 @@ inline void transpose_tile(const std::array<const float*, 16>& rows, float* to, 
 
 // Writes rows of numbers as columns, and zeros beside them up to `width`, a multiple of LANES.
 inline void transpose(const float* from, int64_t row, float* to, int64_t width, int64_t columns, int64_t depth) {
-  int64_t first = 0;  // of the numbers of a row that are left
+  int64_t first = 0;  // the first number of each row that no tile has
 #ifdef CPU_CAPABILITY_AVX512
   first = depth / 16 * 16;
   for (int64_t j = 0; j < width; j += 16) {
@@ -94,10 +94,9 @@ inline void transpose(const float* from, int64_t row, float* to, int64_t width, 
   }
 #endif
   if (first == depth) return;
-  const int64_t left = depth - first;
+  const int left = static_cast<int>(depth - first);
+  at::vec::transpose_mxn<float>(from + first, row, to + first * width, width, static_cast<int>(columns), left);
   for (int64_t k = first; k < depth; ++k) std::fill(to + k * width + columns, to + (k + 1) * width, 0.f);
-  at::vec::transpose_mxn<float>(
-      from + first, row, to + first * width, width, static_cast<int>(columns), static_cast<int>(left));
 }
 
 // Returns b with its columns side by side and zeros up to a multiple of LANES, in memory that the next call takes over.
@@ -107,11 +106,8 @@ Matrix pack(Matrix b, int64_t depth, int64_t columns) {
   if (b.column == 1 && width == columns) return b;
   if (static_cast<int64_t>(packed.size()) < depth * width) packed.resize(depth * width);
   float* to = packed.data();
-  if (b.column != 1) {
-    transpose(b.data, b.column, to, width, columns, depth);
-    return {to, width, 1};
-  }
-  for (int64_t i = 0; i < depth; ++i) {
+  if (b.column != 1) transpose(b.data, b.column, to, width, columns, depth);
+  for (int64_t i = 0; b.column == 1 && i < depth; ++i) {
     std::copy_n(b.data + i * b.row, columns, to + i * width);
     std::fill(to + i * width + columns, to + (i + 1) * width, 0.f);
   }

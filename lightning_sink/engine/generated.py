@@ -161,10 +161,10 @@ def _called_as_they_are() -> Iterator[None]:
     """Has some operations called that Inductor would make something else of.
 
     Its own call of oneDNN's recurrent layers drops what their backward pass needs, and its loops for the backward pass
-    of max-pooling look at every window for every element: 1.05 times LeNet-5's step. Those for the forward pass take
-    twice the library's time, and thirty times that of `pooling.cpp`.
+    of max-pooling look at every window for every element: 1.05 times LeNet-5's step. Its loops for the forward pass
+    take half as long again as the library's, and `pooling.cpp` takes the place of that.
     `torch._inductor.lowering.lowerings` says what becomes of an operation; `fallback_handler` makes a plain call of it.
-    What is listed in `decomposition.decompositions` has become other operations before.
+    `decomposition.decompositions` has others made of it before that, so it is taken out there.
     """
     from torch._inductor import decomposition, lowering
 

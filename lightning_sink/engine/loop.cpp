@@ -229,7 +229,8 @@ void forget_run(PyObject* capsule) {
 
 using SharedWorker = std::shared_ptr<Worker>;
 
-// A process that was forked has a worker's memory without its thread, and would wait for that for ever.
+// A process that was forked has a worker's memory without its thread, and would wait for that for ever: it runs rows
+// itself, until it begins a thread of its own.
 bool is_here(SharedWorker* worker) { return (*worker)->is_of_this_process(); }
 
 void forget_worker(PyObject* capsule) {
@@ -274,7 +275,7 @@ LIGHTNING_SINK_API PyObject* lightning_sink_launch(PyObject* capsule, PyObject* 
   using namespace lightning_sink;
   return guarded([&] {
     Run* run = held_by<Run>(capsule);
-    if (worker != Py_None) {
+    if (worker != Py_None && is_here(held_by<SharedWorker>(worker))) {
       run->go_on(*held_by<SharedWorker>(worker));
     } else {
       const Unlocked unlocked;

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(eq=False)
 class _Passage:
     """Steps that were gone through for one call.
 

@@ -98,7 +98,8 @@ class Program:
         # A write through `.data` counts no version.
         if any(version(tensor) != seen or not torch.equal(tensor, value) for tensor, seen, value in self._read):
             return False
-        # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
+        # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced. Of
+        # one that lies where it lay, and is laid out as it was, the alias is kept.
         pairs = zip((b.tensor for b in self.bindings), self._template, strict=True)
         self._template = [alias if _is_same_place(tensor, alias) else _alias(tensor) for tensor, alias in pairs]
         return True

@@ -81,6 +81,7 @@ class HostState:
 def _contents(tensors: list[Tensor]) -> Any:
     """Where tensors are and what is in them, in large ones sums and norms: writing to `.data` counts no version."""
     plain = [t for t in tensors if type(t) in PLAIN_TENSORS and t.layout is torch.strided and t.numel() > 0]
+    plain = [t for t in plain if t.data_ptr()]  # none on `meta`, and none whose memory has been given back
     places = [tensor.data_ptr() for tensor in plain]
     contents: list[bytes] = []
     joined: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # what lies on a device is brought over in one go
@@ -92,12 +93,9 @@ def _contents(tensors: list[Tensor]) -> Any:
         values = tensor.detach()
         for numbers in [values.reshape(-1)] if small else _marks(values):
             joined.setdefault((numbers.device, numbers.dtype), []).append(numbers)
-    contents += [_bytes(torch.cat(numbers).cpu()) for numbers in joined.values()]
+    for numbers in (torch.cat(each).cpu() for each in joined.values()):
+        contents.append(string_at(numbers.data_ptr(), numbers.nbytes))
     return places, contents
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _marks(tensor: Tensor) -> list[Tensor]:

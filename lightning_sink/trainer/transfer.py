@@ -14,6 +14,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 from torch import Tensor
 
@@ -71,7 +72,10 @@ class Transfer:
         selector: Any = trainer._data_connector._datahook_selector
         self._selector = selector
         defaults = LightningModule
-        self._plain = type(trainer.precision_plugin).convert_input is Precision.convert_input and all(
+        strategy = trainer.strategy
+        moves = type(strategy).batch_to_device is Strategy.batch_to_device and "batch_to_device" not in vars(strategy)
+        converts = type(trainer.precision_plugin).convert_input is Precision.convert_input
+        self._plain = (moves and converts) and all(
             getattr(type(selector.get_instance(hook)), hook) is getattr(defaults, hook)
             and hook not in vars(selector.get_instance(hook))
             for hook in _HOOKS

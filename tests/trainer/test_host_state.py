@@ -49,6 +49,18 @@ def test_it_is_seen(trained, name):
     assert before.is_left(HostState(trainer, [keeper], batch, seen))
 
 
+def test_tensors_without_memory_are_left_alone(trained):
+    trainer, module, keeper, batch = trained
+    keeper.given_back = torch.randn(4096)
+    keeper.given_back.untyped_storage().resize_(0)
+    keeper.nowhere = torch.empty(4, device="meta")
+    seen = Seen()
+    before = HostState(trainer, [keeper], batch, seen)
+    others = [torch.full((4096,), float(i)) for i in range(50)]  # what lies elsewhere is no part of it
+    assert not before.is_left(HostState(trainer, [keeper], batch, seen))
+    assert len(others) == 50
+
+
 def test_what_a_callback_counts_and_collects_changes_no_training(trained):
     trainer, _, keeper, batch = trained
     seen = Seen()
