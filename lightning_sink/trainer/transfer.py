@@ -13,7 +13,6 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 from torch import Tensor
@@ -67,8 +66,6 @@ class Transfer:
         self._trainer = trainer
         self._done = done
         self._device = trainer.strategy.root_device
-        profiler: Any = trainer.profiler  # type: ignore[attr-defined]
-        self._unseen = type(profiler) is PassThroughProfiler
         selector: Any = trainer._data_connector._datahook_selector
         self._selector = selector
         defaults = LightningModule
@@ -90,8 +87,6 @@ class Transfer:
         """Returns the batch on the device, through the user's hooks."""
         if self._done:
             return batch
-        if self._unseen and self.is_identity(batch):
-            return _rebuilt(batch)
         trainer = self._trainer
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
@@ -126,10 +121,3 @@ class Transfer:
         if kind is dict:
             return all(map(self._is_here, item.values()))
         return item is None or kind in (int, float, bool, str)
-
-
-def _rebuilt(item: Any) -> Any:
-    """Returns what Lightning's transfer makes of a batch that is there: containers of its own, the same tensors."""
-    if type(item) is dict:
-        return {key: _rebuilt(value) for key, value in item.items()}
-    return type(item)(map(_rebuilt, item)) if type(item) in (tuple, list) else item
