@@ -111,6 +111,4 @@ def _names(code: CodeType) -> Iterator[str]:
 def is_users(module: str) -> bool:
     """Tells whether a module is neither of this stack's libraries nor of Python's own."""
     root = module.partition(".")[0]
-    if root.startswith("namedtuple_") and module not in sys.modules:
-        return False  # what `collections.namedtuple` generates holds nothing of the user's
     return not is_library(module) and (root == "__main__" or root not in sys.stdlib_module_names)

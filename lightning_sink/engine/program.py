@@ -74,7 +74,7 @@ class Program:
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self._same_leaves = observation.same_leaves
-        self._template: list[Any] = [None] * len(bindings)
+        self._template: list[Any] = []
         self.looked_at = -1
         self.seconds = 1.0
 
@@ -98,10 +98,8 @@ class Program:
         # A write through `.data` counts no version.
         if any(version(tensor) != seen or not torch.equal(tensor, value) for tensor, seen, value in self._read):
             return False
-        # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced. Of
-        # one that lies where it lay, and is laid out as it was, the alias is kept.
-        pairs = zip((b.tensor for b in self.bindings), self._template, strict=True)
-        self._template = [alias if _is_same_place(tensor, alias) else _alias(tensor) for tensor, alias in pairs]
+        # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
+        self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
         return True
 
     def arguments(self, leaves: list[Tensor]) -> list[Tensor] | None:
@@ -171,13 +169,3 @@ class Program:
         flat = [next(tensors) if value is TENSOR else value for value in self._constants]
         logged = list(outputs[self.num_outputs : self.num_results])
         return Result(pytree.tree_unflatten(flat, self._spec), logged, self.note)
-
-
-def _is_same_place(tensor: Tensor | None, alias: Tensor | None) -> bool:
-    if tensor is None or alias is None or tensor.layout is not torch.strided:
-        return False
-    return tensor.data_ptr() == alias.data_ptr()
-
-
-def _alias(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
