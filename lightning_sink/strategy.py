@@ -114,7 +114,7 @@ class SinkStrategy(SingleDeviceStrategy):
     def sink_report(self) -> SinkReport:
         """Returns what the present sink did so far, or what the last one did."""
         sink = self._shown_sink
-        return SinkReport() if sink is None else sink.progress.report()
+        return SinkReport() if sink is None else sink.progress.report(sink.ran_seconds)
 
     @property
     def _shown_sink(self) -> LoopSink | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.engine.history import History
-from lightning_sink.engine.step import Sink, Step
+from lightning_sink.engine.step import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +62,13 @@ class SinkProgress:
     """Counts what a sink does.
 
     Args:
-        sink: The sink.
         loop: The epoch loop that it is part of.
         queue: Where its batches come from.
         history: Its values.
     """
 
-    def __init__(self, sink: Sink, loop: Any, queue: BatchQueue, history: History) -> None:
+    def __init__(self, loop: Any, queue: BatchQueue, history: History) -> None:
         self._progress, self._queue, self._history = loop.batch_progress, queue, history
-        self._sink: Sink | None = sink
         self._listeners = [item for item in loop.trainer.callbacks if isinstance(item, SinkListener)]
         self._items = 0
         self._began = time.perf_counter()
@@ -89,20 +87,20 @@ class SinkProgress:
         for listener in self._listeners:
             listener.on_sink_progress(self._progress.current.ready - waiting, self._queue.ready)
 
-    def end(self) -> None:
-        """The sink is over, if it was not: its time stands still from now on."""
-        if self._whole is not None:
-            return
-        self._whole = self._times()
-        self._sink = None  # which holds this: its last batch is let go of with it, not when garbage is collected
+    def end(self, ran_seconds: float) -> None:
+        """The sink is over, if it was not: its time stands still from now on.
 
-    def _times(self) -> tuple[float, float]:
-        ran = self._sink.ran_seconds if self._sink is not None else 0.0
-        return time.perf_counter() - self._began, self._queue.lost_seconds(ran)
+        Args:
+            ran_seconds: Time in which its steps ran.
+        """
+        self._whole = self._whole or self._times(ran_seconds)
 
-    def report(self) -> SinkReport:
-        """Returns the counts so far."""
-        seconds, lost = self._whole or self._times()
+    def _times(self, ran_seconds: float) -> tuple[float, float]:
+        return time.perf_counter() - self._began, self._queue.lost_seconds(ran_seconds)
+
+    def report(self, ran_seconds: float) -> SinkReport:
+        """Returns the counts so far, where its steps ran this long."""
+        seconds, lost = self._whole or self._times(ran_seconds)
         return SinkReport(
             batches=len(self._history),
             items=self._items,

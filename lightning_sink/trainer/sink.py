@@ -66,7 +66,7 @@ class TrainerSink(Sink):
         self._trainer = loop.trainer
         self._module = self._trainer.lightning_module
         self._fetcher = fetcher
-        self.progress = SinkProgress(self, loop, fetcher.queue, self.history)
+        self.progress = SinkProgress(loop, fetcher.queue, self.history)
         self._length = length
         self._deadline = deadline
         self._interrupt = interrupt
@@ -158,7 +158,7 @@ class TrainerSink(Sink):
 
     def close(self) -> None:
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
-        self.progress.end()
+        self.progress.end(self.ran_seconds)
         self._logs.deliver()
 
     def place(self) -> str:
