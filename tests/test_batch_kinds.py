@@ -206,13 +206,24 @@ class Doubles:
         return x * 2, y
 
 
+class DoublesInPlace(Doubles):
+    """One whose batches are the loader's tensors, with other values."""
+
+    def batch_to_device(self, batch, *arguments, **options):
+        x, _ = batch
+        x.mul_(2)
+        return SingleDeviceStrategy.batch_to_device(self, batch, *arguments, **options)
+
+
 @ENGINES
-def test_a_strategys_own_transfer(engine):
-    plain_kind = type("Plain", (Doubles, SingleDeviceStrategy), {})
-    sink_kind = type("Sink", (Doubles, SinkStrategy), {})
+@pytest.mark.parametrize("moves", [Doubles, DoublesInPlace])
+def test_a_strategys_own_transfer(moves, engine):
+    plain_kind = type("Plain", (moves, SingleDeviceStrategy), {})
+    sink_kind = type("Sink", (moves, SinkStrategy), {})
+    # Nothing is verified, so that a batch that was passed over would show in the weights.
+    options = {"sink_size": 5, "epoch": "dataset", "engine": engine, "verify": 0}
     plain, sink = (
-        once(Net, loader, strategy, max_epochs=2)
-        for strategy in (plain_kind(device="cpu"), sink_kind(sink_size=5, epoch="dataset", engine=engine))
+        once(Net, loader, strategy, max_epochs=2) for strategy in (plain_kind(device="cpu"), sink_kind(**options))
     )
     assert_parity(plain, sink, exact=engine == "eager")
 
