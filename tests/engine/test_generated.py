@@ -25,8 +25,10 @@ def test_where_the_c_plus_plus_is_put_in_is_there():
 
 
 def test_operations_that_are_called_as_they_are():
-    from torch._inductor import lowering
+    from torch._inductor import decomposition, lowering
 
-    for name in ("mkldnn_rnn_layer", "max_pool2d_with_indices_backward"):
+    for name in ("mkldnn_rnn_layer", "max_pool2d_with_indices", "max_pool2d_with_indices_backward"):
         assert getattr(OPERATIONS, name).default in lowering.lowerings, f"Inductor has no lowering of `{name}` any more"
     assert callable(lowering.fallback_handler), "`torch._inductor.lowering.fallback_handler` is gone"
+    taken_out = OPERATIONS.max_pool2d_with_indices.default
+    assert taken_out in decomposition.decompositions, "Inductor decomposes max-pooling elsewhere than in this table"

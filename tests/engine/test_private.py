@@ -50,6 +50,19 @@ def test_tensors_are_keys_by_identity():
     assert len(keys) == 0, "`WeakIdKeyDictionary` keeps tensors alive"
 
 
+def test_a_modules_own_parameters_and_tensors():
+    module = nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False))
+    module.register_buffer("nothing", None)
+    module.register_buffer("not_saved", torch.ones(1), persistent=False)
+    module.register_parameter("own", nn.Parameter(torch.ones(1)))
+    for part in module.modules():
+        own = list(part.named_parameters(recurse=False))
+        assert private.own_parameters(part) == own, "`Module._parameters` holds something else than before"
+    found = {id(tensor) for tensor in private.own_tensors(module.modules())}
+    public = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    assert found == public, "`Module._parameters` and `Module._buffers` hold something else than before"
+
+
 def test_trees():
     flat, spec = private.pytree.tree_flatten({"a": [1, (2,)]})
     assert flat == [1, 2]
