@@ -177,6 +177,44 @@ class ByHand(Quiet):
         return loss
 
 
+class ByHandWithASchedule(ByHand):
+    """Lightning steps no schedule of a module that steps its optimizers itself."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), "interval": "step"}]
+
+
+def test_a_schedule_beside_optimization_by_hand_stands_still(chunks):
+    plain, sink = compare(ByHandWithASchedule, "traced", -1, data=many)
+    assert chunks
+    for run in (plain, sink):
+        assert run.trainer.lr_scheduler_configs[0].scheduler.last_epoch == 0
+
+
+class TwoSchedules(Quiet):
+    """Of one optimizer, each at its own pace; the second also says when an epoch is over."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        often = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+        seldom = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        each_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+        return [optimizer], [
+            {"scheduler": often, "interval": "step"},
+            {"scheduler": seldom, "interval": "step", "frequency": 7},
+            {"scheduler": each_epoch, "interval": "epoch"},
+        ]
+
+
+def test_several_schedules(chunks):
+    plain, sink = compare(TwoSchedules, "traced", 25, data=many)
+    assert sum(chunks) > 60
+    counts = [run.trainer.fit_loop.epoch_loop.scheduler_progress.state_dict() for run in (plain, sink)]
+    assert counts[0] == counts[1]
+    assert counts[0]["total"]["completed"] > 0
+
+
 @pytest.mark.parametrize("options", [{}, {"max_steps": 71}])
 def test_optimization_by_hand(chunks, options):
     compare(ByHand, "traced", -1, data=many, **options)
@@ -201,6 +239,7 @@ def failed(make, data, error, engine="traced", **options):
         loop = trainer.fit_loop.epoch_loop
         schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         counts = trainer.global_step, loop._batches_that_stepped, loop.batch_progress.total.processed, schedules
+        counts = *counts, loop.scheduler_progress.state_dict()
         notes = " ".join(getattr(raised.value, "__notes__", []))
         seen = [(step, sorted(row)) for step, row in rows.rows]
         left.append((module.state_dict(), counts, seen, notes, torch.get_rng_state()))

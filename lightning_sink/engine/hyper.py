@@ -70,16 +70,19 @@ class Hyperparameters:
         for index in self._tensor_entries:
             if isinstance(values[index], Tensor):
                 self.tensors[index].copy_(values[index])  # may have been filled in place
-        if all(map(operator.is_, self.values, values)) or all(map(_equal, self.values, values)):
+        others = [index for index, same in enumerate(map(operator.is_, self.values, values)) if not same]
+        changed = [index for index in others if not _equal(self.values[index], values[index])]
+        if not changed:
             return False
         stale = False
-        for index, (old, new) in enumerate(zip(self.values, values, strict=True)):
-            if old is new or _equal(old, new):
-                continue
+        for index in changed:
+            old, new = self.values[index], values[index]
             if index in self.tensors and _is_number(new):
-                self.tensors[index].copy_(_exact(new))
                 if isinstance(new, Tensor):
+                    self.tensors[index].copy_(new.detach())
                     self._tensor_entries.add(index)
+                else:
+                    self.tensors[index].fill_(float(new))
                 continue
             stale = True
             if index not in self.lifted_entries and type(new) is float and type(old) is float:
@@ -161,7 +164,7 @@ def _is_number(value: Any) -> bool:
     """Tells whether a value can be lifted: a number of Python's or numpy's, or a tensor with one element."""
     if isinstance(value, Tensor):
         return value.dim() == 0 and not value.is_complex()
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return type(value) is float or (isinstance(value, numbers.Real) and not isinstance(value, bool))
 
 
 def _exact(value: Any) -> Tensor:

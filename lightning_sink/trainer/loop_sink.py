@@ -24,7 +24,7 @@ class LoopSink(TrainerSink):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._passing = Passing(self._loop, self._counters, self._schedulers)
+        self._passing = Passing(self._loop, self._counters)
 
     def ahead(self, step: Step, note: Note, most: int, behind: int = 0) -> list[Step]:
         """Returns steps between this one and the sink's last that nobody on the host has to see."""

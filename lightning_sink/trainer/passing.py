@@ -12,7 +12,7 @@ from typing import Any
 from lightning_sink.engine.passages import Passages
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.note import Note
-from lightning_sink.trainer.schedules import SchedulerState, step_schedulers
+from lightning_sink.trainer.schedules import InnerSchedules, SchedulerState
 
 
 class Passing:
@@ -21,11 +21,10 @@ class Passing:
     Args:
         loop: The epoch loop.
         counters: Its counters.
-        schedules: Whether it has schedulers.
     """
 
-    def __init__(self, loop: Any, counters: Counters, schedules: bool) -> None:
-        self._loop, self._counters, self._schedules = loop, counters, schedules
+    def __init__(self, loop: Any, counters: Counters) -> None:
+        self._loop, self._counters, self._schedules = loop, counters, InnerSchedules(loop)
         self._passages = Passages()
 
     @property
@@ -50,8 +49,7 @@ class Passing:
 
         def end() -> None:
             self._counters.trained(note.clearings, note.optimizer_steps)
-            if self._schedules:
-                step_schedulers(self._loop)
+            self._schedules.step()
             self._counters.completed()
 
         return self._passages.go(steps, self._saved(), end, self._counters.ready)
