@@ -7,8 +7,7 @@ made by the very operations of the step, one after another, and given to the gra
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +20,33 @@ _EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_e
 _LIKE = {"aten::rand_like", "aten::randn_like", "aten::randint_like"}
 
 
-def hoist_draws(graph: fx.Graph) -> list[Callable[[], Tensor]]:
+@dataclass(frozen=True)
+class Draw:
+    """A random draw; called, it is made.
+
+    Attributes:
+        target: The operation.
+        arguments: Its arguments, but for the tensor that it fills or is to be like.
+        options: Its arguments by name.
+        layout: Shape, strides, type and device of that tensor; None where there is none.
+    """
+
+    target: Any
+    arguments: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    layout: tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None = None
+
+    def __call__(self) -> Tensor:
+        """Returns what is drawn."""
+        given: tuple[Any, ...] = self.arguments
+        if self.layout is not None:
+            shape, stride, dtype, device = self.layout
+            given = (torch.empty_strided(shape, stride, dtype=dtype, device=device), *given)
+        drawn: Tensor = self.target(*given, **self.options)
+        return drawn
+
+
+def hoist_draws(graph: fx.Graph) -> list[Draw]:
     """Replaces draws by placeholders behind the graph's other ones; returns what makes the tensors for them.
 
     Raises:
@@ -52,13 +77,13 @@ def _is_draw(node: fx.Node) -> bool:
     return bool(node.meta.get("draws"))
 
 
-def _as_draw(node: fx.Node) -> Callable[[], Tensor] | None:
+def _as_draw(node: fx.Node) -> Draw | None:
     """Returns what repeats a draw; None where its result depends on more than shapes."""
     target: Any = node.target
-    name, arguments = schema_name(target), list(node.args)
+    name, arguments = schema_name(target), node.args
     tensors = members(fx.Node, (*arguments, *node.kwargs.values()))
     if not tensors:
-        return partial(target, *arguments, **node.kwargs)
+        return Draw(target, arguments, dict(node.kwargs))
     if len(tensors) > 1 or tensors[0] is not arguments[0]:
         return None
     if name.endswith("_"):
@@ -68,12 +93,4 @@ def _as_draw(node: fx.Node) -> Callable[[], Tensor] | None:
             return None
     elif name not in _LIKE:
         return None
-    shape, stride, dtype, device = tensors[0].meta["layout"]
-
-    def draw() -> Tensor:
-        result: Tensor = target(
-            torch.empty_strided(shape, stride, dtype=dtype, device=device), *arguments[1:], **node.kwargs
-        )
-        return result
-
-    return draw
+    return Draw(target, arguments[1:], dict(node.kwargs), tensors[0].meta["layout"])

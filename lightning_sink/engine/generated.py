@@ -1,7 +1,8 @@
 """What is entered of Inductor: its names that are not public, each with the reason; checked against torch 2.11 to 2.13.
 
 A graph is compiled here with C++ of our own beside what Inductor generates: `bare.cpp`, `gemm.cpp`, `pooling.cpp`,
-`worker.cpp` and `loop.cpp`. `tests/engine/test_generated.py` fails with the name when an upgrade removes one.
+`masks.cpp`, `worker.cpp` and `loop.cpp`. `tests/engine/test_generated.py` fails with the name when an upgrade removes
+one.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class NativeLoop:
         self._wait = self._function(functions, "wait", objects)
         self._make_worker = self._function(functions, "worker")
         self._rest = self._function(functions, "rest", objects)
+        self._masks = self._function(functions, "masks", *[objects] * 4, ctypes.c_int64)
         self._worker: Any = None
         self.is_bare = bool(ctypes.c_int32.in_dll(functions, "lightning_sink_is_bare").value)
 
@@ -104,6 +106,17 @@ class NativeLoop:
             if message is not None:
                 self.rest()  # the thread runs nothing behind a row that failed
         return done, tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs)), seconds, message
+
+    def draw_masks(self, state: Tensor, masks: list[Tensor], probabilities: list[float]) -> None:
+        """Draws the masks of steps in a row, step after step, from a generator in this state, which moves on.
+
+        Args:
+            state: Of the generator, as torch gives it.
+            masks: For each mask of a step, what is filled: `[steps, ...]`, float32, in one piece.
+            probabilities: Of ones, for each mask.
+        """
+        places, counts = [mask.data_ptr() for mask in masks], [mask[0].numel() for mask in masks]
+        self._masks(state.data_ptr(), places, counts, probabilities, len(masks[0]))
 
 
 def compile_graph(

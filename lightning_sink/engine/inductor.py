@@ -24,7 +24,7 @@ Below that, threads that wait for each other cost more than they save: a step of
 """
 
 _SOURCES = tuple(
-    Path(__file__).with_name(f"{name}.cpp") for name in ("caught", "bare", "gemm", "pooling", "worker", "loop")
+    Path(__file__).with_name(f"{name}.cpp") for name in ("caught", "bare", "gemm", "pooling", "masks", "worker", "loop")
 )
 _CALLS = {"mm_out": True, "addmm_out": True, "max_pool2d_with_indices": False}
 """Functions of ours in the place of the library's; whether they take tensors of `bare.cpp`, too."""

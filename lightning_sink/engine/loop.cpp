@@ -261,6 +261,27 @@ LIGHTNING_SINK_API PyObject* lightning_sink_rest(PyObject* worker) {
   });
 }
 
+// Draws the masks of some steps. places, counts, probabilities: of a step's masks, one behind the other in what all steps
+// have of each.
+LIGHTNING_SINK_API PyObject* lightning_sink_masks(
+    PyObject* state, PyObject* places, PyObject* counts, PyObject* probabilities, int64_t steps) {
+  using namespace lightning_sink;
+  return guarded([&] {
+    GeneratorState* generator = static_cast<GeneratorState*>(PyLong_AsVoidPtr(state));
+    const std::vector<int64_t> where = numbers(places), many = numbers(counts);
+    std::vector<double> likely;
+    for (size_t i = 0; i < where.size(); ++i) likely.push_back(PyFloat_AsDouble(PyList_GET_ITEM(probabilities, i)));
+    const Unlocked unlocked;
+    Twister twister(*generator);
+    for (int64_t step = 0; step < steps; ++step) {
+      for (size_t i = 0; i < where.size(); ++i) {
+        mask(twister, reinterpret_cast<float*>(where[i]) + step * many[i], many[i], likely[i]);
+      }
+    }
+    return Py_NewRef(Py_None);
+  });
+}
+
 // Returns a capsule of steps in a row.
 LIGHTNING_SINK_API PyObject* lightning_sink_prepare(
     PyObject* fixed, PyObject* rows, PyObject* positions, PyObject* kept, int64_t steps) {

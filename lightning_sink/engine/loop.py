@@ -15,8 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lightning_sink.engine.draws import Draw
 from lightning_sink.engine.failures import error_of, with_type
 from lightning_sink.engine.generated import NativeLoop
+from lightning_sink.engine.masks import RowDraws
 from lightning_sink.engine.recording import Recording
 
 Outputs = tuple[Tensor, ...]
@@ -176,7 +178,7 @@ class CompiledStep:
     def __init__(
         self,
         function: Callable[..., Outputs],
-        draws: Sequence[Callable[[], Tensor]] = (),
+        draws: Sequence[Draw] = (),
         *,
         one_thread: bool = False,
     ) -> None:
@@ -217,11 +219,12 @@ class NativeStep(CompiledStep):
         self,
         function: Callable[..., Outputs],
         loop: NativeLoop,
-        draws: Sequence[Callable[[], Tensor]] = (),
+        draws: Sequence[Draw] = (),
         **options: bool,
     ) -> None:
         super().__init__(function, draws, **options)
         self._loop = loop
+        self._row_draws = RowDraws(draws, loop)
         self._layouts: dict[int, Layout] = {}
 
     def __call__(self, *inputs: Tensor) -> Outputs:
@@ -251,7 +254,8 @@ class NativeStep(CompiledStep):
                 for draw in self._draws:
                     draw()
 
-        varying = [tensor for row in rows for tensor in (*row, *(draw() for draw in self._draws))]
+        drawn = self._row_draws.make(len(rows))
+        varying = [tensor for row, more in zip(rows, drawn, strict=True) for tensor in (*row, *more)]
         behind = range(len(fixed), len(fixed) + len(self._draws))
         return NativeRow(
             self._loop,

@@ -1,0 +1,76 @@
+"""The random draws of steps in a row: one by one, or, where all of them are masks of dropout, by machine code.
+
+`masks.cpp` draws what `bernoulli_` draws in a tenth of its time. It knows how torch's generator works and how it gives
+its state, neither of which is promised, and some processors have a `bernoulli_` of their own (MKL's): so it is tried
+out, and torch draws where anything differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.draws import Draw
+from lightning_sink.engine.generated import NativeLoop
+
+_BYTES = 3 * 8 + 624 * 8
+"""What `masks.cpp` reads and writes of a generator's state."""
+
+
+class RowDraws:
+    """Makes the draws of steps in a row.
+
+    Args:
+        draws: Those of a step, in its order.
+        loop: Machine code that was compiled with the step.
+    """
+
+    def __init__(self, draws: Sequence[Draw], loop: NativeLoop) -> None:
+        self._draws, self._loop = draws, loop
+        found = [probability_of_ones(draw) for draw in draws]
+        self._probabilities = [probability for probability in found if probability is not None]
+        self._natively = len(draws) == len(self._probabilities) > 0 and draws_alike(loop)
+
+    def make(self, steps: int) -> list[tuple[Tensor, ...]]:
+        """Returns what each of the next steps draws."""
+        if not self._natively:
+            return [tuple(draw() for draw in self._draws) for _ in range(steps)]
+        shapes = [draw.layout[0] for draw in self._draws if draw.layout is not None]
+        masks = [torch.empty((steps, *shape), dtype=torch.float32) for shape in shapes]
+        state = torch.get_rng_state()
+        self._loop.draw_masks(state, masks, self._probabilities)
+        torch.set_rng_state(state)
+        return list(zip(*(mask.unbind() for mask in masks), strict=True))
+
+
+def probability_of_ones(draw: Draw) -> float | None:
+    """Returns with what probability a draw gives ones; None where it is no mask that machine code draws."""
+    if draw.target is not torch.ops.aten.bernoulli_.float or draw.layout is None or draw.options:
+        return None
+    shape, stride, dtype, device = draw.layout
+    lies_in_one_piece = tuple(stride) == torch.empty(shape, device="meta").stride()
+    if not lies_in_one_piece or dtype != torch.float32 or device.type != "cpu" or 0 in shape:
+        return None
+    probability = draw.arguments[0] if draw.arguments else 0.5
+    return probability if isinstance(probability, float) else None
+
+
+def draws_alike(loop: NativeLoop) -> bool:
+    """Tells whether machine code draws what torch draws here, and leaves the generator as torch does."""
+    generator = torch.Generator().manual_seed(1)
+    torch.rand(1, generator=generator)  # of the words, which are drawn in pairs, one is left behind
+    state = generator.get_state()
+    if state.nbytes < _BYTES:
+        return False
+    probabilities = [0.9, 0.5]
+    masks = [torch.empty(2, 301), torch.empty(2, 1100)]
+    loop.draw_masks(state, masks, probabilities)
+    expected = [
+        torch.empty(mask[0].shape).bernoulli_(probability, generator=generator)
+        for _ in range(2)
+        for mask, probability in zip(masks, probabilities, strict=True)
+    ]
+    found = [mask[step] for step in range(2) for mask in masks]
+    return all(map(torch.equal, found, expected)) and torch.equal(state, generator.get_state())
