@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -213,6 +214,56 @@ def test_several_schedules(chunks):
     counts = [run.trainer.fit_loop.epoch_loop.scheduler_progress.state_dict() for run in (plain, sink)]
     assert counts[0] == counts[1]
     assert counts[0]["total"]["completed"] > 0
+
+
+def exponential(optimizer, **options):
+    return LRSchedulerConfig(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), interval="step", **options)
+
+
+CHANGES = {
+    "the interval": lambda trainer, module: setattr(trainer.lr_scheduler_configs[0], "interval", "epoch"),
+    "the frequency": lambda trainer, module: setattr(trainer.lr_scheduler_configs[0], "frequency", 3),
+    "all of them": lambda trainer, module: trainer.lr_scheduler_configs.clear(),
+    "one more": lambda trainer, module: trainer.lr_scheduler_configs.append(exponential(trainer.optimizers[0])),
+    "others": lambda trainer, module: setattr(
+        trainer.strategy, "lr_scheduler_configs", [exponential(trainer.optimizers[0], frequency=2)]
+    ),
+    "its own way": lambda trainer, module: setattr(
+        module, "lr_scheduler_step", lambda scheduler, metric: (scheduler.step(), scheduler.step())
+    ),
+}
+
+
+class ChangesSchedules(L.Callback):
+    """Changes what is to be stepped from the first batch of the second epoch on."""
+
+    def __init__(self, change):
+        self.change = CHANGES[change]
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.current_epoch == 1 and batch_idx == 0:
+            self.change(trainer, module)
+
+
+@pytest.mark.filterwarnings("ignore:A callback changes weights")
+@pytest.mark.parametrize(
+    ("change", "scheduled"),
+    [*((change, True) for change in CHANGES), ("one more", False), ("others", False), ("its own way", False)],
+)
+def test_schedules_that_a_callback_changes_at_a_sinks_first_batch(chunks, change, scheduled):
+    options = {"schedule": "onecycle", "total_steps": 500} if scheduled else {}
+    plain, sink = compare(
+        lambda: Quiet(**options), "traced", -1, data=many, max_epochs=3, callbacks=lambda: [ChangesSchedules(change)]
+    )
+    assert chunks
+    left = [
+        (
+            run.trainer.fit_loop.epoch_loop.scheduler_progress.state_dict(),
+            [config.scheduler.last_epoch for config in run.trainer.lr_scheduler_configs],
+        )
+        for run in (plain, sink)
+    ]
+    assert left[0] == left[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"max_steps": 71}])

@@ -95,9 +95,11 @@ class Hyperparameters:
     def _lift(self, index: int) -> None:
         value = self.values[index]
         if _is_number(value):
-            self.tensors[index] = _exact(value).to(torch.float64, copy=True)
             if isinstance(value, Tensor):
+                self.tensors[index] = value.detach().to(torch.float64, copy=True)
                 self._tensor_entries.add(index)
+            else:
+                self.tensors[index] = torch.tensor(float(value), dtype=torch.float64)
 
     def constants(self) -> tuple[Any, ...]:
         """Returns the values that programs made now have as constants."""
@@ -165,10 +167,6 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.dim() == 0 and not value.is_complex()
     return type(value) is float or (isinstance(value, numbers.Real) and not isinstance(value, bool))
-
-
-def _exact(value: Any) -> Tensor:
-    return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
 
 
 def _released(value: Any) -> Any:

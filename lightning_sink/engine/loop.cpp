@@ -1,6 +1,6 @@
 // The loop around a compiled step: many steps in one call, without the interpreter between them.
 //
-// `generated.py` places this text, behind `bare.cpp` and `worker.cpp`, before the step that Inductor generated,
+// `generated.py` places this text, behind the other files, before the step that Inductor generated,
 // `inductor_entry_impl`, and fills in what stands between two @. It uses nothing but that function, the C interface
 // that generated code itself uses, and Python's.
 
@@ -270,15 +270,20 @@ LIGHTNING_SINK_API PyObject* lightning_sink_masks(
     GeneratorState* generator = static_cast<GeneratorState*>(PyLong_AsVoidPtr(state));
     const std::vector<int64_t> where = numbers(places), many = numbers(counts);
     std::vector<double> likely;
-    for (size_t i = 0; i < where.size(); ++i) likely.push_back(PyFloat_AsDouble(PyList_GET_ITEM(probabilities, i)));
-    const Unlocked unlocked;
-    Twister twister(*generator);
-    for (int64_t step = 0; step < steps; ++step) {
-      for (size_t i = 0; i < where.size(); ++i) {
-        mask(twister, reinterpret_cast<float*>(where[i]) + step * many[i], many[i], likely[i]);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(probabilities); ++i) {
+      likely.push_back(PyFloat_AsDouble(PyList_GET_ITEM(probabilities, i)));
+    }
+    if (many.size() != where.size() || likely.size() != where.size()) throw std::runtime_error("wrong masks");
+    {
+      const Unlocked unlocked;
+      Twister twister(*generator);
+      for (int64_t step = 0; step < steps; ++step) {
+        for (size_t i = 0; i < where.size(); ++i) {
+          mask(twister, reinterpret_cast<float*>(where[i]) + step * many[i], many[i], likely[i]);
+        }
       }
     }
-    return Py_NewRef(Py_None);
+    return Py_NewRef(Py_None);  // with the interpreter's lock again: until Python 3.12 it counts who holds None
   });
 }
 

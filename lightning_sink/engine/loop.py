@@ -129,7 +129,7 @@ class NativeRow(Row):
         draw_again: Callable[[int], None] | None,
     ) -> None:
         self._loop, self._one_thread, self._beside, self._draw_again = loop, one_thread, beside, draw_again
-        self._columns = [torch.empty((steps, *shape), dtype=dtype) for dtype, shape in kept.values()]
+        self._columns = [torch.empty((steps, *shape), dtype=dtype, device="cpu") for dtype, shape in kept.values()]
         places = [
             number
             for index, column in zip(kept, self._columns, strict=True)

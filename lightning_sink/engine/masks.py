@@ -29,20 +29,23 @@ class RowDraws:
 
     def __init__(self, draws: Sequence[Draw], loop: NativeLoop) -> None:
         self._draws, self._loop = draws, loop
-        found = [probability_of_ones(draw) for draw in draws]
-        self._probabilities = [probability for probability in found if probability is not None]
-        self._natively = len(draws) == len(self._probabilities) > 0 and draws_alike(loop)
+        found = [(draw.layout, probability_of_ones(draw)) for draw in draws]
+        masks = [(layout[0], likely) for layout, likely in found if layout is not None and likely is not None]
+        self._shapes, self._probabilities = [shape for shape, _ in masks], [likely for _, likely in masks]
+        only_masks = len(masks) == len(draws) and bool(masks)
+        self._natively = only_masks and draws_alike(loop)
 
     def make(self, steps: int) -> list[tuple[Tensor, ...]]:
         """Returns what each of the next steps draws."""
-        if not self._natively:
-            return [tuple(draw() for draw in self._draws) for _ in range(steps)]
-        shapes = [draw.layout[0] for draw in self._draws if draw.layout is not None]
-        masks = [torch.empty((steps, *shape), dtype=torch.float32) for shape in shapes]
-        state = torch.get_rng_state()
-        self._loop.draw_masks(state, masks, self._probabilities)
-        torch.set_rng_state(state)
-        return list(zip(*(mask.unbind() for mask in masks), strict=True))
+        if self._natively:
+            masks = [torch.empty((steps, *shape), dtype=torch.float32, device="cpu") for shape in self._shapes]
+            before = torch.get_rng_state()
+            state = before.clone()
+            self._loop.draw_masks(state, masks, self._probabilities)
+            if torch.equal(torch.get_rng_state(), before):  # no other thread has drawn meanwhile
+                torch.set_rng_state(state)
+                return list(zip(*(mask.unbind() for mask in masks), strict=True))
+        return [tuple(draw() for draw in self._draws) for _ in range(steps)]
 
 
 def probability_of_ones(draw: Draw) -> float | None:
@@ -59,16 +62,16 @@ def probability_of_ones(draw: Draw) -> float | None:
 
 def draws_alike(loop: NativeLoop) -> bool:
     """Tells whether machine code draws what torch draws here, and leaves the generator as torch does."""
-    generator = torch.Generator().manual_seed(1)
-    torch.rand(1, generator=generator)  # of the words, which are drawn in pairs, one is left behind
+    generator = torch.Generator("cpu").manual_seed(1)
+    torch.rand(1, generator=generator, device="cpu")  # of the words, which are drawn in pairs, one is left behind
     state = generator.get_state()
     if state.nbytes < _BYTES:
         return False
     probabilities = [0.9, 0.5]
-    masks = [torch.empty(2, 301), torch.empty(2, 1100)]
+    masks = [torch.empty(2, size, device="cpu") for size in (301, 1100)]
     loop.draw_masks(state, masks, probabilities)
     expected = [
-        torch.empty(mask[0].shape).bernoulli_(probability, generator=generator)
+        torch.empty_like(mask[0]).bernoulli_(probability, generator=generator)
         for _ in range(2)
         for mask, probability in zip(masks, probabilities, strict=True)
     ]

@@ -12,7 +12,7 @@ from typing import Any
 from lightning_sink.engine.passages import Passages
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.note import Note
-from lightning_sink.trainer.schedules import InnerSchedules, SchedulerState
+from lightning_sink.trainer.schedules import SchedulerState, step_in_row
 
 
 class Passing:
@@ -24,7 +24,7 @@ class Passing:
     """
 
     def __init__(self, loop: Any, counters: Counters) -> None:
-        self._loop, self._counters, self._schedules = loop, counters, InnerSchedules(loop)
+        self._loop, self._counters = loop, counters
         self._passages = Passages()
 
     @property
@@ -35,7 +35,7 @@ class Passing:
     def _saved(self) -> Callable[[], None]:
         """Returns what puts counters and schedulers back as they are now."""
         counted = self._counters.present()
-        scheduled = SchedulerState(self._loop) if self._schedules else None
+        scheduled = SchedulerState(self._loop) if self._loop.trainer.lr_scheduler_configs else None
 
         def restore() -> None:
             if scheduled is not None:
@@ -46,10 +46,11 @@ class Passing:
 
     def go(self, steps: int, note: Note) -> Generator[None, None, None]:
         """Yields for each step, when it is about to run; one that it is closed at is not run."""
+        step_schedulers = step_in_row(self._loop)
 
         def end() -> None:
             self._counters.trained(note.clearings, note.optimizer_steps)
-            self._schedules.step()
+            step_schedulers()
             self._counters.completed()
 
         return self._passages.go(steps, self._saved(), end, self._counters.ready)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -31,33 +33,6 @@ class SchedulerState:
         self._saved.restore()
 
 
-class InnerSchedules:
-    """Schedulers that step between two steps of a row, none of which is an epoch's last.
-
-    They only compute, the module has no `lr_scheduler_step` of its own and nothing is profiled, or there would be no
-    row. What Lightning does around a step of a scheduler takes three times as long as the scheduler.
-
-    Private names of Lightning (2.6): `_TrainingEpochLoop.scheduler_progress`, as above.
-
-    Args:
-        loop: The epoch loop.
-    """
-
-    def __init__(self, loop: Any) -> None:
-        self._loop = loop
-        configs = loop.trainer.lr_scheduler_configs if loop.trainer.lightning_module.automatic_optimization else []
-        self._configs = [config for config in configs if config.interval == "step" and not config.reduce_on_plateau]
-
-    def step(self) -> None:
-        """Steps those that are due behind the present batch."""
-        progress, number = self._loop.scheduler_progress, self._loop.batch_idx + 1
-        for config in self._configs:
-            if number % config.frequency == 0:
-                progress.increment_ready()
-                config.scheduler.step()
-                progress.increment_completed()
-
-
 def step_schedulers(loop: Any) -> None:
     """Steps the schedulers that are due between two training steps.
 
@@ -69,6 +44,35 @@ def step_schedulers(loop: Any) -> None:
     loop.update_lr_schedulers("step", update_plateau_schedulers=False)
     if loop._num_ready_batches_reached():
         loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+
+def step_in_row(loop: Any) -> Callable[[], None]:
+    """Returns what steps the schedulers that are due behind a step in a row, none of which is an epoch's last.
+
+    What Lightning does around a step of a scheduler takes three times as long as that. It has no effect where the
+    module has no `lr_scheduler_step` of its own, and nothing is profiled in a row. What is found here holds until a
+    callback is met again, which may change all of it.
+
+    Private names of Lightning (2.6): `_TrainingEpochLoop.scheduler_progress`, as above.
+
+    Args:
+        loop: The epoch loop.
+    """
+    trainer, progress = loop.trainer, loop.scheduler_progress
+    if is_overridden("lr_scheduler_step", trainer.lightning_module):
+        return partial(step_schedulers, loop)
+    configs = trainer.lr_scheduler_configs if trainer.lightning_module.automatic_optimization else []
+    due = [config for config in configs if config.interval == "step" and not config.reduce_on_plateau]
+
+    def step() -> None:
+        number = loop.batch_idx + 1
+        for config in due:
+            if number % config.frequency == 0:
+                progress.increment_ready()
+                config.scheduler.step()
+                progress.increment_completed()
+
+    return step
 
 
 def steps_by_users_code(trainer: Any) -> bool:

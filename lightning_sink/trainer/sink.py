@@ -72,13 +72,10 @@ class TrainerSink(Sink):
         self._interrupt = interrupt
         self._transfer = Transfer(self._trainer, done=fetcher.queue.prepares)
         self._logs = LogBuffer(self._trainer, self._module)
-        self._schedulers = bool(self._trainer.lr_scheduler_configs)
-        self.schedules = any(config.interval == "step" for config in self._trainer.lr_scheduler_configs)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
         self._counters = Counters(loop)
         self._hooks = BatchHooks(self._trainer, alone=length == 1, seen=loop.seen)
         self._automatic = self._module.automatic_optimization
-        self.disturbed = steps_by_users_code(self._trainer) or not self._transfer.is_plain
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
         self._kind_of_all: tuple[bool, bool, Hashable] | None = None
@@ -87,6 +84,14 @@ class TrainerSink(Sink):
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
         self._result: Callable[[], Result] = lambda: Result(None, [])
+        self._look_at_schedules()
+
+    def _look_at_schedules(self) -> None:
+        """Sees which there are: callbacks may change that at the sink's first batch and its last."""
+        configs = self._trainer.lr_scheduler_configs
+        self._schedulers = bool(configs)
+        self.schedules = any(config.interval == "step" for config in configs)
+        self.disturbed = steps_by_users_code(self._trainer) or not self._transfer.is_plain
 
     # -- the steps --------------------------------------------------------------------------------------------------
 
@@ -124,6 +129,7 @@ class TrainerSink(Sink):
                 started = True
                 if self._first:
                     self._hooks.start(batch, loop.batch_idx)
+                    self._look_at_schedules()
                 elif self._hooks.is_monitored():
                     self._logs.deliver()
                     self._hooks.monitor(batch, loop.batch_idx)
