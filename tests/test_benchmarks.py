@@ -76,7 +76,16 @@ def test_the_suite_compares_sides_and_skips_what_is_absent(tmp_path):
 @pytest.mark.parametrize(
     ("script", "settings"),
     [
-        ("kernels", {"PRODUCTS": [((4, 3, 2), True, True)], "IMAGES": [(2, 1, 4, 4)], "STEPS": 2, "REPEATS": 1}),
+        (
+            "kernels",
+            {
+                "PRODUCTS": [((4, 3, 2), True, True)],
+                "IMAGES": [(2, 1, 4, 4)],
+                "MASKS": [(2, 3)],
+                "STEPS": 2,
+                "REPEATS": 1,
+            },
+        ),
         ("layouts", {"NETS": None, "SECONDS": 0.01, "REPEATS": 1}),
     ],
 )
@@ -88,7 +97,7 @@ def test_a_comparison_of_compiled_steps_has_a_line_for_each(script, settings, be
         monkeypatch.setattr(module, name, value)
     module.main()
     (table,) = tables(capsys.readouterr().out)
-    assert len(table) == 2 + (2 if script == "kernels" else 1)
+    assert len(table) == 2 + (3 if script == "kernels" else 1)
     assert all(len(line) == len(table[0]) for line in table[2:])
 
 

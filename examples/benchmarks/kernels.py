@@ -1,6 +1,7 @@
 """The kernels of ours in a compiled step on one thread, beside those of the library whose place they take.
 
-Each case is a step of its own, run many times in one call; both sides take turns. `python kernels.py`
+Each case is a step of its own, run many times in one call; both sides take turns. Masks of dropout are drawn before the
+steps of a call, 16 of each here. `python kernels.py`
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import getitem
 from typing import Any
 from unittest.mock import patch
@@ -15,8 +17,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine import inductor
+from lightning_sink.engine import inductor, masks
+from lightning_sink.engine.draws import Draw
 from lightning_sink.engine.loop import CompiledStep
+from lightning_sink.engine.masks import RowDraws
 from lightning_sink.engine.recording import Recording
 
 # Rows, columns, depth; whether the left matrix and the right one lie transposed: forward, weights' gradient, inputs'.
@@ -33,6 +37,7 @@ PRODUCTS = [
 ]
 # Images, channels, height, width: pooled 2 x 2, behind a ReLU.
 IMAGES = [(32, 6, 28, 28), (32, 16, 10, 10), (16, 64, 32, 32)]
+MASKS = [(32, 64), (8, 32, 256)]
 STEPS, REPEATS = 500, 7
 
 Case = tuple[str, Callable[..., Any], list[Tensor], tuple[Any, ...]]
@@ -76,6 +81,19 @@ def seconds(step: CompiledStep, tensors: list[Tensor]) -> float:
     return seconds
 
 
+def mask_seconds(draws: RowDraws) -> float:
+    began = time.perf_counter()
+    draws.make(16)
+    return (time.perf_counter() - began) / 16
+
+
+def compare(name: str, ours: Callable[[], float], librarys: Callable[[], float]) -> None:
+    pairs = [(ours(), librarys()) for _ in range(REPEATS)]
+    microseconds = [statistics.median(column) * 1e6 for column in zip(*pairs, strict=True)]
+    ratio = statistics.median(other / own for own, other in pairs)
+    print(f"| {name} | {microseconds[0]:.2f} | {microseconds[1]:.2f} | {ratio:.2f} |")
+
+
 def main() -> None:
     print("| kernel | ours, us | library, us | library / ours |\n|---|--:|--:|--:|")
     for name, operation, tensors, options in cases():
@@ -84,10 +102,15 @@ def main() -> None:
             steps.append(compiled(operation, tensors, options))
         for step in steps:
             step(*tensors)
-        pairs = [[seconds(step, tensors) for step in steps] for _ in range(REPEATS)]
-        ours, library = (statistics.median(column) * 1e6 for column in zip(*pairs, strict=True))
-        ratio = statistics.median(other / own for own, other in pairs)
-        print(f"| {name} | {ours:.2f} | {library:.2f} | {ratio:.2f} |")
+        compare(name, *(partial(seconds, step, tensors) for step in steps))
+    loop = compiled(torch.ops.aten.mm.default, [torch.ones(2, 2)] * 2, ())._loop
+    for shape in MASKS:
+        fresh = torch.empty(shape)
+        draw = Draw(torch.ops.aten.bernoulli_.float, (0.9,), {}, (shape, fresh.stride(), fresh.dtype, fresh.device))
+        ours = RowDraws([draw], loop)
+        with patch.object(masks, "draws_alike", lambda loop: False):
+            librarys = RowDraws([draw], loop)
+        compare(f"mask of {', '.join(map(str, shape))}", partial(mask_seconds, ours), partial(mask_seconds, librarys))
 
 
 if __name__ == "__main__":
