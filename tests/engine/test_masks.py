@@ -1,6 +1,7 @@
 """Masks that machine code draws are those that torch draws, and leave torch's generator as torch does."""
 
 import platform
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,39 @@ def test_where_machine_code_draws_in_another_way_torch_draws(loop, monkeypatch):
     torch.manual_seed(3)
     assert_drawn_alike([mask((4, 8), 0.9)], 3, Wrong())
     assert len(calls) == 2, "tried out, and not relied upon"
+
+
+def test_numbers_that_another_thread_draws_meanwhile_are_not_drawn_again(loop):
+    draws, other = RowDraws([mask((4, 8), 0.5)], loop), []
+
+    class Late:
+        def draw_masks(self, *arguments):
+            loop.draw_masks(*arguments)
+            thread = threading.Thread(target=lambda: other.append(torch.rand(3)))
+            thread.start()
+            thread.join()
+
+    draws._loop = Late()
+    torch.manual_seed(5)
+    found = draws.make(2)
+    left = torch.get_rng_state()
+    torch.manual_seed(5)
+    assert torch.equal(other[0], torch.rand(3))
+    expected, expected_left = one_by_one([mask((4, 8), 0.5)], 2, torch.get_rng_state())
+    assert all(torch.equal(a, b) for (a,), (b,) in zip(found, expected, strict=True))
+    assert torch.equal(left, expected_left)
+
+
+@pytest.mark.skipif(draws_of_its_own(), reason="torch draws masks in another way on this processor")
+def test_masks_are_the_hosts_whatever_the_default_device_is(loop):
+    draws = RowDraws([mask((4, 8), 0.5)], loop)
+    torch.manual_seed(6)
+    expected, _ = one_by_one([mask((4, 8), 0.5)], 3, torch.get_rng_state())
+    torch.manual_seed(6)
+    with torch.device("meta"):
+        assert draws_alike(loop)
+        found = draws.make(3)
+    assert all(torch.equal(a, b) for (a,), (b,) in zip(found, expected, strict=True))
 
 
 def test_a_state_that_is_too_short_is_not_read(loop, monkeypatch):
