@@ -4,6 +4,8 @@
 // them but the step itself. `generated.py` compiles the generated step a second time with these types in the place of
 // torch's, and the loop runs that for all of its steps but the last. Blocks are not shared between threads.
 
+#include <deque>
+
 namespace lightning_sink {
 
 // What a tensor looks like. Sizes and strides belong to somebody else: to a tensor of torch's, or to the generated
@@ -33,46 +35,52 @@ namespace bare {
 
 constexpr size_t LINE = 64;  // bytes of a cache line: where a block begins, and what its header takes
 
+struct Shelf;
+
 struct Block {
-  size_t bytes;
+  Shelf* shelf;  // where it goes when nobody holds it any more
+  Block* below;  // while it lies there
   int64_t holders;
   char* data() { return reinterpret_cast<char*>(this) + LINE; }
 };
 
-// Memory of tensors that are gone, by size, the last one on top: that is the one in the cache.
+// Memory of tensors that are gone, of one size, the last one on top: that is the one in the cache.
+struct Shelf {
+  size_t bytes;
+  Block* top = nullptr;
+};
+
 class Pool {
  public:
   ~Pool() { clear(); }
 
   Block* get(size_t bytes) {
-    bytes = (bytes + LINE - 1) / LINE * LINE;
-    std::vector<Block*>& free = of_size(bytes);
-    if (free.empty()) {
-      void* memory = std::aligned_alloc(LINE, LINE + bytes);
+    Shelf& shelf = of_size((bytes + LINE - 1) / LINE * LINE);
+    Block* block = shelf.top;
+    if (block == nullptr) {
+      void* memory = std::aligned_alloc(LINE, LINE + shelf.bytes);
       if (memory == nullptr) throw std::bad_alloc();
-      return new (memory) Block{bytes, 1};
+      return new (memory) Block{&shelf, nullptr, 1};
     }
-    Block* block = free.back();
-    free.pop_back();
+    shelf.top = block->below;
     block->holders = 1;
     return block;
   }
-  void put(Block* block) { of_size(block->bytes).push_back(block); }
+  static void put(Block* block) { block->below = std::exchange(block->shelf->top, block); }
   void clear() {
-    for (auto& [bytes, blocks] : sizes_) {
-      for (Block* block : blocks) std::free(block);
+    for (Shelf& shelf : shelves_) {
+      while (shelf.top != nullptr) std::free(std::exchange(shelf.top, shelf.top->below));
     }
-    sizes_.clear();
   }
 
  private:
-  std::vector<Block*>& of_size(size_t bytes) {
-    for (auto& [size, blocks] : sizes_) {
-      if (size == bytes) return blocks;
+  Shelf& of_size(size_t bytes) {
+    for (Shelf& shelf : shelves_) {
+      if (shelf.bytes == bytes) return shelf;
     }
-    return sizes_.emplace_back(bytes, std::vector<Block*>()).second;
+    return shelves_.emplace_back(Shelf{bytes});
   }
-  std::vector<std::pair<size_t, std::vector<Block*>>> sizes_;
+  std::deque<Shelf> shelves_;  // each stays where it is
 };
 
 inline thread_local Pool pool;
@@ -99,7 +107,7 @@ class Tensor : public View {
 
   void* data_ptr() const { return data; }
   void reset() {
-    if (block_ != nullptr && --block_->holders == 0) pool.put(block_);
+    if (block_ != nullptr && --block_->holders == 0) Pool::put(block_);
     block_ = nullptr;
   }
   Handle release() { return {*this, std::exchange(block_, nullptr)}; }
@@ -112,13 +120,18 @@ class Tensor : public View {
   Block* block_ = nullptr;
 };
 
+// Returns the bytes from a tensor's first element to its last one.
+inline int64_t bytes_of(int64_t dimensions, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < dimensions; ++i) last += sizes[i] == 0 ? 0 : (sizes[i] - 1) * strides[i];
+  return (last + 1) * aoti_torch_dtype_element_size(dtype);
+}
+
 // What generated code calls, under the names that it has there.
 
 inline AOTITorchError empty_strided(
     int64_t dimensions, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t, int32_t, Handle* result) {
-  int64_t last = 0;  // the element that lies behind all others
-  for (int64_t i = 0; i < dimensions; ++i) last += sizes[i] == 0 ? 0 : (sizes[i] - 1) * strides[i];
-  result->block = pool.get((last + 1) * aoti_torch_dtype_element_size(dtype));
+  result->block = pool.get(bytes_of(dimensions, sizes, strides, dtype));
   result->data = result->block->data();
   result->dimensions = dimensions;
   result->sizes = sizes;
