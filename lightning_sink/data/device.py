@@ -15,13 +15,7 @@ from typing import Any
 
 
 class Slot(ABC):
-    """One place for a batch on the device.
-
-    Attributes:
-        lends: Whether what `take` gives is the loader's own memory, which the loader may fill again.
-    """
-
-    lends: bool = True
+    """One place for a batch on the device."""
 
     @abstractmethod
     def fill(self, batch: Any) -> None:

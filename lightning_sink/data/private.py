@@ -20,7 +20,6 @@ __all__ = [
     "dispatching_here",
     "has_workers",
     "is_default_generator",
-    "users_of_storage",
     "versions",
     "worker_processes",
 ]
@@ -62,12 +61,3 @@ def has_workers(loader: Any) -> bool:
 def versions(tensors: list[Tensor]) -> list[int]:
     """Returns how often each was written to in place; `Tensor._version` alone counts that."""
     return [tensor._version for tensor in tensors]
-
-
-def users_of_storage(tensor: Tensor) -> int:
-    """Returns how many tensors and Python objects hold a tensor's memory, this call's among them.
-
-    `torch._C._storage_Use_Count` counts those that autograd keeps as well, which no public name and no reference count
-    of Python's does.
-    """
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

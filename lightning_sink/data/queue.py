@@ -174,12 +174,10 @@ class BatchQueue:
         if self._last_take:
             self._pace.note(now - began - watching, now - self._last_take - watching)
         self._last_take = now
-        self._look_at(batch, slot)
+        self._look_at(batch)
         return batch, note
 
-    def _look_at(self, batch: Any, slot: Slot) -> None:
-        if not slot.lends:
-            return
+    def _look_at(self, batch: Any) -> None:
         reuse = self._reuse
         reuse.note(batch)
         if reuse.found and not self._telemetry.in_step_because:
@@ -229,7 +227,7 @@ class BatchQueue:
                 if found is None:
                     break
                 batch = found[0].take()
-                self._look_at(batch, found[0])
+                self._look_at(batch)
             except BaseException as error:  # in its turn, whatever it is
                 self._failure = error
                 if found is not None:

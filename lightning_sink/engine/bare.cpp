@@ -44,6 +44,8 @@ struct Block {
   char* data() { return reinterpret_cast<char*>(this) + LINE; }
 };
 
+static_assert(sizeof(Block) <= LINE);
+
 // Memory of tensors that are gone, of one size, the last one on top: that is the one in the cache.
 struct Shelf {
   size_t bytes;

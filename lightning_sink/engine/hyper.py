@@ -99,7 +99,7 @@ class Hyperparameters:
                 self.tensors[index] = value.detach().to(torch.float64, copy=True)
                 self._tensor_entries.add(index)
             else:
-                self.tensors[index] = torch.tensor(float(value), dtype=torch.float64)
+                self.tensors[index] = torch.tensor(float(value), dtype=torch.float64, device="cpu")
 
     def constants(self) -> tuple[Any, ...]:
         """Returns the values that programs made now have as constants."""

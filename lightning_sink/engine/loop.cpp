@@ -92,7 +92,8 @@ struct Inputs {
 
   Inputs(PyObject* fixed_list, PyObject* rows_list, PyObject* positions_list, int64_t steps)
       : fixed(fixed_list), rows(rows_list), positions(numbers(positions_list)) {
-    if (fixed.size() != NUM_INPUTS || rows.size() != positions.size() * steps) throw std::runtime_error("wrong inputs");
+    const bool match = fixed.size() == NUM_INPUTS && rows.size() == positions.size() * steps;
+    if (!match || steps < 1) throw std::runtime_error("wrong inputs");
   }
 };
 

@@ -42,7 +42,7 @@ class RowDraws:
             before = torch.get_rng_state()
             state = before.clone()
             self._loop.draw_masks(state, masks, self._probabilities)
-            if torch.equal(torch.get_rng_state(), before):  # no other thread has drawn meanwhile
+            if torch.equal(torch.get_rng_state(), before):  # not where another thread has drawn meanwhile
                 torch.set_rng_state(state)
                 return list(zip(*(mask.unbind() for mask in masks), strict=True))
         return [tuple(draw() for draw in self._draws) for _ in range(steps)]

@@ -48,7 +48,7 @@ class SavedSchedulers:
 
 def only_computes(scheduler: Any) -> bool:
     """Tells whether stepping a scheduler is arithmetic, and runs no code of the user's that may look further."""
-    if not type(scheduler).__module__.startswith("torch.optim"):
+    if not type(scheduler).__module__.startswith("torch.optim") or "step" in vars(scheduler):
         return False
     functions: list[Any] = []
     for name in _FUNCTIONS:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch import LightningModule
 
 from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
 
@@ -59,7 +59,7 @@ def step_in_row(loop: Any) -> Callable[[], None]:
         loop: The epoch loop.
     """
     trainer, progress = loop.trainer, loop.scheduler_progress
-    if is_overridden("lr_scheduler_step", trainer.lightning_module):
+    if _has_own_step(trainer.lightning_module):
         return partial(step_schedulers, loop)
     configs = trainer.lr_scheduler_configs if trainer.lightning_module.automatic_optimization else []
     due = [config for config in configs if config.interval == "step" and not config.reduce_on_plateau]
@@ -79,7 +79,12 @@ def steps_by_users_code(trainer: Any) -> bool:
     """Tells whether any scheduler that steps between two training steps runs code that may look further."""
     if not trainer.lr_scheduler_configs:
         return False
-    if is_overridden("lr_scheduler_step", trainer.lightning_module):
+    if _has_own_step(trainer.lightning_module):
         return True
     inner = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
     return not all(map(only_computes, inner))
+
+
+def _has_own_step(module: LightningModule) -> bool:
+    """Tells whether the user steps schedulers; Lightning's `is_overridden` looks through `functools.wraps`."""
+    return getattr(module.lr_scheduler_step, "__func__", None) is not LightningModule.lr_scheduler_step

@@ -139,16 +139,3 @@ def test_ending_the_processes_ends_what_a_fetch_waits_for(monkeypatch):
 
 def _hang(number):
     signal.pause()
-
-
-def test_whoever_holds_memory_is_counted():
-    memory = torch.zeros(8, dtype=torch.uint8)
-    alone = private.users_of_storage(memory)
-    part = memory[4:8].view(torch.float32)
-    assert private.users_of_storage(memory) > alone, "`torch._C._storage_Use_Count` no longer counts views"
-    weight = torch.ones(1, requires_grad=True)
-    loss = (part * weight).sum()
-    del part
-    assert private.users_of_storage(memory) > alone, "it no longer counts what autograd keeps"
-    del loss
-    assert private.users_of_storage(memory) == alone
