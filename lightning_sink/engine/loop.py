@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lightning_sink.engine.draws import Draw
 from lightning_sink.engine.failures import error_of, with_type
-from lightning_sink.engine.generated import NativeLoop
 from lightning_sink.engine.masks import RowDraws
+from lightning_sink.engine.native import NativeLoop
 from lightning_sink.engine.recording import Recording
 
 Outputs = tuple[Tensor, ...]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.draws import Draw
-from lightning_sink.engine.generated import NativeLoop
+from lightning_sink.engine.native import NativeLoop
 
 _BYTES = 3 * 8 + 624 * 8
 """What `masks.cpp` reads and writes of a generator's state."""

@@ -1,6 +1,6 @@
 """Every name of PyTorch's that is not public, with the reason; checked against torch 2.11 to 2.13.
 
-Those of Inductor are in `generated.py`.
+Those of Inductor are in `generated.py` and `native.py`.
 
 `tests/engine/test_private.py` fails with the name when an upgrade removes one.
 """

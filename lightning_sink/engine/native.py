@@ -1,0 +1,107 @@
+"""The library that a step was compiled to, as Python calls it: its loop, its thread and its masks (`loop.cpp`).
+
+`torch._C._aoti`, which is private (torch 2.11 to 2.13), turns tensors into what generated code takes, and back, as
+Inductor's own wrapper does. `tests/engine/test_generated.py` fails with the name when an upgrade removes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class NativeLoop:
+    """The loop of `loop.cpp`, compiled with a step: many steps in one call.
+
+    The library is called by `ctypes`, which has it from the file that Inductor imported.
+
+    Args:
+        library: The file.
+
+    Attributes:
+        is_bare: Whether steps run on plain memory, without torch, and so on any thread.
+    """
+
+    def __init__(self, library: str) -> None:
+        functions, objects = ctypes.PyDLL(library), ctypes.py_object
+        self._prepare = self._function(functions, "prepare", *[objects] * 4, ctypes.c_int64)
+        self._launch = self._function(functions, "launch", objects, objects)
+        self._wait = self._function(functions, "wait", objects)
+        self._make_worker = self._function(functions, "worker")
+        self._rest = self._function(functions, "rest", objects)
+        self._masks = self._function(functions, "masks", *[objects] * 4, ctypes.c_int64)
+        self._worker: Any = None
+        self.is_bare = bool(ctypes.c_int32.in_dll(functions, "lightning_sink_is_bare").value)
+
+    @staticmethod
+    def _function(functions: ctypes.PyDLL, name: str, *arguments: Any) -> Callable[..., Any]:
+        function = functions[f"lightning_sink_{name}"]
+        function.argtypes, function.restype = arguments, ctypes.py_object
+        return function
+
+    def prepare(
+        self,
+        fixed: list[Tensor | None],
+        varying: list[Tensor],
+        positions: list[int],
+        kept: list[int],
+        steps: int,
+    ) -> Any:
+        """Returns a handle of steps in a row.
+
+        Args:
+            fixed: The inputs; None for those that differ from step to step.
+            varying: These, step after step.
+            positions: Where they go.
+            kept: For each output of which every step's value is wanted: its index, the address for the first, and the
+                bytes of one.
+            steps: How many.
+        """
+        pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+        capsules = iter(pack([tensor for tensor in fixed if tensor is not None]))
+        inputs = [None if tensor is None else next(capsules) for tensor in fixed]
+        return self._prepare(inputs, pack(varying), positions, kept, steps)
+
+    def launch(self, run: Any, beside: bool) -> None:
+        """Runs them; `beside` the caller's thread, on one that ends with `rest`, behind those launched before.
+
+        Where one of those fails, they are not run.
+        """
+        if beside and self._worker is None:
+            self._worker = self._make_worker()
+        self._launch(run, self._worker if beside else None)
+
+    def rest(self) -> None:
+        """Ends the thread, when what was launched on it has ended."""
+        if self._worker is not None:
+            self._rest(self._worker)
+            self._worker = None
+
+    def wait(self, run: Any) -> tuple[int, tuple[Tensor, ...], float, str | None]:
+        """Waits for them.
+
+        Returns:
+            How many were run, the last one's outputs, the seconds that it took, and what the next one failed with.
+        """
+        message: str | None = "not known"
+        try:
+            done, outputs, seconds, message = self._wait(run)
+        finally:
+            if message is not None:
+                self.rest()  # the thread runs nothing behind a row that failed
+        return done, tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs)), seconds, message
+
+    def draw_masks(self, state: Tensor, masks: list[Tensor], probabilities: list[float]) -> None:
+        """Draws the masks of steps in a row, step after step, from a generator in this state, which moves on.
+
+        Args:
+            state: Of the generator, as torch gives it.
+            masks: For each mask of a step, what is filled: `[steps, ...]`, float32, in one piece.
+            probabilities: Of ones, for each mask.
+        """
+        places, counts = [mask.data_ptr() for mask in masks], [mask[0].numel() for mask in masks]
+        self._masks(state.data_ptr(), places, counts, probabilities, len(masks[0]))
