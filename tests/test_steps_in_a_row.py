@@ -270,6 +270,27 @@ def test_schedules_that_a_callback_changes_at_a_sinks_first_batch(chunks, change
     assert left[0] == left[1]
 
 
+class ChangesItsSchedules(Quiet):
+    """Does so in one of its own steps, which nothing compiles."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.current_epoch == 0 and batch_idx == 1:
+            CHANGES[self.change](self.trainer, self)
+
+
+@pytest.mark.parametrize("change", ["one more", "others", "its own way"])
+def test_schedules_that_a_module_changes_in_the_middle_of_a_sink(chunks, change):
+    plain, sink = compare(lambda: ChangesItsSchedules(change), "traced", -1, data=many)
+    counts = [run.trainer.fit_loop.epoch_loop.scheduler_progress.state_dict() for run in (plain, sink)]
+    rates = [run.trainer.optimizers[0].param_groups[0]["lr"] for run in (plain, sink)]
+    assert counts[0] == counts[1]
+    assert rates[0] == rates[1]
+
+
 @pytest.mark.parametrize("options", [{}, {"max_steps": 71}])
 def test_optimization_by_hand(chunks, options):
     compare(ByHand, "traced", -1, data=many, **options)

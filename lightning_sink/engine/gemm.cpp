@@ -106,8 +106,11 @@ Matrix pack(Matrix b, int64_t depth, int64_t columns) {
   if (b.column == 1 && width == columns) return b;
   if (static_cast<int64_t>(packed.size()) < depth * width) packed.resize(depth * width);
   float* to = packed.data();
-  if (b.column != 1) transpose(b.data, b.column, to, width, columns, depth);
-  for (int64_t i = 0; b.column == 1 && i < depth; ++i) {
+  if (b.column != 1) {
+    transpose(b.data, b.column, to, width, columns, depth);
+    return {to, width, 1};
+  }
+  for (int64_t i = 0; i < depth; ++i) {
     std::copy_n(b.data + i * b.row, columns, to + i * width);
     std::fill(to + i * width + columns, to + (i + 1) * width, 0.f);
   }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -49,9 +48,9 @@ def step_schedulers(loop: Any) -> None:
 def step_in_row(loop: Any) -> Callable[[], None]:
     """Returns what steps the schedulers that are due behind a step in a row, none of which is an epoch's last.
 
-    What Lightning does around a step of a scheduler takes three times as long as that. It has no effect where the
-    module has no `lr_scheduler_step` of its own, and nothing is profiled in a row. What is found here holds until a
-    callback is met again, which may change all of it.
+    What Lightning does around a step of a scheduler takes three times as long as that, and has no effect where nothing
+    is profiled and `steps_by_users_code` is false, as it is where steps are run in a row. What is found here holds
+    until the user's code runs again, which may change all of it.
 
     Private names of Lightning (2.6): `_TrainingEpochLoop.scheduler_progress`, as above.
 
@@ -59,8 +58,6 @@ def step_in_row(loop: Any) -> Callable[[], None]:
         loop: The epoch loop.
     """
     trainer, progress = loop.trainer, loop.scheduler_progress
-    if _has_own_step(trainer.lightning_module):
-        return partial(step_schedulers, loop)
     configs = trainer.lr_scheduler_configs if trainer.lightning_module.automatic_optimization else []
     due = [config for config in configs if config.interval == "step" and not config.reduce_on_plateau]
 
@@ -79,12 +76,8 @@ def steps_by_users_code(trainer: Any) -> bool:
     """Tells whether any scheduler that steps between two training steps runs code that may look further."""
     if not trainer.lr_scheduler_configs:
         return False
-    if _has_own_step(trainer.lightning_module):
+    step = trainer.lightning_module.lr_scheduler_step
+    if getattr(step, "__func__", None) is not LightningModule.lr_scheduler_step:  # also behind `functools.wraps`
         return True
     inner = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
     return not all(map(only_computes, inner))
-
-
-def _has_own_step(module: LightningModule) -> bool:
-    """Tells whether the user steps schedulers; Lightning's `is_overridden` looks through `functools.wraps`."""
-    return getattr(module.lr_scheduler_step, "__func__", None) is not LightningModule.lr_scheduler_step

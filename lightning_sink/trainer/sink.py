@@ -87,7 +87,7 @@ class TrainerSink(Sink):
         self._look_at_schedules()
 
     def _look_at_schedules(self) -> None:
-        """Sees which there are: callbacks may change that at the sink's first batch and its last."""
+        """Sees which there are, again wherever the user's code has run: it may change that."""
         configs = self._trainer.lr_scheduler_configs
         self._schedulers = bool(configs)
         self.schedules = any(config.interval == "step" for config in configs)
@@ -280,8 +280,7 @@ class TrainerSink(Sink):
 
     def _processed(self) -> None:
         self._loop.batch_progress.increment_processed()
-        if self._schedulers:
-            step_schedulers(self._loop)
+        step_schedulers(self._loop)
 
     def _completed(self) -> None:
         """Ends a batch; what follows the sink's last batch is Lightning's `on_advance_end`."""
@@ -291,6 +290,7 @@ class TrainerSink(Sink):
         connector.update_train_step_metrics()
         if not self._last:
             loop.end_inner_step()
+            self._look_at_schedules()
 
     def _pass_over(self) -> None:
         """A batch of None: plain Lightning warns and counts it."""
