@@ -31,12 +31,15 @@ def flatten(batch: Any) -> tuple[list[Tensor], Signature]:
     leaves: list[Tensor] = []
     signature: list[Hashable] = []
     kind: type[Any] = type(batch)
-    if (kind is tuple or kind is list) and all(type(item) is Tensor for item in batch):
-        # What most loaders give, a third of the time of the general case.
+    if kind is tuple or kind is list:
         signature.append(kind)  # type: ignore[arg-type]
         for item in batch:
+            if type(item) is not Tensor:
+                signature.clear()
+                break
             signature.append((item.shape, item.dtype, item.stride(), item.device, item.requires_grad))
-        return list(batch), tuple(signature)
+        else:  # what most loaders give, in a third of the time of the general case
+            return list(batch), tuple(signature)
     _walk(batch, leaves, signature)
     return leaves, tuple(signature)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from lightning_sink.data.private import python_draws
 from lightning_sink.data.samplers import is_repeatable
 
 _BYTES_OF_MERSENNE = 625 * 4
@@ -76,7 +77,7 @@ def drawing_from(saved: Saved, loaders: list[Any]) -> Iterator[None]:
 def global_states() -> tuple[Any, ...]:
     """Returns what moves when torch's, Python's or, where it is loaded, numpy's global generator is drawn from."""
     numpy = sys.modules.get("numpy")
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy and _numpys_as_bytes(numpy)
+    return torch.get_rng_state().numpy().tobytes(), python_draws(), numpy and _numpys_as_bytes(numpy)
 
 
 def watch_states() -> Callable[[], bool]:

@@ -1,11 +1,14 @@
-"""Every name of PyTorch's that is not public and that this room uses, with the reason; torch 2.11 to 2.13.
+"""Everything of PyTorch's and Python's that is not public and that this room uses, with the reason.
 
-`tests/data/test_private_names.py` fails with the name when an upgrade removes one.
+Torch 2.11 to 2.13, Python 3.10 to 3.13. `tests/data/test_private_names.py` fails with the name when an upgrade removes
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import random
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +23,7 @@ __all__ = [
     "dispatching_here",
     "has_workers",
     "is_default_generator",
+    "python_draws",
     "versions",
     "worker_processes",
 ]
@@ -46,6 +50,36 @@ def is_default_generator(generator: torch.Generator) -> bool:
     Operations hand on another Python object for the same generator; `Generator._cdata` alone says which it is.
     """
     return bool(generator._cdata == torch.default_generator._cdata)  # type: ignore[attr-defined]
+
+
+_HEADER = object.__basicsize__
+_BYTES_OF_RANDOM = random.Random.__base__.__basicsize__ - _HEADER
+"""What C keeps of a `random.Random`, behind what every object has: its state, in whatever order."""
+
+
+def _state_of(generator: random.Random) -> Hashable:
+    return ctypes.string_at(id(generator) + _HEADER, _BYTES_OF_RANDOM), generator.gauss_next  # type: ignore[attr-defined]
+
+
+def _has_state_there() -> bool:
+    generator = random.Random(1)
+    before = _state_of(generator)
+    generator.random()
+    after = _state_of(generator)
+    generator.seed(1)
+    return before != after and before == _state_of(generator)
+
+
+_READS_MEMORY = _has_state_there()
+
+
+def python_draws() -> Hashable:
+    """Returns what moves when Python's global generator is drawn from.
+
+    Its memory is read: `random.getstate` makes 625 numbers of it, 7 us, and 5 more to compare them, around each row of
+    steps. Where the memory is laid out otherwise than CPython's, that is done all the same.
+    """
+    return _state_of(random.getstate.__self__) if _READS_MEMORY else random.getstate()  # type: ignore[attr-defined]
 
 
 def worker_processes(iterator: Any) -> list[Any]:

@@ -216,22 +216,24 @@ class BatchQueue:
 
     def _look_while_there_is_room(self, batches: int, get: Callable[[], Found | None]) -> None:
         room, last = self._options.buffer_bytes, self._early[-1][1][2] if self._early else 0
+        producer, free = self._producer, self._free
         for _ in range(batches):
-            if self._producer.held_bytes + last > room:
+            if producer.held_bytes + last > room:
                 break
-            if not self._free:  # as many again are being trained
-                self._free.append(self._device.slot())
+            if not free:  # as many again are being trained
+                free.append(self._device.slot())
             found = None
             try:
                 found = get()
                 if found is None:
                     break
                 batch = found[0].take()
-                self._look_at(batch)
+                if not self._reuse.ended:
+                    self._look_at(batch)
             except BaseException as error:  # in its turn, whatever it is
                 self._failure = error
                 if found is not None:
-                    self._producer.hold(-1, -found[2])
+                    producer.hold(-1, -found[2])
                 break
             self._early.append((batch, found))
             last = found[2]
@@ -240,9 +242,11 @@ class BatchQueue:
         """Takes the first of the batches that `look_ahead` returned; returns their notes."""
         depth = self.ready
         taken = [self._early.popleft()[1] for _ in range(count)]
-        for slot, _, _ in taken:
-            self._release()
-            self._held = slot
+        self._release()
+        *trained, self._held = [slot for slot, _, _ in taken]
+        for slot in trained:
+            slot.release()
+        self._free.extend(trained)
         size = sum(size for _, _, size in taken)
         self._producer.hold(-count, -size)
         self._telemetry.taken(0.0, size, depth, count)

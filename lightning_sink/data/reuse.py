@@ -29,17 +29,18 @@ class Reuse:
     Attributes:
         distance: How many batches in a row are known to lie in memory of their own.
         found: Whether the next one would not.
+        ended: Whether all that will be looked at have been.
     """
 
     def __init__(self, batches: int, most_bytes: int) -> None:
         self.distance, self.found = 0, False
         self._most, self._room = batches, most_bytes
         self._kept: list[list[tuple[Tensor, Tensor]]] = []
-        self._ended = False
+        self.ended = False
 
     def note(self, batch: Any) -> None:
         """Looks at a batch that has just been fetched, and at what is left of those before."""
-        if self._ended:
+        if self.ended:
             return
         leaves = [leaf.detach() for leaf in flatten(batch)[0] if leaf.layout is torch.strided and not leaf.is_quantized]
         self._room -= sum(leaf.nbytes for leaf in leaves)
@@ -55,7 +56,7 @@ class Reuse:
             self._end()
 
     def _end(self) -> None:
-        self._ended = True
+        self.ended = True
         self._kept.clear()
 
 

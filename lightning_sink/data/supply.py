@@ -186,10 +186,13 @@ class Supply:
         return found
 
     def _early_in_step(self) -> Found | None:
-        if self._fetches.source.begin_due:
-            return None
         try:
-            found = self._in_step(False) if self._options.timeout is None else self._demand(in_turn=False)
+            if self._options.timeout is None:
+                found = self._in_step(False)
+            elif self._fetches.source.begin_due:
+                return None
+            else:
+                found = self._demand(in_turn=False)
         except NotYet:  # data without a length: its end is known when it is reached
             return None
         self.producer.hold(1, found[2])

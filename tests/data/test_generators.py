@@ -6,23 +6,40 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_sink.data import private
 from lightning_sink.data.generators import watch_states
 from lightning_sink.data.turn import NumpyTurns
 
 DRAWS = {
     "torch": lambda: torch.rand(1),
     "python": random.random,
+    "python, a whole round": lambda: random.getrandbits(624 * 32),
+    "python, half of two normal numbers": lambda: random.gauss(0, 1),
+    "python, set anew": lambda: random.seed(5),
     "numpy": lambda: np.random.rand(1),
     "numpy, normal": lambda: np.random.randn(1),
     "numpy, a whole round": lambda: np.random.bytes(624 * 4),
 }
 
 
+@pytest.mark.parametrize("reads_memory", [True, False])
 @pytest.mark.parametrize("kind", DRAWS)
-def test_a_draw_is_seen(kind):
+def test_a_draw_is_seen(kind, reads_memory, monkeypatch):
+    monkeypatch.setattr(private, "_READS_MEMORY", reads_memory)
     has_drawn = watch_states()
+    assert not has_drawn()
     DRAWS[kind]()
     assert has_drawn()
+
+
+@pytest.mark.parametrize("reads_memory", [True, False])
+def test_pythons_second_normal_number_of_two_is_seen_too(reads_memory, monkeypatch):
+    monkeypatch.setattr(private, "_READS_MEMORY", reads_memory)
+    random.gauss(0, 1)
+    for _ in range(2):
+        has_drawn = watch_states()
+        random.gauss(0, 1)
+        assert has_drawn()
 
 
 def test_control_nothing_is_drawn():
