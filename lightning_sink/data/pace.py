@@ -25,7 +25,7 @@ class Pace:
     """Chooses between fetching in step and fetching ahead.
 
     First a trial in step, then, if a fetch takes long enough to be worth it, one ahead; the faster way is kept until
-    the next trial.
+    the next trial. That one is left out where fetches in step are known to take too little by then.
 
     Attributes:
         ahead: Whether to fetch ahead now.
@@ -39,6 +39,7 @@ class Pace:
         self._fetches: list[float] = []
         self._wholes: list[float] = []
         self._in_step = 0.0
+        self._skipped, self._skipped_seconds = 0, 0.0
 
     @property
     def settled(self) -> bool:
@@ -49,10 +50,20 @@ class Pace:
         """Fetches in step from now on, whatever the clock says."""
         self.ahead, self._fixed = False, True
 
-    def skip(self, batches: int) -> None:
-        """Takes note of batches that were not timed, between two trials."""
+    def skip(self, batches: int, seconds: float) -> None:
+        """Takes note of batches, between two trials, that were fetched while steps ran.
+
+        Args:
+            batches: How many.
+            seconds: What it took to fetch them.
+        """
         if not self._fixed and self._settled:
             self._count += batches
+            self._skipped += batches
+            self._skipped_seconds += seconds
+            if self._count >= self._stay and not self.ahead and self._skipped_seconds < _CHEAP * self._skipped:
+                self._stay *= 4
+                self._settle()
 
     def note(self, fetch: float, whole: float) -> None:
         """Takes note of a batch.
@@ -85,7 +96,11 @@ class Pace:
             self._in_step = whole
             self._measure(ahead=True)
             return
+        self._settle()
+
+    def _settle(self) -> None:
         self._settled, self._count = True, 0
+        self._skipped, self._skipped_seconds = 0, 0.0
 
 
 def _typical(seconds: list[float]) -> float:

@@ -204,7 +204,7 @@ class BatchQueue:
         return [(batch, note) for batch, (_, note, _) in islice(self._early, behind, behind + max(0, most))]
 
     def _look_further(self, batches: int, due: bool) -> None:
-        began = time.perf_counter()
+        began, held = time.perf_counter(), len(self._early)
         if self._supply.has_early():
             if due and self._supply.begins_here:
                 self._look_while_there_is_room(1, self._supply.begin)
@@ -212,7 +212,9 @@ class BatchQueue:
             if self._failure is None:
                 with self._supply.early() as get:
                     self._look_while_there_is_room(batches, get)
-        self._telemetry.consumer_wait_seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._telemetry.consumer_wait_seconds += seconds
+        self._pace.skip(len(self._early) - held, seconds)
 
     def _look_while_there_is_room(self, batches: int, get: Callable[[], Found | None]) -> None:
         room, last = self._options.buffer_bytes, self._early[-1][1][2] if self._early else 0
@@ -250,7 +252,6 @@ class BatchQueue:
         size = sum(size for _, _, size in taken)
         self._producer.hold(-count, -size)
         self._telemetry.taken(0.0, size, depth, count)
-        self._pace.skip(count)
         self._last_take = time.perf_counter()
         return [note for _, note, _ in taken]
 

@@ -92,6 +92,48 @@ def test_a_change_of_the_faster_way_is_found(ahead_first):
     assert pace.ahead is not ahead_first
 
 
+def trials_among_skipped(fetch, whole=1.0, sinks=40, size=500, ahead_wins=False):
+    """Counts the trials after the first, in sinks whose batches are fetched while steps run."""
+    pace = Pace()
+    run(pace, 40, whole, whole / 2 if ahead_wins else whole * 2, fetch)
+    assert pace.settled
+    found, stays = 0, pace.ahead
+    for _ in range(sinks):
+        left = size
+        while left:
+            if pace.settled:
+                pace.skip(min(left, 16), min(left, 16) * fetch)
+                left -= min(left, 16)
+                if left:
+                    continue
+            before = pace.settled
+            pace.note(fetch, whole / 2 if pace.ahead and ahead_wins else whole)
+            found += before and not pace.settled
+            left -= left > 0
+    assert pace.ahead is stays
+    return found
+
+
+@given(fetch=st.floats(0.0, 99e-6))
+def test_cheap_fetches_beside_steps_need_no_further_trial(fetch):
+    assert trials_among_skipped(fetch) == 0
+
+
+@pytest.mark.parametrize("ahead_wins", [False, True])
+def test_control_those_that_are_not_cheap_and_those_ahead_are_tried_again(ahead_wins):
+    assert trials_among_skipped(101e-6, ahead_wins=ahead_wins) >= 3
+
+
+def test_fetches_beside_steps_that_become_dear_are_tried():
+    pace = Pace()
+    run(pace, 20, 1.0, 2.0, fetch=1e-6)
+    pace.skip(40, 40e-6)
+    assert pace.settled
+    pace.skip(200, 200 * 1e-3)
+    pace.note(1e-3, 1.0)
+    assert not pace.settled
+
+
 @given(before=st.integers(0, 100))
 def test_staying_in_step_is_final(before):
     pace = Pace()

@@ -43,7 +43,7 @@ class FakePace:
 
     settled = True
 
-    def skip(self, batches):
+    def skip(self, batches, seconds):
         pass
 
     def note(self, fetch, whole):
