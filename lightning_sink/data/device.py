@@ -1,72 +1,229 @@
-"""Where a batch lies between the loader and the step, and who may touch it when.
+"""Batches on their way to a device that runs behind its host.
 
-A queue owns a fixed number of slots. Each goes round one way: the producer fills it, the training takes what is in it,
-the training releases it. On a device that runs behind its host (a CUDA stream) each of these only issues work, so two
-events keep the order there: *ready*, recorded behind the copy that fills a slot and waited for by the stream that reads
-it, and *free*, recorded behind the last step that reads a slot and waited for by the stream that fills it again.
+`Device` sends a batch by a stream that copies beside the one that computes. The training's stream waits for the copy
+where the batch is taken; nothing on the host waits. Memory, the host's pinned and the device's, is asked for anew for
+each copy, and belongs to whoever holds the batch: PyTorch's caching allocators give it to nobody else before the copies
+and steps that use it have ended, and ask the driver for none once they have enough. So what a user keeps of a batch
+stays as it is, which a ring of memory that is filled again could not promise.
 
-`HostDevice` is the CPU's: nothing is copied, and both events have always happened.
+`Streams` is what is needed of a device; `cuda.py` has CUDA's.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from ctypes import memmove
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lightning_sink.data.private import pytree
+
+_ALIGNMENT = 256
+"""Bytes to a multiple of which a tensor begins, as with PyTorch's own allocator for CUDA."""
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 
-class Slot(ABC):
-    """One place for a batch on the device."""
+class Streams(ABC):
+    """A device with a stream that copies beside the one that computes."""
 
     @abstractmethod
-    def fill(self, batch: Any) -> None:
-        """Issues the copy of a batch to the device, behind *free*, and records *ready* behind it.
+    def pinned(self, like: Tensor) -> Tensor:
+        """Returns memory of the host's, laid out like a tensor, that copies are made from while the host goes on."""
 
-        Called where the batch was fetched, which may be the queue's thread. Must not wait for the device.
+    @abstractmethod
+    def send(self, tensors: list[Tensor]) -> tuple[list[Tensor], Any]:
+        """Issues copies of pinned tensors to the device, on the copying stream. Waits for nothing.
+
+        Returns:
+            The tensors there, and an event behind the copies.
         """
 
     @abstractmethod
+    def arrive(self, tensors: list[Tensor], event: Any) -> None:
+        """Makes the caller's stream wait for an event, and use the tensors: nobody gets their memory before it has."""
+
+
+class _Copy:
+    """What was sent at once."""
+
+    def __init__(self, streams: Streams, pinned: list[Tensor]) -> None:
+        self._streams = streams
+        self.tensors, self._event = streams.send(pinned)
+
+    def arrive(self) -> None:
+        if self._event is not None:
+            self._streams.arrive(self.tensors, self._event)
+            self._event = None
+
+
+class Arriving:
+    """A batch on its way.
+
+    Args:
+        rebuild: Makes it of its tensors.
+    """
+
+    def __init__(self, rebuild: Callable[[list[Tensor]], Any]) -> None:
+        self._rebuild = rebuild
+        self._sent: tuple[_Copy, list[Tensor]] | None = None
+
+    def send(self, copy: _Copy, tensors: list[Tensor]) -> None:
+        """Its tensors have been sent."""
+        self._sent = copy, tensors
+
     def take(self) -> Any:
-        """Makes the trainer's stream wait for *ready* and returns the batch on the device."""
+        """Makes the caller's stream wait for the batch, and returns it, on the device."""
+        assert self._sent is not None, "a load is sent before its batches are taken"  # noqa: S101
+        copy, tensors = self._sent
+        copy.arrive()
+        return self._rebuild(tensors)
 
-    @abstractmethod
-    def release(self) -> None:
-        """Records *free* behind everything that the trainer's stream was given so far.
 
-        Called once for each `take`, when the step that reads the batch has been issued. What `take` returned may be
-        overwritten from then on.
+class Device:
+    """Sends batches to a device.
+
+    A batch that holds more than tensors, numbers and texts in containers is not sent: whoever made it knows how it is
+    moved.
+
+    Args:
+        streams: The device.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def send(self, batch: Any) -> Any:
+        """Sends a batch that the user's code may see, each tensor in memory of its own: what is kept keeps no more.
+
+        Returns:
+            An `Arriving`, and the batch's memory may be filled again from then on; the batch if it is not sent.
         """
+        found = _apart(batch)
+        if found is None:
+            return batch
+        tensors, rebuild = found
+        item = Arriving(rebuild)
+        copy = _Copy(self._streams, [self._streams.pinned(tensor).copy_(tensor) for tensor in tensors])
+        item.send(copy, copy.tensors)
+        return item
+
+    def load(self, batches: int) -> Load:
+        """Returns what sends batches that programs will use by one copy.
+
+        Args:
+            batches: How many there may be.
+        """
+        return Load(self._streams, batches)
 
 
-class Device(ABC):
-    """Makes slots."""
+class Load:
+    """Batches of one layout that lie side by side and are sent at once; another layout begins another copy.
 
-    @abstractmethod
-    def slot(self) -> Slot:
-        """Returns a new, empty slot."""
+    Args:
+        streams: The device.
+        batches: How many there may be.
+    """
+
+    def __init__(self, streams: Streams, batches: int) -> None:
+        self._streams, self._left = streams, batches
+        self._layouts: list[tuple[torch.Size, torch.dtype, tuple[int, ...], int]] = []
+        self._size = 0
+        self._arena: Tensor | None = None
+        self._items: list[Arriving] = []
+
+    def add(self, batch: Any) -> Any:
+        """Takes a batch.
+
+        Returns:
+            An `Arriving`, and the batch's memory may be filled again from then on; the batch if it is not sent.
+        """
+        self._left -= 1
+        found = _apart(batch)
+        if found is None:
+            return batch
+        tensors, rebuild = found
+        layouts = self._layouts
+        same = len(tensors) == len(layouts)
+        for tensor, (shape, dtype, _, _) in zip(tensors, layouts, strict=False):
+            same = same and tensor.shape == shape and tensor.dtype == dtype
+        if self._arena is None or not same:
+            self.send()
+            self._begin(tensors)
+        self._fill(tensors)
+        self._items.append(Arriving(rebuild))
+        return self._items[-1]
+
+    def _begin(self, tensors: list[Tensor]) -> None:
+        self._layouts, self._size = [], 0
+        for tensor in tensors:
+            like = torch.empty_like(tensor, device="meta")  # as `Tensor.to` lays it
+            self._layouts.append((like.shape, like.dtype, like.stride(), self._size))
+            self._size += -(-like.nbytes // _ALIGNMENT) * _ALIGNMENT
+        whole = torch.empty(max(1, self._size * (self._left + 1)), dtype=torch.uint8, device="meta")
+        self._arena = self._streams.pinned(whole)
+
+    def _fill(self, tensors: list[Tensor]) -> None:
+        arena = cast(Tensor, self._arena)
+        begin = self._size * len(self._items)
+        for tensor, (shape, dtype, stride, offset) in zip(tensors, self._layouts, strict=True):
+            if tensor.stride() == stride:  # in one piece, in this order
+                memmove(arena.data_ptr() + begin + offset, tensor.data_ptr(), tensor.nbytes)
+            else:
+                place = (begin + offset) // tensor.element_size()
+                arena[: arena.nbytes // 16 * 16].view(dtype).as_strided(shape, stride, place).copy_(tensor)
+
+    def send(self) -> None:
+        """Issues the copy of what was added since the last one."""
+        if self._items and self._arena is not None:
+            count = len(self._items)
+            copy = _Copy(self._streams, [self._arena[: max(1, self._size * count)]])
+            columns = [self._column(copy.tensors[0], count, *layout) for layout in self._layouts]
+            for item, *tensors in zip(self._items, *columns, strict=True):
+                item.send(copy, tensors)
+        self._arena, self._items = None, []
+
+    def _column(
+        self, arena: Tensor, count: int, shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...], offset: int
+    ) -> list[Tensor]:
+        """Returns the tensors at one place of each batch: no views of the arena, whose memory they share."""
+        whole = torch.empty(0, dtype=dtype, device=arena.device)
+        item = whole.element_size()
+        whole.set_(arena.untyped_storage(), offset // item, (count, *shape), (self._size // item, *stride))
+        return [part.data for part in whole.unbind()]
 
 
-class HostSlot(Slot):
-    """Holds the loader's own batch."""
+def _apart(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]] | None:
+    """Returns the tensors of a batch, one that comes twice twice, and what makes a batch of others in their place.
 
-    def __init__(self) -> None:
-        self._batch: Any = None
+    None where there is no tensor to send, or anything that nobody knows how to move.
+    """
+    kind = type(batch)
+    if (kind is tuple or kind is list) and batch and all(map(_is_plain, batch)):  # what most loaders give
+        return list(batch), kind
+    leaves, spec = pytree.tree_flatten(batch)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    is_known = all(type(leaf) in _PLAIN or _is_plain(leaf) for leaf in leaves)
+    if not places or not is_known:
+        return None
 
-    def fill(self, batch: Any) -> None:
-        """Keeps the batch."""
-        self._batch = batch
+    def rebuild(tensors: list[Tensor]) -> Any:
+        filled = leaves.copy()
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return pytree.tree_unflatten(filled, spec)
 
-    def take(self) -> Any:
-        """Gives the batch away: from here on it belongs to the training."""
-        batch, self._batch = self._batch, None
-        return batch
-
-    def release(self) -> None:
-        """Does nothing: the batch is the training's own."""
+    tensors = [leaves[place] for place in places]
+    for place in places:
+        leaves[place] = None  # the loader's
+    return tensors, rebuild
 
 
-class HostDevice(Device):
-    """The CPU: the loader's batches are on it."""
-
-    def slot(self) -> HostSlot:
-        """Returns a new, empty slot."""
-        return HostSlot()
+def _is_plain(item: Any) -> bool:
+    """Tells whether this is a tensor, numbers in the host's memory and no more."""
+    if type(item) is not Tensor or item.layout is not torch.strided or not item.is_cpu:
+        return False
+    return not (item.requires_grad or item.is_quantized or item.is_nested or item.is_conj() or item.is_neg())

@@ -1,4 +1,4 @@
-"""One fetch, on whichever thread: a batch out of the source, through the transfer hooks, into a slot.
+"""One fetch, on whichever thread: a batch out of the source, through the transfer hooks, on its way to the device.
 
 `Fetches` owns the source, and knows what the fetch under way on the queue's thread is at, for whoever waits for it.
 """
@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from lightning_sink.data.batch import nbytes
-from lightning_sink.data.device import Slot
+from lightning_sink.data.device import Device
 from lightning_sink.data.producer import Abandoned, Item
 from lightning_sink.data.report import Telemetry
 from lightning_sink.data.source import NotYet, Source
 from lightning_sink.data.texts import note_place
 
-Found = tuple[Slot, Any, int]
-"""A slot with a batch in it, the batch's note and its bytes."""
+Found = tuple[Any, Any, int]
+"""A batch, an `Arriving` where it is on its way to a device; its note and its bytes."""
 
 _NO_ERRORS = (StopIteration, KeyboardInterrupt, NotYet, Abandoned)
 """What leaves a fetch that did not fail."""
@@ -30,7 +29,7 @@ class Fetches:
 
     Args:
         source: Where they come from.
-        free: Slots that may be filled; one is taken for each fetch, and put back if that fails.
+        device: Sends batches where they go; None for the host.
         prepare: Applied to each batch; None for nothing.
         telemetry: Counts the batches.
 
@@ -41,11 +40,11 @@ class Fetches:
     """
 
     def __init__(
-        self, source: Source, free: deque[Slot], prepare: Callable[[Any], Any] | None, telemetry: Telemetry
+        self, source: Source, device: Device | None, prepare: Callable[[Any], Any] | None, telemetry: Telemetry
     ) -> None:
         self.source = source
         self.stage, self.since = _LOADER, 0.0
-        self._free, self._prepare, self._telemetry = free, prepare, telemetry
+        self._device, self._prepare, self._telemetry = device, prepare, telemetry
 
     @property
     def prepares(self) -> bool:
@@ -64,24 +63,26 @@ class Fetches:
     def fetch(self, in_turn: bool, *, on_thread: bool = False) -> Found:
         """Fetches a batch; adds its place to an error.
 
+        One that is fetched before its turn on the trainer's thread is left for the queue to send, with others.
+
         Args:
             in_turn: Whether the training has used every batch before and waits for this one.
             on_thread: Whether this is the queue's thread.
         """
-        began, slot = time.perf_counter(), self._free.popleft()
+        began = time.perf_counter()
         try:
             batch, note = self.source.fetch(in_turn)
             size = nbytes(batch)
             if self._prepare is not None:
                 self.stage = "one of the batch-transfer hooks"
                 batch = self._prepare(batch)
-            slot.fill(batch)
+            if self._device is not None and (in_turn or on_thread):
+                batch = self._device.send(batch)
         except BaseException as error:
-            self._free.append(slot)
             self._note_place(error, on_thread)
             raise
         self._telemetry.fetched(time.perf_counter() - began, size)
-        return slot, note, size
+        return batch, note, size
 
     def retry(self, error: BaseException | None) -> bool:
         """Lets the next fetch make again the one that has just ended so, if it failed; tells whether it will."""

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Goes through every container that torch knows, users' own that are registered among them; there is no public one.
+from torch.utils import _pytree as pytree
+
 # A mode is the one way to see the operations of one thread; documented, though the module's name is private.
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +27,7 @@ __all__ = [
     "has_workers",
     "is_default_generator",
     "python_draws",
+    "pytree",
     "versions",
     "worker_processes",
 ]
@@ -53,7 +57,7 @@ def is_default_generator(generator: torch.Generator) -> bool:
 
 
 _HEADER = object.__basicsize__
-_BYTES_OF_RANDOM = random.Random.__base__.__basicsize__ - _HEADER
+_BYTES_OF_RANDOM = random.Random.__mro__[1].__basicsize__ - _HEADER
 """What C keeps of a `random.Random`, behind what every object has: its state, in whatever order."""
 
 

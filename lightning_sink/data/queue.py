@@ -1,8 +1,8 @@
 """Batches in order, fetched ahead of the training where that is faster, one at a time where it is not.
 
-`BatchQueue` is the trainer's side: it takes each batch out of its slot, keeps time, lets batches be looked at before
-they are taken, and hands errors to the training in their place. Who makes a fetch is decided in `supply.py`. A batch is
-fetched
+`BatchQueue` is the trainer's side: it hands out the batches, on their device, keeps time, lets batches be looked at
+before they are taken, and hands errors to the training in their place. Who makes a fetch is decided in `supply.py`. A
+batch is fetched
 
 * in step, on the trainer's thread, at the moment plain training would fetch it: the first of each traversal, and all of
   them where that is faster or nothing may run ahead;
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Any
 
-from lightning_sink.data.device import Device, HostDevice, Slot
+from lightning_sink.data.device import Arriving, Device, Load
 from lightning_sink.data.fetches import Fetches, Found
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import QueueReport, Telemetry
@@ -35,7 +35,7 @@ class BatchQueue:
     Args:
         source: Where the batches come from.
         options: How far ahead, and how long to wait.
-        device: Where the batches go.
+        device: Sends the batches where they go; None for the host.
         prepare: Applied to each batch where it is fetched; None for nothing.
         in_step_because: Why nothing may be fetched ahead; "" where it may.
         say: Told once what costs speed.
@@ -55,13 +55,12 @@ class BatchQueue:
         self._telemetry = Telemetry()
         if options.buffer_size == 0:
             in_step_because = in_step_because or "`buffer_size` is 0"
-        self._device = device or HostDevice()
-        self._free: deque[Slot] = deque(self._device.slot() for _ in range(options.buffer_size + 2))
-        self._held: Slot | None = None
-        self._early: deque[tuple[Any, Found]] = deque()
+        self._device = device
+        self._lends = device is None  # whether the training gets memory that the loader may fill again
+        self._early: deque[Found] = deque()
         self._reuse = Reuse(2 * options.buffer_size, options.buffer_bytes)
         self._failure: BaseException | None = None
-        self._fetches = Fetches(source, self._free, prepare, self._telemetry)
+        self._fetches = Fetches(source, device, prepare, self._telemetry)
         self._supply = Supply(self._fetches, options, self._telemetry, in_step_because, say)
         self._producer, self._pace = self._supply.producer, self._supply.pace
         self._last_take = self._began = self._waited = 0.0
@@ -119,7 +118,6 @@ class BatchQueue:
             ran: As for `lost_seconds`.
         """
         self._telemetry.consumer_wait_seconds = self._waited + self.lost_seconds(ran)
-        self._release()
         if not self._options.early_preload:
             self.pause(wait)
 
@@ -129,28 +127,20 @@ class BatchQueue:
 
     def restart(self, source: Source | None = None) -> None:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
-        self._release()
         self._failure = None
-        while self._early:
-            _, (self._held, _, size) = self._early.popleft()
-            self._producer.hold(-1, -size)
-            self._release()
-        for item in self._supply.empty():
-            if item.error is None:
-                self._held = item.value[0]
-                self._held.take()
-                self._release()
+        self._drop(self._early)
+        self._early.clear()
+        self._supply.empty()
         self._fetches.source = source or self._fetches.source
 
     def close(self) -> None:
         """Ends the thread; one that hangs in somebody else's code is left to end with it, and that is said."""
-        self._release()
         self._supply.close()
 
     # -- one batch --------------------------------------------------------------------------------------------------
 
     def take(self) -> tuple[Any, Any]:
-        """Returns the next batch, on the device, and its note; the batch before may be overwritten from now on.
+        """Returns the next batch, on the device, and its note.
 
         Raises:
             StopIteration: When there is no batch left.
@@ -165,20 +155,20 @@ class BatchQueue:
             error, self._failure = self._failure, None
             raise error
         began = time.perf_counter()
-        self._release()
         depth = self._producer.ready
-        slot, note, size = self._supply.next()
-        batch, self._held = slot.take(), slot
+        item, note, size = self._supply.next()
+        batch = _arrived(item)
         now, watching = time.perf_counter(), self._supply.watching_seconds
         self._telemetry.taken(now - began, size, depth)
         if self._last_take:
             self._pace.note(now - began - watching, now - self._last_take - watching)
         self._last_take = now
-        self._look_at(batch)
+        if batch is item:
+            self._look_at(batch)
         return batch, note
 
     def _look_at(self, batch: Any) -> None:
-        reuse = self._reuse
+        reuse, self._lends = self._reuse, True
         reuse.note(batch)
         if reuse.found and not self._telemetry.in_step_because:
             self._supply.stay_in_step(f"the loader fills the memory of a batch again {reuse.distance} batches later")
@@ -195,13 +185,13 @@ class BatchQueue:
             most: How many at most.
             behind: How many of those that were returned before are left out: they are being trained.
         """
-        if not self._early:
-            self._release()
-        most = min(most, self._options.buffer_size, self._reuse.distance - behind)
+        most = min(most, self._options.buffer_size)
+        if self._lends:
+            most = min(most, self._reuse.distance - behind)
         missing = behind + most - len(self._early)
         if missing > 0 and self._failure is None:
             self._look_further(missing, due=behind == len(self._early))
-        return [(batch, note) for batch, (_, note, _) in islice(self._early, behind, behind + max(0, most))]
+        return [(batch, note) for batch, note, _ in islice(self._early, behind, behind + max(0, most))]
 
     def _look_further(self, batches: int, due: bool) -> None:
         began, held = time.perf_counter(), len(self._early)
@@ -217,46 +207,58 @@ class BatchQueue:
         self._pace.skip(len(self._early) - held, seconds)
 
     def _look_while_there_is_room(self, batches: int, get: Callable[[], Found | None]) -> None:
-        room, last = self._options.buffer_bytes, self._early[-1][1][2] if self._early else 0
-        producer, free = self._producer, self._free
+        room, last = self._options.buffer_bytes, self._early[-1][2] if self._early else 0
+        producer, reuse = self._producer, self._reuse
+        load = None if self._device is None else self._device.load(batches)
+        new: list[Found] = []
         for _ in range(batches):
             if producer.held_bytes + last > room:
                 break
-            if not free:  # as many again are being trained
-                free.append(self._device.slot())
             found = None
             try:
                 found = get()
                 if found is None:
                     break
-                batch = found[0].take()
-                if not self._reuse.ended:
-                    self._look_at(batch)
+                item, note, last = found
+                if load is not None and type(item) is not Arriving:
+                    item = load.add(item)
+                is_lent = type(item) is not Arriving
+                if is_lent and not reuse.ended:
+                    self._look_at(item)
             except BaseException as error:  # in its turn, whatever it is
                 self._failure = error
                 if found is not None:
-                    producer.hold(-1, -found[2])
+                    self._drop([found])
                 break
-            self._early.append((batch, found))
-            last = found[2]
+            new.append((item, note, last))
+            if is_lent and load is not None:
+                break  # the next fetch may fill its memory again
+        if load is not None:
+            new = self._sent(load, new)
+        self._early.extend(new)
+
+    def _sent(self, load: Load, new: list[Found]) -> list[Found]:
+        try:
+            load.send()
+            return [(_arrived(item), note, size) for item, note, size in new]
+        except BaseException as error:  # in the turn of the first of them
+            self._failure = error
+            self._drop(new)
+            return []
 
     def skip(self, count: int) -> list[Any]:
         """Takes the first of the batches that `look_ahead` returned; returns their notes."""
         depth = self.ready
-        taken = [self._early.popleft()[1] for _ in range(count)]
-        self._release()
-        *trained, self._held = [slot for slot, _, _ in taken]
-        for slot in trained:
-            slot.release()
-        self._free.extend(trained)
-        size = sum(size for _, _, size in taken)
-        self._producer.hold(-count, -size)
-        self._telemetry.taken(0.0, size, depth, count)
+        taken = [self._early.popleft() for _ in range(count)]
+        self._drop(taken)
+        self._telemetry.taken(0.0, sum(size for _, _, size in taken), depth, count)
         self._last_take = time.perf_counter()
         return [note for _, note, _ in taken]
 
-    def _release(self) -> None:
-        if self._held is not None:
-            self._held.release()
-            self._free.append(self._held)
-            self._held = None
+    def _drop(self, founds: Collection[Found]) -> None:
+        """These no longer count as fetched and not yet taken."""
+        self._producer.hold(-len(founds), -sum(size for _, _, size in founds))
+
+
+def _arrived(item: Any) -> Any:
+    return item.take() if type(item) is Arriving else item

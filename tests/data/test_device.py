@@ -1,28 +1,33 @@
-"""The order of *ready* and *free*, over a device that does its work late and in any order that the events allow.
+"""Batches reach the device whole and in time, over a device that does its work late and gives memory out anew at once.
 
 `Fake` has a stream that copies and a stream that computes. What the host issues is kept, and executed when the test's
 schedule says so: each time the next operation of one stream or of the other, if the events that it waits for have
-happened. A slot is static memory, as a step that was compiled or captured reads it. A copy and a step take two
-operations each, so that the other stream can come in between.
+happened. Operations know memory by its address and keep nothing alive. Memory that is let go of is given out again as
+PyTorch's caching allocators do: the host's behind the copies that read it, the device's behind what was issued on the
+streams that it was said to be used by. A copy and a step take two operations each, so that others can come in between.
 """
 
-import contextlib
+import ctypes
 import itertools
 import threading
+import weakref
+from collections import OrderedDict, namedtuple
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_queue import LONG, FakePace, Numbers, queue_of, settle
 
-from lightning_sink.data import device as module
-from lightning_sink.data.device import Device, HostDevice, Slot
+from lightning_sink.data.device import Arriving, Device, Streams
 from lightning_sink.data.options import QueueOptions
-from lightning_sink.data.queue import BatchQueue
 
-TORN = object()
+COPY, COMPUTE = 0, 1
+TORN = 0xEE
 """What is in memory while a copy is under way."""
+
+ALIGNMENT = 256
 
 
 class Event:
@@ -32,41 +37,107 @@ class Event:
         self.happened = False
 
 
-class Fake(Device):
+class Block:
+    """A piece of memory that belongs to an allocator for good."""
+
+    def __init__(self, nbytes):
+        self.backing = (ctypes.c_char * (nbytes + ALIGNMENT))()
+        self.offset = -ctypes.addressof(self.backing) % ALIGNMENT
+        self.nbytes, self.address = nbytes, ctypes.addressof(self.backing) + self.offset
+        self.is_used, self.streams, self.until = False, set(), []
+
+
+class Allocator:
+    """Gives memory out; the block that was let go of last first, if what still uses it has ended."""
+
+    def __init__(self, fake):
+        self.fake, self.blocks, self.given = fake, [], 0
+
+    def tensor(self, like):
+        """Returns a tensor that is laid out like another."""
+        dense = torch.empty_like(like, device="meta")
+        block = self._block(max(1, dense.nbytes))
+        handle = (ctypes.c_char * block.nbytes).from_buffer(block.backing, block.offset)
+        weakref.finalize(handle, self._let_go, block)  # the storage alone keeps it
+        storage = torch.frombuffer(handle, dtype=torch.uint8).untyped_storage()
+        self.given += 1
+        return torch.empty(0, dtype=like.dtype).set_(storage, 0, dense.shape, dense.stride())
+
+    def of(self, tensor):
+        """Returns the block in which a tensor lies."""
+        place = tensor.untyped_storage().data_ptr()
+        return next(block for block in self.blocks if block.address == place)
+
+    def _block(self, nbytes):
+        for index, block in enumerate(reversed(self.blocks)):
+            if not block.is_used and block.nbytes >= nbytes and all(event.happened for event in block.until):
+                self.blocks.append(self.blocks.pop(-1 - index))
+                break
+        else:
+            self.blocks.append(Block(nbytes))
+        block = self.blocks[-1]
+        block.is_used, block.streams, block.until = True, set(), []
+        return block
+
+    def _let_go(self, block):
+        with self.fake.lock:
+            block.until += [self.fake.record(stream) for stream in block.streams]
+            block.is_used = False
+
+
+class Fake(Streams):
     """A device that runs behind its host.
 
     Args:
         schedule: At each chance, the stream that goes on if it can; -1 for neither.
-        ready: Whether its slots wait for *ready*.
-        free: Whether its slots wait for *free*.
+        waits: Whether what arrives is waited for.
+        records: Whether memory is kept from others until the stream that uses it has done so.
     """
 
-    COPY, COMPUTE = 0, 1
-
-    def __init__(self, schedule, ready=True, free=True):
-        self.schedule = itertools.cycle(schedule or [-1])
-        self.ready, self.free = ready, free
+    def __init__(self, schedule=(-1,), waits=True, records=True):
+        self.schedule = itertools.cycle(schedule)
+        self.waits, self.records = waits, records
         self.streams = ([], [])
-        self.slots, self.violations, self.results = [], [], []
+        self.violations, self.copies, self.fails = [], 0, lambda: None
         self.lock = threading.RLock()  # the host's two threads; a stream itself is none
+        self.host, self.device = Allocator(self), Allocator(self)
 
-    def slot(self):
-        self.slots.append(FakeSlot(self))
-        return self.slots[-1]
-
-    def issue(self, stream, action, after=None):
-        """Puts an operation at the end of a stream; it waits for an event there."""
+    def pinned(self, like):
         with self.lock:
-            self.streams[stream].append((action, after))
+            return self.host.tensor(like)
+
+    def send(self, tensors):
+        with self.lock:
+            self.fails()
+            sent = [self._copy(tensor) for tensor in tensors]
+            event = self.record(COPY)
+        self.chance()
+        return sent, event
+
+    def _copy(self, source):
+        self.copies += 1
+        target, size = self.device.tensor(source), source.nbytes
+        there, here = target.data_ptr(), source.data_ptr()
+        self._issue(COPY, lambda: ctypes.memset(there, TORN, size))
+        self._issue(COPY, lambda: ctypes.memmove(there, here, size))
+        self.host.of(source).until.append(self.record(COPY))
+        return target
+
+    def arrive(self, tensors, event):
+        with self.lock:
+            if self.waits:
+                self._issue(COMPUTE, lambda: None, event)
+            for tensor in tensors if self.records else ():
+                self.device.of(tensor).streams.add(COMPUTE)
+        self.chance()
 
     def record(self, stream):
         event = Event()
-        self.issue(stream, lambda: setattr(event, "happened", True))
+        self._issue(stream, lambda: setattr(event, "happened", True))
         return event
 
-    def wait(self, stream, event):
-        if event is not None:
-            self.issue(stream, lambda: None, event)
+    def _issue(self, stream, action, after=None):
+        self.streams[stream].append((action, after))
 
     def chance(self):
         """Executes none, or some, of what could be executed now."""
@@ -88,146 +159,123 @@ class Fake(Device):
     def finish(self):
         """Executes everything that is left, in the order that the schedule wishes."""
         with self.lock:
-            while any(self.streams):
-                wish = next(self.schedule) % 2
+            for wish in itertools.chain.from_iterable(itertools.repeat([0, 1, 1, 0])):
+                if not any(self.streams):
+                    return
                 if not (self._execute(wish) or self._execute(1 - wish)):
                     self.violations.append("both streams wait for each other")
                     return
 
-    def step(self, memory, expected):
-        """What a training does with a batch: reads it, late."""
-        found = []
+    def step(self, tensors, expected):
+        """What a training does with a batch: reads it, late; it keeps nothing."""
+        places = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
 
-        def begin():
-            found.append(memory.content)
+        def read():
+            found = [ctypes.string_at(place, nbytes) for place, nbytes in places if nbytes]
+            if found != [content for content in expected if content]:
+                self.violations.append(f"{found} was read where {expected} was expected")
 
-        def end():
-            found.append(memory.content)
-            self.results.append(found[-1])
-            if TORN in found:
-                self.violations.append(f"{expected} was read while a copy was under way")
-            elif found != [expected] * 2:
-                self.violations.append(f"{expected} was expected and {found} read")
-
-        self.issue(self.COMPUTE, begin)
-        self.chance()
-        self.issue(self.COMPUTE, end)
-        self.chance()
+        for _ in range(2):
+            with self.lock:
+                self._issue(COMPUTE, read)
+            self.chance()
 
 
-class Memory:
-    """What a step reads: the same place for every batch of its slot."""
-
-    def __init__(self):
-        self.content = None
-
-
-class FakeSlot(Slot):
-    """Static memory with its two events; notices a host that does not keep the order of calls."""
-
-    def __init__(self, device):
-        self.device, self.memory = device, Memory()
-        self.ready = self.free = None
-        self.state = "empty"
-
-    def _goes(self, before, after):
-        if self.state != before:
-            self.device.violations.append(f"a slot that is {self.state} was to become {after}")
-        self.state = after
-
-    def fill(self, batch):
-        device, memory = self.device, self.memory
-        with device.lock:
-            self._goes("empty", "full")
-            if device.free:
-                device.wait(device.COPY, self.free)
-            device.issue(device.COPY, lambda: setattr(memory, "content", TORN))
-            device.issue(device.COPY, lambda: setattr(memory, "content", batch))
-            self.ready = device.record(device.COPY)
-        device.chance()
-
-    def take(self):
-        device = self.device
-        with device.lock:
-            self._goes("full", "taken")
-            if device.ready:
-                device.wait(device.COMPUTE, self.ready)
-        device.chance()
-        return self.memory
-
-    def release(self):
-        with self.device.lock:
-            self._goes("taken", "empty")
-            self.free = self.device.record(self.device.COMPUTE)
-        self.device.chance()
+def memory(tensor):
+    """Returns the bytes of a tensor as `Tensor.to` lays them."""
+    dense = torch.empty_like(tensor).copy_(tensor)
+    return ctypes.string_at(dense.data_ptr(), dense.nbytes) if dense.nbytes else b""
 
 
 class Failure(Exception):
     pass
 
 
-class Failing(Numbers):
-    """Numbers, some of which cannot be fetched."""
+class Batches(Numbers):
+    """Gives batches that are told from each other by their number, some of them in the same memory again and again.
 
-    def __init__(self, lengths, failures):
-        super().__init__(lengths, self.fail)
-        self.failures = failures
+    Args:
+        lengths: As for `Numbers`.
+        shapes: Of the batches in turn, and whether they are transposed.
+        failures: Numbers that cannot be fetched.
+        refills: Whether there is one tensor for all batches of a shape.
+    """
 
-    def fail(self, number):
+    draws_nothing = True
+
+    def __init__(self, lengths, shapes=((3, 2, False),), failures=(), refills=True):
+        super().__init__(lengths, self._fail)
+        self.shapes, self.failures, self.buffers = shapes, failures, {}
+        self.refills = refills
+
+    def _fail(self, number):
         if number in self.failures:
             raise Failure(number)
 
+    def make(self, number):
+        rows, columns, transposed = self.shapes[number % len(self.shapes)]
+        data = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns) + 1000 * number
+        return data.T if transposed else data, torch.tensor([number] * rows)
 
-def train(device, lengths, failures, sinks, ways, patience, options, prepare_fails=()):
-    """Trains on batches from a queue on a device; returns the batches whose steps were issued, in order."""
-    source, pace = Failing(lengths, failures), FakePace()
-    ways, patience, issued = itertools.cycle(ways), itertools.cycle(patience), []
+    def expected(self, number):
+        return [memory(tensor) for tensor in self.make(number)]
 
-    def prepare(batch):
-        if tuple(batch) in prepare_fails:
-            raise Failure(batch)
-        return batch
+    def fetch(self, in_turn):
+        _, number = super().fetch(in_turn)
+        batch = self.make(number)
+        if self.refills:
+            kept = self.buffers.setdefault(self.shapes[number % len(self.shapes)], batch)
+            for old, new in zip(kept, batch, strict=True):
+                old.copy_(new)
+            batch = kept
+        return batch, number
 
-    with queue_of(source, pace, options, device=device, prepare=prepare) as queue:
-        for expects, takes, how in sinks:
+
+def train(fake, source, sinks, ways, patience, options):
+    """Trains as an engine does, some batches one by one and some in a row; returns those that were issued, in order."""
+    pace, issued = FakePace(), []
+    ways, patience = itertools.cycle(ways), itertools.cycle(patience)
+
+    def step(found):
+        batch, number = found
+        issued.append(number)
+        fake.step(batch, source.expected(number))
+
+    with queue_of(source, pace, options, device=Device(fake)) as queue:
+        for takes, ahead, how in sinks:
             pace.ahead = next(ways)
-            queue.expect(expects)
+            queue.expect(takes * (1 + 2 * ahead))
             for _ in range(takes):
                 pace.ahead = next(ways)
+                if next(patience):
+                    settle(queue)  # a slow training: all that may be fetched is
                 try:
-                    memory, number = queue.take()
+                    step(queue.take())
                 except Failure:
                     continue
                 except StopIteration:
                     break
-                if next(patience):
-                    settle(queue)  # a slow training: all that may be fetched is
-                issued.append(number)
-                device.step(memory, place(lengths, number))
+                rows = queue.look_ahead(ahead)
+                rows += queue.look_ahead(ahead, behind=len(rows))
+                count = len(rows)
+                while rows:
+                    step(rows.pop(0))
+                if count:
+                    queue.skip(count)
             queue.rest()
             if how == "restart":
                 queue.pause()
                 queue.restart(source)
-                assert len(queue._free) == len(device.slots)
         queue.restart()
-        assert len(queue._free) == len(device.slots)
         assert not source.violations
-    device.finish()
-    assert len(device.slots) <= options.buffer_size + 2
-    assert {slot.state for slot in device.slots} == {"empty"}
-    assert len({id(slot) for slot in device.slots}) == len(device.slots)
+    fake.finish()
     return issued
 
 
-def place(lengths, number):
-    """Returns the batch that a number is: what the definition of the source says."""
-    every = ([traversal, index] for traversal, length in enumerate(lengths) for index in range(length))
-    return next(itertools.islice(every, number, None))
-
-
 schedules = st.lists(st.integers(-1, 1), min_size=1, max_size=40)
+shapes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.booleans()), min_size=1, max_size=4)
 sinks = st.lists(
-    st.tuples(st.integers(1, 7), st.integers(0, 9), st.sampled_from(["rest", "rest", "restart"])),
+    st.tuples(st.integers(0, 5), st.integers(0, 4), st.sampled_from(["rest", "rest", "restart"])),
     min_size=1,
     max_size=5,
 )
@@ -235,9 +283,10 @@ sinks = st.lists(
 
 @given(
     schedule=schedules,
-    lengths=st.lists(st.integers(1, 6), min_size=2, max_size=6) | st.just([60]),
-    failures=st.sets(st.integers(0, 20), max_size=3),
-    prepare_fails=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=2),
+    lengths=st.lists(st.integers(1, 9), min_size=2, max_size=6) | st.just([60]),
+    shapes=shapes,
+    failures=st.sets(st.integers(0, 30), max_size=3),
+    refills=st.booleans(),
     sinks=sinks,
     ways=st.lists(st.booleans(), min_size=1, max_size=9),
     patience=st.lists(st.booleans(), min_size=1, max_size=5),
@@ -246,137 +295,272 @@ sinks = st.lists(
 )
 @settings(max_examples=150)
 def test_every_step_reads_its_own_batch(
-    schedule, lengths, failures, prepare_fails, sinks, ways, patience, size, timeout
+    schedule, lengths, shapes, failures, refills, sinks, ways, patience, size, timeout
 ):
-    device = Fake(schedule)
-    options = QueueOptions(buffer_size=size, timeout=timeout)
-    issued = train(device, lengths, failures, sinks, ways, patience, options, prepare_fails)
-    assert device.violations == []
-    assert device.results == [place(lengths, number) for number in issued]
+    fake, source = Fake(schedule), Batches(lengths, shapes, failures, refills)
+    issued = train(fake, source, sinks, ways, patience, QueueOptions(buffer_size=size, timeout=timeout))
+    assert fake.violations == []
     assert issued == sorted(set(issued) - failures)
 
 
-PLENTY = [(30, 30, "rest")]
-COPY_FIRST, COMPUTE_FIRST = [Fake.COPY], [Fake.COMPUTE]
+PLENTY = [(9, 3, "rest")]
 
 
-def violations(device, ways=(True,), patience=(True,), size=2):
-    train(device, [60], (), PLENTY, ways, patience, QueueOptions(buffer_size=size))
-    return device.violations
+def violations(fake, ways=(False,), patience=(True,), size=4):
+    source = Batches([200], shapes=[(2, 3, False)])
+    issued = train(fake, source, PLENTY * 2, ways, patience, QueueOptions(buffer_size=size))
+    assert issued == list(range(len(issued)))
+    assert len(issued) >= 18
+    return fake.violations
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-@pytest.mark.parametrize("schedule", [COPY_FIRST, COMPUTE_FIRST, [-1, 1, 0], [0, -1, -1, -1, -1]])
-def test_control_with_both_events_nothing_is_wrong(ahead, schedule):
-    assert violations(Fake(schedule), [ahead]) == []
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("schedule", [[COPY], [COMPUTE], [-1], [COMPUTE, COPY, -1]], ids=str)
+def test_a_schedule_by_itself_does_no_harm(schedule, ahead):
+    assert not violations(Fake(schedule), [ahead])
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_control_slots_that_ignore_ready_are_caught(ahead):
-    assert violations(Fake(COMPUTE_FIRST, ready=False), [ahead])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_control_a_batch_that_is_not_waited_for_is_read_too_early(ahead):
+    assert violations(Fake([COMPUTE], waits=False), [ahead])
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_control_slots_that_ignore_free_are_caught(ahead):
-    assert violations(Fake(COPY_FIRST, free=False), [ahead])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_control_memory_that_is_given_out_too_early_is_overwritten(ahead):
+    assert violations(Fake([COPY], records=False), [ahead])
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_control_a_queue_that_releases_before_the_step_is_caught(monkeypatch, ahead):
-    take = BatchQueue.take
-
-    def hasty(self):
-        found = take(self)
-        self._release()
-        return found
-
-    monkeypatch.setattr(BatchQueue, "take", hasty)
-    assert violations(Fake(COPY_FIRST), [ahead])
+def test_control_the_hosts_memory_that_is_given_out_too_early_is_sent():
+    fake = Fake([COMPUTE])
+    with mock.patch.object(Block, "until", property(lambda block: [], lambda block, events: None), create=True):
+        assert violations(fake)
 
 
-def test_control_a_queue_that_releases_twice_is_caught(monkeypatch):
-    def twice(self):
-        if self._held is not None:
-            self._held.release()
-            self._held.release()
-            self._free.append(self._held)
-            self._held = None
+# -- what is sent -----------------------------------------------------------------------------------------------------
 
-    monkeypatch.setattr(BatchQueue, "_release", twice)
-    assert violations(Fake(COPY_FIRST))
+Pair = namedtuple("Pair", "x y")
+X, Y = torch.arange(6.0).reshape(2, 3), torch.tensor([3, 4])
 
-
-@pytest.mark.parametrize("ahead", [True, False])
-def test_a_taken_batch_lasts_until_the_next_take(ahead):
-    device = Fake(COPY_FIRST)
-    with queue_of(Numbers(), FakePace(ahead), QueueOptions(buffer_size=2), device=device) as queue:
-        queue.expect(9)
-        for number in range(5):
-            memory, _ = queue.take()
-            settle(queue)
-            device.finish()
-            assert memory.content == [0, number]
-            held = [slot for slot in device.slots if slot.memory is memory]
-            assert [slot.state for slot in held] == ["taken"]
-        queue.rest()
-        assert "taken" not in {slot.state for slot in device.slots}
+SENT = {
+    "tuple": lambda: (X, Y),
+    "list": lambda: [X, Y],
+    "one": lambda: X,
+    "nested": lambda: {"a": (X, [Y, 3]), "b": Pair("text", Y), "c": None, "d": OrderedDict(z=X, a=2.5)},
+    "transposed": lambda: (X.T, Y),
+    "a row of a larger one": lambda: (X[1], X[:, 1]),
+    "expanded": lambda: (Y.expand(3, 2),),
+    "channels last": lambda: (torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),),
+    "no dimension": lambda: (torch.tensor(3.0), Y),
+    "no number": lambda: (torch.empty(0, 3), torch.empty(2, 0)),
+    "one that is empty": lambda: (torch.empty(0), Y),
+    "types": lambda: tuple(torch.ones(3).to(each) for each in (torch.bool, torch.int8, torch.half, torch.complex128)),
+    "twice the same": lambda: (X, X),
+    "a view besides": lambda: (X, X[0]),
+}
 
 
-def test_slots_are_made_once_and_used_in_turn():
-    device = Fake([-1])
-    with queue_of(Failing([10_000], range(5, 900, 7)), FakePace(), QueueOptions(buffer_size=3), device=device) as queue:
-        made = list(device.slots)
-        for _ in range(100):
-            queue.expect(6)
-            for _ in range(3):
-                with contextlib.suppress(Failure):
-                    queue.take()
+def moved(batch):
+    """What plain Lightning makes of a batch: each tensor by itself."""
+    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), batch)
+
+
+def same(one, other):
+    leaves, spec = torch.utils._pytree.tree_flatten(one)
+    others, other_spec = torch.utils._pytree.tree_flatten(other)
+    assert spec == other_spec
+    for a, b in zip(leaves, others, strict=True):
+        assert type(a) is type(b)
+        if isinstance(a, torch.Tensor):
+            assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+            assert torch.equal(a, b)
+        else:
+            assert a == b
+
+
+def alone(fake, batch):
+    return Device(fake).send(batch)
+
+
+def with_others(fake, batch):
+    load = Device(fake).load(3)
+    load.add((X + 1,))
+    items = [load.add(batch), load.add(batch)]
+    load.send()
+    return items[-1]
+
+
+WAYS = pytest.mark.parametrize("send", [alone, with_others])
+
+
+@WAYS
+@pytest.mark.parametrize("kind", SENT)
+def test_a_batch_arrives_as_if_each_tensor_was_moved(send, kind):
+    fake, batch = Fake([COPY]), SENT[kind]()
+    arrived = send(fake, batch).take()
+    fake.finish()
+    same(arrived, moved(batch))
+    pointers = [leaf.data_ptr() for leaf in torch.utils._pytree.tree_leaves(arrived) if isinstance(leaf, torch.Tensor)]
+    filled = [pointer for pointer in pointers if pointer]
+    assert len({*filled}) == len(filled)  # a tensor that comes twice is two, as `Tensor.to` makes them
+
+
+@WAYS
+def test_what_was_sent_may_be_filled_again(send):
+    fake = Fake()
+    batch = (X.T.clone(), Y.clone())
+    item = send(fake, batch)
+    before = moved(batch)
+    for tensor in batch:
+        tensor.zero_()
+    arrived = item.take()
+    fake.finish()
+    same(arrived, before)
+
+
+@WAYS
+def test_each_tensor_counts_its_own_writes(send):
+    fake = Fake([COPY])
+    x, y = send(fake, (X, Y)).take()
+    fake.finish()
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * x).sum()
+    y.zero_()
+    loss.backward()
+    assert torch.equal(weight.grad, X.sum(0))
+    assert not x._is_view()
+
+
+def test_a_label_that_is_kept_keeps_nothing_else():
+    fake = Fake([COPY])
+    kept = [Device(fake).send((torch.rand(1000), Y)).take()[1] for _ in range(20)]
+    large = [block for block in fake.device.blocks if block.nbytes >= 4000]
+    fake.finish()
+    assert len(kept) == 20
+    assert not any(block.is_used for block in large)
+
+
+class Odd:
+    pass
+
+
+KEPT = {
+    "an object": lambda: (X, Odd()),
+    "no tensor": lambda: (1, "a"),
+    "nothing": lambda: (),
+    "a parameter": lambda: (torch.nn.Parameter(X), Y),
+    "asks for gradients": lambda: (X.clone().requires_grad_(), Y),
+    "sparse": lambda: (X.to_sparse(), Y),
+    "elsewhere": lambda: (X.to("meta"), Y),
+    "conjugate": lambda: (torch.ones(2, dtype=torch.complex64).conj(), Y),
+    "nested": lambda: (torch.nested.nested_tensor([X, X[0:1]]), Y),
+    "quantized": lambda: (torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), Y),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*")
+def test_what_nobody_knows_how_to_move_is_given_as_it_is(send, kind):
+    fake, batch = Fake([COPY]), KEPT[kind]()
+    assert send(fake, batch) is batch
+
+
+def test_the_next_batch_is_not_fetched_over_one_that_was_not_sent():
+    class Kept(Batches):
+        def fetch(self, in_turn):
+            batch, number = super().fetch(in_turn)
+            return (*batch, Odd()), number
+
+    source = Kept([500], refills=True)
+    with queue_of(source, FakePace(False), QueueOptions(buffer_size=4), device=Device(Fake())) as queue:
+        queue.expect(400)
+        for number in range(100):
+            (x, _, _), found = queue.take()
+            assert found == number
+            assert x[0, 0] == 1000 * number
+            shown = queue.look_ahead(3)
+            assert len(shown) <= 1  # its memory is filled again by the next one
+            assert all(x[0, 0] == 1000 * number + 1000 for (x, _, _), _ in shown)
+
+
+# -- how it is sent ---------------------------------------------------------------------------------------------------
+
+
+def test_small_batches_are_sent_by_one_copy():
+    fake = Fake([COPY])
+    with queue_of(Batches([500]), FakePace(False), QueueOptions(buffer_size=16), device=Device(fake)) as queue:
+        queue.expect(400)
+        queue.take()
+        copies = fake.copies
+        for _ in range(10):
+            assert len(queue.look_ahead(16)) == 16
+            queue.skip(16)
+        assert fake.copies == copies + 10
+
+
+def test_memory_is_given_out_again():
+    fake, given = Fake([COPY, COMPUTE]), []
+    with queue_of(Batches([10_000]), FakePace(False), QueueOptions(buffer_size=4), device=Device(fake)) as queue:
+        for _ in range(200):
+            queue.expect(9)
+            for _ in range(2):
+                fake.step(queue.take()[0], [])
+                queue.skip(len(queue.look_ahead(3)))
             queue.rest()
-            queue.restart()
-            assert {slot.state for slot in device.slots} == {"empty"}
-        assert device.slots == made
-        assert len(made) == 5
-        assert sorted(map(id, queue._free)) == sorted(map(id, made))
+            fake.finish()
+            fake.violations.clear()
+            given.append((len(fake.host.blocks), len(fake.device.blocks)))
+    assert given[20:] == [given[20]] * 180
+    assert fake.device.given > 1000
 
 
-def test_a_slot_that_cannot_be_filled_is_not_lost():
-    device = Fake([-1])
-    fill, broken = FakeSlot.fill, [True]
+@pytest.mark.parametrize("at", range(1, 7))
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead):
+    fake, issued, sent = Fake([COPY]), [], itertools.count(1)
 
-    def fails(self, batch):
-        if broken[0]:
+    def fails():
+        if next(sent) == at:
             raise Failure("out of memory")
-        fill(self, batch)
 
-    for ahead in (False, True):
-        with (
-            mock.patch.object(FakeSlot, "fill", fails),
-            queue_of(Numbers(), FakePace(ahead), QueueOptions(buffer_size=1), device=device) as queue,
-        ):
-            broken[0] = True
-            for _ in range(10):
-                queue.expect(1)
-                with pytest.raises(Failure, match="memory"):
-                    queue.take()
-            assert len(queue._free) == 3
-            broken[0] = False
-            queue.expect(1)
-            assert queue.take()[1] == 10
+    fake.fails = fails
+    source = Batches([500])
+    with queue_of(source, FakePace(ahead), QueueOptions(buffer_size=3), device=Device(fake)) as queue:
+        queue.expect(60)
 
+        def go_on():
+            while len(issued) < 40:
+                issued.append(queue.take()[1])
+                settle(queue)
+                rows = queue.look_ahead(3)
+                issued.extend(number for _, number in rows)
+                if rows:
+                    queue.skip(len(rows))
 
-def test_the_host_gives_the_loaders_own_batch_away():
-    device, batch = HostDevice(), [1, 2]
-    slot = device.slot()
-    assert device.slot() is not slot
-    for _ in range(2):
-        slot.fill(batch)
-        assert slot.take() is batch
-        assert not any(value is batch for value in vars(slot).values())
-        slot.release()
+        with pytest.raises(Failure, match="memory"):
+            go_on()
+        assert issued == list(range(len(issued)))
+        assert queue._producer.held_bytes == 0
+        fake.fails = lambda: None
+        later = queue.take()[1]  # what failed is not given a second time, and nothing is out of order
+        assert later >= len(issued)
 
 
-def test_a_device_has_to_say_how():
-    for kind in (Slot, Device):
-        with pytest.raises(TypeError, match="abstract"):
-            kind()
-    assert issubclass(module.HostSlot, Slot)
+def test_a_load_of_nothing_is_no_copy():
+    fake = Fake()
+    Device(fake).load(3).send()
+    assert fake.copies == 0
+
+
+def test_what_arrives_must_have_been_sent():
+    load = Device(Fake()).load(1)
+    item = load.add((X,))
+    assert isinstance(item, Arriving)
+    with pytest.raises(AssertionError, match="sent"):
+        item.take()
+
+
+def test_streams_have_to_say_how():
+    with pytest.raises(TypeError, match="abstract"):
+        Streams()

@@ -1,0 +1,43 @@
+"""A CUDA device as `device.py` needs it, by PyTorch's rules for streams and memory (notes/cuda.html).
+
+Not run on a GPU yet; `tests/data/test_device_gpu.py` is what will tell.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_sink.data.device import Streams
+
+
+class CudaStreams(Streams):
+    """A CUDA device with a stream of its own for copies.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copying = torch.cuda.Stream(device)
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """Returns pinned memory, laid out like a tensor.
+
+        Its allocator notes the stream of each copy that does not wait, and gives freed memory out behind these copies.
+        """
+        return torch.empty_like(like, device="cpu", pin_memory=True)
+
+    def send(self, tensors: list[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
+        """Issues copies on the copying stream, into memory that belongs to it; returns these and an event."""
+        with torch.cuda.stream(self._copying):
+            sent = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
+            return sent, self._copying.record_event()
+
+    def arrive(self, tensors: list[Tensor], event: torch.cuda.Event) -> None:
+        """Makes the caller's stream wait, and notes for the allocator that it uses the memory too."""
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(event)
+        for tensor in tensors:
+            tensor.record_stream(stream)
