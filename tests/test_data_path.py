@@ -38,7 +38,7 @@ class Ahead:
 
     settled = True
 
-    def skip(self, batches):
+    def skip(self, batches, seconds):
         pass
 
     def note(self, fetch, whole): ...
@@ -55,7 +55,7 @@ class Changing:
 
     settled = True
 
-    def skip(self, batches):
+    def skip(self, batches, seconds):
         self.count += batches
 
     def note(self, fetch, whole):

@@ -39,7 +39,7 @@ class Pace:
         self._fetches: list[float] = []
         self._wholes: list[float] = []
         self._in_step = 0.0
-        self._skipped, self._skipped_seconds = 0, 0.0
+        self._seen, self._seen_seconds = 0, 0.0
 
     @property
     def settled(self) -> bool:
@@ -58,10 +58,8 @@ class Pace:
             seconds: What it took to fetch them.
         """
         if not self._fixed and self._settled:
-            self._count += batches
-            self._skipped += batches
-            self._skipped_seconds += seconds
-            if self._count >= self._stay and not self.ahead and self._skipped_seconds < _CHEAP * self._skipped:
+            self._see(batches, seconds)
+            if self._count >= self._stay and self._is_cheap():
                 self._stay *= 4
                 self._settle()
 
@@ -74,16 +72,34 @@ class Pace:
         """
         if self._fixed:
             return
-        self._count += 1
         if self._settled:
+            self._see(1, fetch)
             if self._count >= self._stay:
                 self._stay *= 4
-                self._measure(ahead=False)
-        elif self._count > _WARM_UP:
+                if self._is_cheap():
+                    self._settle()
+                else:
+                    self._measure(ahead=False)
+            return
+        self._count += 1
+        if self._count > _WARM_UP:
             self._fetches.append(fetch)
             self._wholes.append(whole)
             if len(self._wholes) == _TRIAL:
                 self._decide(_typical(self._fetches), _typical(self._wholes))
+
+    def _see(self, batches: int, seconds: float) -> None:
+        """Adds up what the batches of a stay's second half took: a loader that has become slow is to be noticed."""
+        half, before = self._stay // 2, self._count
+        self._count += batches
+        if before < half <= self._count:
+            self._seen, self._seen_seconds = 0, 0.0
+        self._seen += batches
+        self._seen_seconds += seconds
+
+    def _is_cheap(self) -> bool:
+        """Tells whether fetches in step take so little that a trial would change nothing."""
+        return not self.ahead and self._seen_seconds < _CHEAP * self._seen
 
     def _measure(self, ahead: bool) -> None:
         self.ahead, self._settled, self._count = ahead, False, 0
@@ -100,7 +116,7 @@ class Pace:
 
     def _settle(self) -> None:
         self._settled, self._count = True, 0
-        self._skipped, self._skipped_seconds = 0, 0.0
+        self._seen, self._seen_seconds = 0, 0.0
 
 
 def _typical(seconds: list[float]) -> float:

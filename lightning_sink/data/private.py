@@ -81,9 +81,11 @@ def python_draws() -> Hashable:
     """Returns what moves when Python's global generator is drawn from.
 
     Its memory is read: `random.getstate` makes 625 numbers of it, 7 us, and 5 more to compare them, around each row of
-    steps. Where the memory is laid out otherwise than CPython's, that is done all the same.
+    steps. Where somebody has put another function or generator there, or the memory is laid out otherwise than
+    CPython's, that is done all the same.
     """
-    return _state_of(random.getstate.__self__) if _READS_MEMORY else random.getstate()  # type: ignore[attr-defined]
+    owner = getattr(random.getstate, "__self__", None)
+    return _state_of(owner) if _READS_MEMORY and type(owner) is random.Random else random.getstate()
 
 
 def worker_processes(iterator: Any) -> list[Any]:

@@ -43,7 +43,8 @@ class Reuse:
         if self.ended:
             return
         leaves = [leaf.detach() for leaf in flatten(batch)[0] if leaf.layout is torch.strided and not leaf.is_quantized]
-        self._room -= sum(leaf.nbytes for leaf in leaves)
+        size = sum(leaf.nbytes for leaf in leaves)
+        self._room -= size
         memory = _Memory(leaves)
         for distance, earlier in enumerate(reversed(self._kept), start=1):
             if any(memory.touches(leaf) and not torch.equal(_sample(leaf), then) for leaf, then in earlier):
@@ -52,7 +53,8 @@ class Reuse:
                 return
         self._kept.append([(leaf, _sample(leaf)) for leaf in leaves])
         self.distance = len(self._kept)
-        if self.distance >= self._most or self._room <= 0:
+        # So many bytes may lie in the queue while one batch is trained, and one is fetched.
+        if self.distance >= self._most or self._room <= -2 * size:
             self._end()
 
     def _end(self) -> None:

@@ -148,7 +148,7 @@ class Supply:
         them, which would have a copy of everything but the thread that steps run on.
         """
         source = self._fetches.source
-        return source.draws_nothing and source.begin_due and not self._is_from_ahead()
+        return not self._is_from_ahead() and source.draws_nothing and source.begin_due
 
     def begin(self) -> Found:
         """Returns a traversal's first batch, whose turn it is; it counts as held by the owner."""
@@ -199,6 +199,8 @@ class Supply:
         return found
 
     def _is_from_ahead(self) -> bool:
+        if not self.runs_ahead:
+            self.producer.running = False  # before `pending` asks, with the lock held: the thread begins no fetch then
         return self.pace.ahead or self.producer.pending > 0
 
     def _next(self) -> Found:

@@ -42,6 +42,35 @@ def test_pythons_second_normal_number_of_two_is_seen_too(reads_memory, monkeypat
         assert has_drawn()
 
 
+class Counting(random.Random):
+    """Its state is not what C keeps."""
+
+    def __init__(self):
+        self.count = 0
+        super().__init__(1)
+
+    def random(self):
+        self.count += 1
+        return 0.5
+
+    def getstate(self):
+        return self.count
+
+
+def test_other_functions_in_the_place_of_pythons(monkeypatch):
+    original, other = random.getstate, Counting()
+    monkeypatch.setattr(random, "getstate", lambda: original())
+    has_drawn = watch_states()
+    assert not has_drawn()
+    random.random()
+    assert has_drawn()
+    monkeypatch.setattr(random, "getstate", other.getstate)
+    has_drawn = watch_states()
+    assert not has_drawn()
+    other.random()
+    assert has_drawn()
+
+
 def test_control_nothing_is_drawn():
     has_drawn = watch_states()
     torch.rand(1, generator=torch.Generator())

@@ -134,6 +134,29 @@ def test_fetches_beside_steps_that_become_dear_are_tried():
     assert not pace.settled
 
 
+@given(rows=st.integers(1, 40), stays=st.integers(1, 4), part=st.floats(0.0, 0.6))
+def test_a_loader_that_becomes_slow_is_tried_when_the_stay_ends(rows, stays, part):
+    pace = Pace()
+    run(pace, 20, 1.0, 2.0, fetch=1e-6)
+    lengths = [48 * 4**number for number in range(stays)]
+    slow_from, last = sum(lengths[:-1]) + part * lengths[-1], sum(lengths) + stays * (rows + 1)
+    for batch in range(0, last, rows + 1):
+        if not pace.settled:
+            return
+        pace.skip(rows, rows * (1e-3 if batch >= slow_from else 1e-6))
+        pace.note(1e-3 if batch >= slow_from else 1e-6, 1.0)
+    assert not pace.settled
+
+
+def test_slow_fetches_one_by_one_among_cheap_ones_beside_steps_are_tried():
+    pace = Pace()
+    run(pace, 20, 1.0, 2.0, fetch=1e-6)
+    for _ in range(16):
+        pace.skip(2, 2e-6)
+        pace.note(0.01, 1.0)
+    assert not pace.settled
+
+
 @given(before=st.integers(0, 100))
 def test_staying_in_step_is_final(before):
     pace = Pace()

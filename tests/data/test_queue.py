@@ -436,6 +436,30 @@ def seen(queue, most, behind=0):
     return [note for _, note in queue.look_ahead(most, behind)]
 
 
+def test_looked_at_early_the_thread_fetches_no_more_once_the_way_is_in_step(make):
+    source, pace = quiet((100,)), FakePace(True)
+    queue = make(source, pace, QueueOptions(buffer_size=1))
+    queue.expect(50)
+    assert notes(queue, 3) == [0, 1, 2]
+    settle(queue)
+    lock = queue._producer._changed
+
+    def let_the_thread_go_on(number):
+        if threading.current_thread() is threading.main_thread():
+            lock.release()
+            settle(queue)
+            lock.acquire()
+
+    with lock:  # the thread is between two fetches
+        assert notes(queue, 1) == [3]
+        pace.ahead = False  # as that take has a trial decide
+        source.act = let_the_thread_go_on
+        assert seen(queue, 1) == [4]
+    source.act = lambda number: None
+    assert source.violations == []
+    assert notes(queue, 5) == [4, 5, 6, 7, 8]
+
+
 def test_looked_at_early_a_traversal_begins_when_all_before_it_are_in_training(make):
     source = quiet((10, 3, 3))
     queue = make(source, FakePace(False))
