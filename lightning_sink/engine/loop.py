@@ -48,9 +48,8 @@ Layout = tuple[torch.dtype, tuple[int, ...]]
 """The type and the shape of an output, as it is kept of each step; it lies in one piece."""
 
 
-def layout_of(output: Tensor) -> Layout:
-    """Returns the layout of an output."""
-    return output.dtype, () if output.numel() == 1 else tuple(output.shape)
+def _shape(output: Tensor) -> tuple[int, ...]:
+    return () if output.numel() == 1 else tuple(output.shape)
 
 
 class Row:
@@ -90,7 +89,7 @@ class Row:
                 break
             done += 1
             for column, index in zip(columns, self._kept, strict=True):
-                column.append(outputs[index].reshape(layout_of(outputs[index])[1]).clone())
+                column.append(outputs[index].reshape(_shape(outputs[index])).clone())
         kept = [torch.stack(column) for column in columns] if done else []
         self._result = Repeated(done, outputs, kept, time.perf_counter() - began, error)
 
@@ -232,7 +231,7 @@ class NativeStep(CompiledStep):
         """Runs one step."""
         outputs = super().__call__(*inputs)
         if not self._layouts:
-            self._layouts = {i: layout_of(t) for i, t in enumerate(outputs) if t.is_contiguous()}
+            self._layouts = {i: (t.dtype, _shape(t)) for i, t in enumerate(outputs) if t.is_contiguous()}
         return outputs
 
     @property

@@ -27,7 +27,6 @@ __all__ = [
     "TorchDispatchMode",
     "WeakIdKeyDictionary",
     "assert_async",
-    "copy_all",
     "global_hooks",
     "is_all_true",
     "is_mutable",
@@ -59,12 +58,6 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
-
-
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copies tensors into others, by one kernel on a GPU: `torch._foreach_copy_`, which has no public name."""
-    if targets:
-        torch._foreach_copy_(targets, sources)
 
 
 def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
