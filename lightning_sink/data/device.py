@@ -111,13 +111,9 @@ class Device:
         item.send(copy, copy.tensors)
         return item
 
-    def load(self, batches: int) -> Load:
-        """Returns what sends batches that programs will use by one copy.
-
-        Args:
-            batches: How many there may be.
-        """
-        return Load(self._streams, batches)
+    def load(self, batches: int, room: int) -> Load:
+        """Returns what sends batches that programs will use by few copies; the arguments are those of `Load`."""
+        return Load(self._streams, batches, room)
 
 
 class Load:
@@ -126,10 +122,11 @@ class Load:
     Args:
         streams: The device.
         batches: How many there may be.
+        room: Bytes that one copy may have; a batch that is larger has one of its own.
     """
 
-    def __init__(self, streams: Streams, batches: int) -> None:
-        self._streams, self._left = streams, batches
+    def __init__(self, streams: Streams, batches: int, room: int) -> None:
+        self._streams, self._left, self._room = streams, batches, room
         self._layouts: list[tuple[torch.Size, torch.dtype, tuple[int, ...], int]] = []
         self._size = 0
         self._arena: Tensor | None = None
@@ -146,16 +143,22 @@ class Load:
         if found is None:
             return batch
         tensors, rebuild = found
-        layouts = self._layouts
-        same = len(tensors) == len(layouts)
-        for tensor, (shape, dtype, _, _) in zip(tensors, layouts, strict=False):
-            same = same and tensor.shape == shape and tensor.dtype == dtype
-        if self._arena is None or not same:
+        is_full = self._arena is not None and self._size * (len(self._items) + 1) > self._arena.nbytes
+        if self._arena is None or is_full or not self._is_alike(tensors):
             self.send()
             self._begin(tensors)
         self._fill(tensors)
         self._items.append(Arriving(rebuild))
         return self._items[-1]
+
+    def _is_alike(self, tensors: list[Tensor]) -> bool:
+        """Tells whether `Tensor.to` would lay these as it would those before."""
+        return len(tensors) == len(self._layouts) and all(
+            tensor.dtype == dtype
+            and tensor.shape == shape
+            and (tensor.stride() == stride or torch.empty_like(tensor, device="meta").stride() == stride)
+            for tensor, (shape, dtype, stride, _) in zip(tensors, self._layouts, strict=True)
+        )
 
     def _begin(self, tensors: list[Tensor]) -> None:
         self._layouts, self._size = [], 0
@@ -163,7 +166,8 @@ class Load:
             like = torch.empty_like(tensor, device="meta")  # as `Tensor.to` lays it
             self._layouts.append((like.shape, like.dtype, like.stride(), self._size))
             self._size += -(-like.nbytes // _ALIGNMENT) * _ALIGNMENT
-        whole = torch.empty(max(1, self._size * (self._left + 1)), dtype=torch.uint8, device="meta")
+        count = min(self._left + 1, max(1, self._room // max(1, self._size)))
+        whole = torch.empty(max(1, self._size * count), dtype=torch.uint8, device="meta")
         self._arena = self._streams.pinned(whole)
 
     def _fill(self, tensors: list[Tensor]) -> None:
@@ -174,7 +178,9 @@ class Load:
                 memmove(arena.data_ptr() + begin + offset, tensor.data_ptr(), tensor.nbytes)
             else:
                 place = (begin + offset) // tensor.element_size()
-                arena[: arena.nbytes // 16 * 16].view(dtype).as_strided(shape, stride, place).copy_(tensor)
+                torch.empty(0, dtype=dtype, device="cpu").set_(arena.untyped_storage(), place, shape, stride).copy_(
+                    tensor
+                )
 
     def send(self) -> None:
         """Issues the copy of what was added since the last one."""

@@ -209,7 +209,7 @@ class BatchQueue:
     def _look_while_there_is_room(self, batches: int, get: Callable[[], Found | None]) -> None:
         room, last = self._options.buffer_bytes, self._early[-1][2] if self._early else 0
         producer, reuse = self._producer, self._reuse
-        load = None if self._device is None else self._device.load(batches)
+        load = None if self._device is None else self._device.load(batches, room)
         new: list[Found] = []
         for _ in range(batches):
             if producer.held_bytes + last > room:

@@ -227,7 +227,7 @@ class Supply:
             return _value(item)
         self.producer.wanted += 1
         found = self._when_due()
-        if self._options.timeout is None:
+        if self._options.timeout is None and self.runs_ahead:
             self.producer.run(self._ahead, self.producer.wanted)
         return found
 

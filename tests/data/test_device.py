@@ -382,7 +382,7 @@ def alone(fake, batch):
 
 
 def with_others(fake, batch):
-    load = Device(fake).load(3)
+    load = Device(fake).load(3, 1 << 20)
     load.add((X + 1,))
     items = [load.add(batch), load.add(batch)]
     load.send()
@@ -402,6 +402,51 @@ def test_a_batch_arrives_as_if_each_tensor_was_moved(send, kind):
     pointers = [leaf.data_ptr() for leaf in torch.utils._pytree.tree_leaves(arrived) if isinstance(leaf, torch.Tensor)]
     filled = [pointer for pointer in pointers if pointer]
     assert len({*filled}) == len(filled)  # a tensor that comes twice is two, as `Tensor.to` makes them
+
+
+OTHERS = {
+    "another type": (X.to(torch.int32), Y),
+    "another shape": (X.reshape(3, 2), Y),
+    "laid otherwise": (X.reshape(3, 2).T, Y),
+    "with gaps": (torch.rand(4, 3)[::2], Y),
+    "one more": (X, Y, Y),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_batches_that_are_not_alike_are_sent_apart(kind):
+    fake = Fake([COPY])
+    load = Device(fake).load(9, 1 << 20)
+    given = [(X, Y), (X + 1, Y), OTHERS[kind], OTHERS[kind], (X, Y)]
+    items = [load.add(batch) for batch in given]
+    load.send()
+    arrived = [item.take() for item in items]
+    fake.finish()
+    for found, batch in zip(arrived, given, strict=True):
+        same(found, moved(batch))
+    assert fake.copies == (1 if kind == "with gaps" else 3)
+
+
+def test_a_copy_is_no_larger_than_there_is_room():
+    fake = Fake([COPY])
+    load = Device(fake).load(16, 3000)
+    items = [load.add((torch.full((256,), float(number)),)) for number in range(7)]
+    load.send()
+    arrived = [item.take()[0] for item in items]
+    fake.finish()
+    assert [float(tensor[-1]) for tensor in arrived] == [*range(7)]
+    assert fake.copies == 4  # two batches of a kilobyte in each
+    assert {block.nbytes for block in fake.host.blocks} == {2048}
+    assert {block.nbytes for block in fake.device.blocks} == {1024, 2048}
+
+
+def test_a_batch_larger_than_the_room_is_sent_by_itself():
+    fake = Fake([COPY])
+    load = Device(fake).load(3, 100)
+    items = [load.add((X,)), load.add((torch.rand(1000),)), load.add((X,))]
+    load.send()
+    assert fake.copies == 3
+    assert all(isinstance(item, Arriving) for item in items)
 
 
 @WAYS
@@ -451,6 +496,7 @@ KEPT = {
     "asks for gradients": lambda: (X.clone().requires_grad_(), Y),
     "sparse": lambda: (X.to_sparse(), Y),
     "elsewhere": lambda: (X.to("meta"), Y),
+    "negative": lambda: (torch.ones(2, dtype=torch.complex64).conj().imag, Y),
     "conjugate": lambda: (torch.ones(2, dtype=torch.complex64).conj(), Y),
     "nested": lambda: (torch.nested.nested_tensor([X, X[0:1]]), Y),
     "quantized": lambda: (torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), Y),
@@ -482,6 +528,27 @@ def test_the_next_batch_is_not_fetched_over_one_that_was_not_sent():
             shown = queue.look_ahead(3)
             assert len(shown) <= 1  # its memory is filled again by the next one
             assert all(x[0, 0] == 1000 * number + 1000 for (x, _, _), _ in shown)
+
+
+def test_some_batches_are_sent_and_some_are_not():
+    class Mixed(Batches):
+        def fetch(self, in_turn):
+            batch, number = super().fetch(in_turn)
+            return (*batch, Odd()) if number % 3 == 1 else batch, number
+
+    fake, seen = Fake([COPY]), []
+    with queue_of(Mixed([500]), FakePace(False), QueueOptions(buffer_size=8), device=Device(fake)) as queue:
+        queue.expect(400)
+        while len(seen) < 200:
+            for get in (lambda: [queue.take()], lambda: queue.look_ahead(6)):
+                shown = get()
+                fake.finish()
+                for (x, *_), number in shown:
+                    seen.append(number)
+                    assert x[0, 0] == 1000 * number
+            if shown:
+                queue.skip(len(shown))
+    assert seen == [*range(len(seen))]
 
 
 # -- how it is sent ---------------------------------------------------------------------------------------------------
@@ -549,12 +616,12 @@ def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead):
 
 def test_a_load_of_nothing_is_no_copy():
     fake = Fake()
-    Device(fake).load(3).send()
+    Device(fake).load(3, 100).send()
     assert fake.copies == 0
 
 
 def test_what_arrives_must_have_been_sent():
-    load = Device(Fake()).load(1)
+    load = Device(Fake()).load(1, 100)
     item = load.add((X,))
     assert isinstance(item, Arriving)
     with pytest.raises(AssertionError, match="sent"):
