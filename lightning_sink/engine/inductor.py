@@ -13,6 +13,7 @@ from torch import fx, nn
 from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.generated import compile_graph, find_compiler
 from lightning_sink.engine.loop import CompiledStep, Compiler, NativeStep
+from lightning_sink.engine.memory import keep_freed_memory
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.value_checks import keep_value_checks
 
@@ -48,6 +49,8 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     small = recording.largest <= _ONE_THREAD
     if small:
         options["cpp.threads"] = 1
+    else:
+        keep_freed_memory()
     if _keeps_layouts(recording.graph):
         options["layout_optimization"] = False
     inputs = [tensor.detach() for tensor in recording.inputs]
