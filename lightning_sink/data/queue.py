@@ -210,7 +210,7 @@ class BatchQueue:
         room, last = self._options.buffer_bytes, self._early[-1][2] if self._early else 0
         producer, reuse = self._producer, self._reuse
         load = None if self._device is None else self._device.load(batches, room)
-        new: list[Found] = []
+        new: Any = self._early if load is None else []  # at once: Ctrl-C may come at any time
         for _ in range(batches):
             if producer.held_bytes + last > room:
                 break
@@ -234,8 +234,7 @@ class BatchQueue:
             if is_lent and load is not None:
                 break  # the next fetch may fill its memory again
         if load is not None:
-            new = self._sent(load, new)
-        self._early.extend(new)
+            self._early.extend(self._sent(load, new))
 
     def _sent(self, load: Load, new: list[Found]) -> list[Found]:
         try:

@@ -9,12 +9,13 @@ _LARGEST = (1 << 25) - (1 << 16)
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep what steps give back, 64 MiB at most, where it would hand it to the system each time.
+    """Has the C library keep what steps give back, where it would hand it to the system each time.
 
-    glibc has large blocks from the system one by one, and hands the end of its heap back, beyond thresholds that rise
-    with the largest block of the first kind that was ever freed (`M_MMAP_THRESHOLD` in mallopt(3)). The blocks of a
-    small ResNet are a megabyte at most: its steps had a third of their time from pages that the system took and gave
-    again. Freeing one larger block raises the thresholds as any program does that frees such a tensor; nothing is
-    written to it, so it costs no memory. Another C library takes no notice.
+    glibc has large blocks from the system one by one, and hands the end of a heap back, beyond thresholds that rise
+    with the largest block of the first kind that was ever freed, to 32 and 64 MiB (`M_MMAP_THRESHOLD` in mallopt(3)).
+    The blocks of a small ResNet are a megabyte at most: its steps had a third of their time from pages that the system
+    took and gave again. Freeing one larger block raises the thresholds as any program does that frees such a tensor; it
+    costs no memory, and with it blocks below 32 MiB lie in the heap, where one in use keeps those below it. Another C
+    library takes no notice.
     """
     torch.empty(_LARGEST, dtype=torch.uint8, device="cpu")
