@@ -177,10 +177,7 @@ class Load:
             if tensor.stride() == stride:  # in one piece, in this order
                 memmove(arena.data_ptr() + begin + offset, tensor.data_ptr(), tensor.nbytes)
             else:
-                place = (begin + offset) // tensor.element_size()
-                torch.empty(0, dtype=dtype, device="cpu").set_(arena.untyped_storage(), place, shape, stride).copy_(
-                    tensor
-                )
+                _laid_in(arena, begin + offset, dtype, (*shape,), stride).copy_(tensor)
 
     def send(self) -> None:
         """Issues the copy of what was added since the last one."""
@@ -195,11 +192,15 @@ class Load:
     def _column(
         self, arena: Tensor, count: int, shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...], offset: int
     ) -> list[Tensor]:
-        """Returns the tensors at one place of each batch: no views of the arena, whose memory they share."""
-        whole = torch.empty(0, dtype=dtype, device=arena.device)
-        item = whole.element_size()
-        whole.set_(arena.untyped_storage(), offset // item, (count, *shape), (self._size // item, *stride))
+        """Returns the tensors at one place of each batch; each counts its own writes, which views would share."""
+        whole = _laid_in(arena, offset, dtype, (count, *shape), (self._size // dtype.itemsize, *stride))
         return [part.data for part in whole.unbind()]
+
+
+def _laid_in(arena: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    """Returns a tensor in an arena's memory, so many bytes from its beginning."""
+    tensor = torch.empty(0, dtype=dtype, device=arena.device)
+    return tensor.set_(arena.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
 
 def _apart(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]] | None:
