@@ -210,7 +210,7 @@ class BatchQueue:
         room, last = self._options.buffer_bytes, self._early[-1][2] if self._early else 0
         producer, reuse = self._producer, self._reuse
         load = None if self._device is None else self._device.load(batches, room)
-        new: Any = self._early if load is None else []  # at once: Ctrl-C may come at any time
+        new = self._early if load is None else deque[Found]()  # at once: Ctrl-C may come at any time
         for _ in range(batches):
             if producer.held_bytes + last > room:
                 break
@@ -236,7 +236,7 @@ class BatchQueue:
         if load is not None:
             self._early.extend(self._sent(load, new))
 
-    def _sent(self, load: Load, new: list[Found]) -> list[Found]:
+    def _sent(self, load: Load, new: Collection[Found]) -> list[Found]:
         try:
             load.send()
             return [(_arrived(item), note, size) for item, note, size in new]
