@@ -53,6 +53,8 @@ class Pace:
     def skip(self, batches: int, seconds: float) -> None:
         """Takes note of batches, between two trials, that were fetched while steps ran.
 
+        They may show that a trial would change nothing. One that is due begins with a batch that is noted by itself.
+
         Args:
             batches: How many.
             seconds: What it took to fetch them.
