@@ -105,13 +105,13 @@ def seconds(step: Callable[..., Any], inputs: list[Tensor]) -> float:
 
 def compare(net: nn.Module, shape: tuple[int, ...]) -> list[list[float]]:
     """Pairs of seconds a step: channels last, and as they lie."""
-    recording, rule, steps = recorded(net, shape), inductor._keeps_layouts, []
+    recording, rule, steps = recorded(net, shape), inductor.keeps_layouts, []
     try:
         for keeps in (False, True):
-            inductor._keeps_layouts = lambda graph, keeps=keeps: keeps
+            inductor.keeps_layouts = lambda graph, keeps=keeps: keeps
             steps.append(inductor.compile_inductor(recording))
     finally:
-        inductor._keeps_layouts = rule
+        inductor.keeps_layouts = rule
     inputs = [tensor.detach() for tensor in recording.inputs]
     return [[seconds(step, inputs) for step in steps] for _ in range(REPEATS)]
 

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.generated import compile_graph, find_compiler
+from lightning_sink.engine.lists import take_lists_apart
 from lightning_sink.engine.loop import CompiledStep, Compiler, NativeStep
 from lightning_sink.engine.memory import keep_freed_memory
 from lightning_sink.engine.recording import Recording
@@ -30,7 +31,7 @@ _SOURCES = tuple(
 _CALLS = {"mm_out": True, "addmm_out": True, "max_pool2d_with_indices": False}
 """Functions of ours in the place of the library's; whether they take tensors of `bare.cpp`, too."""
 
-_NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
+NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Shapes and strides are compared before a program is run; checking them again is a sixth of the MLP's step."""
 
 
@@ -45,18 +46,18 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     Random draws are the ones of eager: made before the compiled code (`draws.py`), a single one also by it
     (`fallback_random`). The C++ wrapper both makes a call cheap and lets go of the interpreter lock.
     """
-    options: dict[str, Any] = {"cpp_wrapper": True, "fallback_random": True, **_NO_ASSERTS}
+    options: dict[str, Any] = {"cpp_wrapper": True, "fallback_random": True, **NO_ASSERTS}
     small = recording.largest <= _ONE_THREAD
     if small:
         options["cpp.threads"] = 1
     else:
         keep_freed_memory()
-    if _keeps_layouts(recording.graph):
+    if keeps_layouts(recording.graph):
         options["layout_optimization"] = False
     inputs = [tensor.detach() for tensor in recording.inputs]
     draws = hoist_draws(recording.graph)
     keep_value_checks(recording.graph)
-    _take_norms_one_by_one(recording.graph)
+    take_lists_apart(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
         source = "".join(file.read_text() for file in _SOURCES).replace("@ONE_THREAD@", str(small).lower())
@@ -66,7 +67,7 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     return NativeStep(function, loop, draws, one_thread=small)
 
 
-def _keeps_layouts(graph: fx.Graph) -> bool:
+def keeps_layouts(graph: fx.Graph) -> bool:
     """Tells whether convolutions run on images as they lie, channel by channel.
 
     Inductor would have them all channels last. In a whole step, with what stands between convolutions and with their
@@ -75,27 +76,6 @@ def _keeps_layouts(graph: fx.Graph) -> bool:
     """
     found = [node.args for node in graph.nodes if node.target is torch.ops.aten.convolution.default]
     return all(not transposed and groups == 1 for *_, transposed, _, groups in found)
-
-
-def _take_norms_one_by_one(graph: fx.Graph) -> None:
-    """Replaces the norms of a list of tensors, which clipping takes, by those of each.
-
-    Inductor has no loops for the list's (torch 2.13), but calls the operation through Python, at each step: an MLP that
-    clips its gradients took 141 microseconds a step so, and takes 27.
-    """
-    aten = torch.ops.aten
-
-    def norms(tensors: list[fx.Node], ord: float = 2, dtype: torch.dtype | None = None) -> list[fx.Node]:
-        one: Any = aten.linalg_vector_norm.default
-        return [graph.call_function(one, (tensor, ord), {"dtype": dtype}) for tensor in tensors]
-
-    for node in graph.find_nodes(op="call_function", target=aten._foreach_norm.Scalar):
-        with graph.inserting_before(node):
-            found: Any = norms(*node.args, **node.kwargs)
-        for part in list(node.users):
-            part.replace_all_uses_with(found[part.args[1]])
-            graph.erase_node(part)
-        graph.erase_node(node)
 
 
 def graph_module(recording: Recording) -> fx.GraphModule:
