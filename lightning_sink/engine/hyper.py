@@ -14,13 +14,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.numbers import Number
 
-# The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart.
+# The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart. Where none
+# is asked for, parameters on a GPU have another.
 _PLAIN_FORM = {"foreach": False, "fused": False}
+
+
+def _plain_form(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, bool]:
+    """Returns the options that ask for it.
+
+    SGD with Nesterov's momentum stays as it is: with lists it leaves other gradients than the plain form.
+    """
+    if isinstance(optimizer, SGD) and group.get("nesterov") and not group.get("fused"):
+        return {}
+    return {key: value for key, value in _PLAIN_FORM.items() if key in group}
 
 
 class Hyperparameters:
@@ -115,8 +126,9 @@ class Hyperparameters:
         try:
             for index in self.tensors:
                 self._put(index, self._number(index, uses))
-            for group in groups:
-                group.update({key: value for key, value in _PLAIN_FORM.items() if group.get(key)})
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group.update(_plain_form(optimizer, group))
             stand_ins = [dict(group) for group in groups]
             yield
         finally:

@@ -153,6 +153,8 @@ class Number:
         if all(item._uses.closed for item in (*args, *kwargs.values()) if type(item) is Number):
             return func(*released(args), **released(kwargs))
         name = getattr(func, "__name__", "")
+        if name.startswith("_foreach_") and (one := getattr(Tensor, name.removeprefix("_foreach_"), None)) is not None:
+            return _one_by_one(one, args, kwargs)
         if type(kwargs.get("alpha")) is Number:
             wide = args[1].to(torch.promote_types(args[0].dtype, args[1].dtype))
             scaled = wide * kwargs.pop("alpha").tensor
@@ -178,6 +180,15 @@ class Number:
                 divides = name in DIVIDE and not kwargs.get("rounding_mode")
                 return as_with_python_number(out, tensors, values, divides) if isinstance(out, Tensor) else out
         return func(*released(args), **released(kwargs))
+
+
+def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Does with the tensors in lists, one after the other, what an operation on the lists does with all of them."""
+    made = [
+        func(*(arg[index] if isinstance(arg, (tuple, list)) else arg for arg in args), **kwargs)
+        for index in range(len(args[0]))
+    ]
+    return None if func.__name__.endswith("_") else tuple(made)
 
 
 def released(value: Any) -> Any:

@@ -114,3 +114,14 @@ def test_a_guard_holds_while_the_comparison_comes_out_the_same():
     optimizer.param_groups[0]["lr"] = 0.01
     hyper.update()
     assert not guard.holds()
+
+
+def test_nesterovs_momentum_with_lists_stays_for_the_gradients_that_it_leaves():
+    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
+    for options, expected in [({}, False), ({"foreach": True, "fused": None}, True), ({"fused": True}, False)]:
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, **options)
+        hyper = Hyperparameters([optimizer])
+        with hyper.lifted(Uses(lambda what: None, lambda what: None)):
+            (group,) = optimizer.param_groups
+            assert bool(group["foreach"]) == expected
+            assert not group["fused"]

@@ -52,6 +52,7 @@ OPTIONS = {
     "Rprop": [{"etas": (0.4, 1.1)}],
     "SGD": [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "dampening": 0.5}]
     + [{"momentum": 0.9, "fused": True}, {"momentum": 0.9, "foreach": True}, {"maximize": True}]
+    + [{"momentum": 0.9, "nesterov": True, "foreach": True, "weight_decay": 0.1}]
     + [{"weight_decay": 0.1}],
 }
 
