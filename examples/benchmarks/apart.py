@@ -33,6 +33,7 @@ class Side:
 SIDES = {
     "loop": Side("torch_loop.py", ("torch",)),
     "loop-compile": Side("torch_loop.py", ("torch",)),
+    "loop-reduce-overhead": Side("torch_loop.py", ("torch",)),
     "lightning-compile": Side("lightning_fit.py", ("torch", "lightning")),
     "plain": Side("lightning_fit.py", ("torch", "lightning")),
     "sink": Side("lightning_fit.py", ("torch", "lightning", "lightning_sink"), many=True),

@@ -14,6 +14,7 @@ from report import Row
 COLORS = {
     "loop": "#b0b7c3",
     "loop-compile": "#7d8799",
+    "loop-reduce-overhead": "#5f6b80",
     "lightning-compile": "#a78bca",
     "plain": "#4c5566",
     "sink": "#e4572e",

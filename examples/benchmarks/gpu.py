@@ -1,0 +1,151 @@
+"""What a GPU and its host do during a sink: how busy the GPU is, kernels and launches, the host's time for each step.
+
+    python examples/benchmarks/gpu.py --models MLP LeNet SmallGPT --out gpu.md
+
+For each model `Trainer.fit` trains in sinks from memory, with nothing turned on. Busy is the time in which at least one
+kernel or copy ran, by PyTorch's profiler, over the time of one sink from its first batch to its last one's end, that of
+the host waiting for the GPU included. The host's time is that of the trainer's thread on a processor, without what it
+spends waiting for the GPU, in another sink, which nobody profiles; the median of several. `suite.py --accelerator cuda
+--peers loop-reduce-overhead plain sink` has the speeds beside others'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import warnings
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import lightning as L
+import torch
+from fitting import OFF, Cycle
+from machine import command, machine
+from models import MODELS
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from workload import DISTINCT, WORKLOADS
+
+from lightning_sink import SinkStrategy
+from lightning_sink.engine.cuda import CudaGraphs
+
+_WARM, _TIMED = 3, 5
+"""Sinks before the first that counts, and sinks whose host time is taken; the one behind them is profiled."""
+
+
+@dataclass
+class Found:
+    """What was seen of one model's sinks, in seconds and counts a step."""
+
+    host: list[float] = field(default_factory=list)
+    step: float = 0.0
+    busy: float = 0.0
+    kernels: float = 0.0
+    launches: float = 0.0
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Returns the length of what spans cover, overlaps counted once."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+class Watch(L.Callback):
+    """Looks at sinks from the first batch of each to the end of its last."""
+
+    def __init__(self, steps: int) -> None:
+        self.found, self._steps, self._sinks, self._waited = Found(), steps, 0, 0.0
+        self._profiler: Any = None
+        self._began = (0.0, 0.0)
+        wait = CudaGraphs.wait
+
+        def timed(graphs: CudaGraphs, mark: Any) -> None:
+            began = time.thread_time()
+            wait(graphs, mark)
+            self._waited += time.thread_time() - began
+
+        CudaGraphs.wait = timed  # type: ignore[method-assign]
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._sinks += 1
+        torch.cuda.synchronize()
+        if self._sinks == _WARM + _TIMED + 1:
+            self._profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+            self._profiler.start()
+        self._waited, self._began = 0.0, (time.thread_time(), time.perf_counter())
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        host = time.thread_time() - self._began[0] - self._waited
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - self._began[1]
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._read(self._profiler.events(), wall)
+            self._profiler = None
+        elif self._sinks > _WARM:
+            self.found.host.append(host / self._steps)
+            self.found.step = wall / self._steps
+
+    def _read(self, events: Any, wall: float) -> None:
+        on_gpu = [event for event in events if event.device_type == DeviceType.CUDA]
+        spans = [(event.time_range.start, event.time_range.end) for event in on_gpu]
+        launched = [event for event in events if "Launch" in event.name and event.device_type == DeviceType.CPU]
+        self.found.busy = covered(spans) / 1e6 / wall
+        self.found.kernels = len(on_gpu) / self._steps
+        self.found.launches = len(launched) / self._steps
+
+
+def measure(model: str, sink_size: int, engine: str) -> Found:
+    """Trains one model."""
+    L.seed_everything(0, verbose=False)
+    kind = MODELS[model]
+    watch = Watch(sink_size)
+    strategy = SinkStrategy(sink_size, engine=engine, fallback="error")
+    epochs = _WARM + _TIMED + 1
+    trainer = L.Trainer(accelerator="cuda", devices=1, max_epochs=epochs, strategy=strategy, callbacks=[watch], **OFF)
+    trainer.fit(kind(), Cycle(kind.batches(DISTINCT), sink_size))
+    return watch.found
+
+
+def row(model: str, sink_size: int, found: Found) -> str:
+    """One line of the table."""
+    return (
+        f"| {model} | {sink_size} | {found.step * 1e6:.1f} | {found.busy:.0%} | {found.kernels:.1f} |"
+        f" {found.launches:.2f} | {median(found.host) * 1e6:.1f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a GPU and its host do during a sink.")
+    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=["MLP", "LeNet", "SmallGPT"])
+    parser.add_argument("--sink-size", type=int, default=1_000)
+    parser.add_argument("--engine", default="cudagraph")
+    parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("gpu.py needs a CUDA device, and there is none here.")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    lines = ["| model | sink | us a step | GPU busy | kernels and copies a step | launches a step | host us a step |"]
+    lines += ["|---|--:|--:|--:|--:|--:|--:|"]
+    for model in args.models:
+        lines.append(row(model, args.sink_size, measure(model, args.sink_size, args.engine)))
+        print(lines[-1], flush=True)
+    lines += ["", f"* machine: {machine()}; {torch.cuda.get_device_name()}"]
+    lines += [f"* versions: torch {version('torch')}, lightning {version('lightning')}"]
+    lines += [f"* command: `{command('gpu.py')}`"]
+    print(*lines, sep="\n")
+    if args.out:
+        args.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
