@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,13 +15,15 @@ from torch.optim import Optimizer
 
 from lightning_sink.callbacks import show_progress
 from lightning_sink.checks import boolean, choice, integer
+from lightning_sink.data.cuda import STREAMS, sender
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.datamodule import SinkDataModule
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked
 from lightning_sink.engine.step import Engine
-from lightning_sink.errors import UnsupportedError
+from lightning_sink.engine.watch import user_line
+from lightning_sink.errors import UnsupportedError, warn_at
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
 from lightning_sink.trainer.engines import engine_of
 from lightning_sink.trainer.fetcher import LoaderBatches
@@ -46,7 +47,8 @@ class SinkStrategy(SingleDeviceStrategy):
         epoch: With a positive `sink_size`: "sink" makes an epoch of each sink, "dataset" keeps an epoch one pass over
             the dataset and cuts it into sinks of at most `sink_size` batches.
         engine: What runs the steps. "inductor" compiles them, "eager" runs them as plain Lightning does, "traced" runs
-            the compiler's input uncompiled. "auto" is "inductor" where a C++ compiler is found, "eager" elsewhere.
+            the compiler's input uncompiled, "cudagraph" has a GPU repeat compiled steps by itself. "auto" is
+            "cudagraph" on a GPU, "inductor" on a CPU where a C++ compiler is found, and "eager" elsewhere.
         fallback: What happens where a step cannot be compiled: "warn" runs it eagerly and says so once, "error" raises
             `CompileError`.
         verify: Steps of each new compiled program that are also run eagerly and compared; 0 for none.
@@ -64,7 +66,7 @@ class SinkStrategy(SingleDeviceStrategy):
         *,
         dataset_sink_mode: bool = True,
         epoch: Literal["sink", "dataset"] = "sink",
-        engine: Literal["auto", "eager", "traced", "inductor"] = "auto",
+        engine: Literal["auto", "eager", "traced", "inductor", "cudagraph"] = "auto",
         fallback: Literal["warn", "error"] = "warn",
         verify: int = 2,
     ) -> None:
@@ -156,10 +158,14 @@ class SinkStrategy(SingleDeviceStrategy):
         """Returns the queue of this fit."""
         module, options = self.lightning_module, self.queue_options
         assert module is not None  # noqa: S101 - connect() has run
+        transfer = Transfer(module.trainer)
+        # Hooks of the user's are given what the loader yields; what they return is on the device.
+        sends = transfer.is_plain and not options.transfer_ahead
         self._queue = BatchQueue(
             source,
             options,
-            prepare=Transfer(module.trainer).ahead if options.transfer_ahead else None,
+            device=sender(self.root_device) if sends else None,
+            prepare=transfer.ahead if options.transfer_ahead else None,
             in_step_because=in_step_reason(module.trainer, source.loaders.flattened),
             say=self.say,
         )
@@ -180,30 +186,25 @@ class SinkStrategy(SingleDeviceStrategy):
     # -- Lightning's side -------------------------------------------------------------------------------------------
 
     @property
-    def accelerator(self) -> Accelerator | None:
-        """The accelerator; only the CPU is supported so far."""
-        return self._accelerator
-
-    @accelerator.setter
-    def accelerator(self, accelerator: Accelerator) -> None:
-        if accelerator is not None and not isinstance(accelerator, CPUAccelerator):
-            raise UnsupportedError(
-                f"`SinkStrategy` trains on the CPU so far; got `{type(accelerator).__name__}`. Pass"
-                ' `Trainer(accelerator="cpu", ...)`, or leave the strategy out to train on this device without sinks.'
-            )
-        self._accelerator = accelerator
-
-    @property
     def parallel_devices(self) -> list[torch.device]:
         """None of the strategy's own, so that each Trainer it serves tells it those that were asked for."""
         return []
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device]) -> None:
-        if devices is not None and len(devices) > 1:
+        if not devices:
+            return
+        device = devices[0]  # a number where Lightning has XLA's
+        if not isinstance(device, torch.device) or device.type not in ("cpu", *STREAMS):
+            raise UnsupportedError(
+                f"`SinkStrategy` trains on a CPU or a CUDA GPU; got `{type(self.accelerator).__name__}`. Pass"
+                ' `Trainer(accelerator="cpu", ...)`, or leave the strategy out to train on this device without sinks.'
+            )
+        if len(devices) > 1:
             raise UnsupportedError(
                 f"`SinkStrategy` trains on one device so far; got {len(devices)}. Pass `Trainer(devices=1, ...)`."
             )
+        self._root_device = device
 
     @property
     def num_nodes(self) -> int:
@@ -235,6 +236,8 @@ class SinkStrategy(SingleDeviceStrategy):
         super().setup(trainer)
         if self.dataset_sink_mode and trainer.state.fn == TrainerFn.FITTING:
             self._sink = self._last_sink = None
+            if self.root_device.type == "cuda":
+                warn_at(_UNTRIED, user_line())
             refuse_step_that_fetches(trainer.lightning_module)
             require_optimizer(self.optimizers, trainer.lightning_module)
             self._close_engine()
@@ -281,6 +284,11 @@ class SinkStrategy(SingleDeviceStrategy):
             self._engine = None
 
 
+_UNTRIED = (
+    "`SinkStrategy` on a GPU has been built by CUDA's rules and tried over a stand-in for one, but not yet run on a GPU"
+    " by its authors. `verify=2` compares the first compiled steps with eager ones; compare results with a training"
+    " without the strategy before you rely on them."
+)
 _SINK_SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
 _VERIFY = "a number of steps, 0 for none"
 

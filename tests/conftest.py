@@ -9,6 +9,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import random
 import signal
+from types import SimpleNamespace
 from unittest import mock
 
 import hypothesis
@@ -53,6 +54,34 @@ def _nothing_left_running():
     left = leaks.left_behind(before)
     NumpyTurns().remove()  # where a queue's thread ended late; the next training would do it
     assert not left, "the test left these running: " + "; ".join(left)
+
+
+@pytest.fixture
+def fake(request, tmp_path_factory, monkeypatch):
+    """The fake device, known to the package; gives the `FakeGraphs` and the `FakeStreams` that were made."""
+    import fake_device
+    import fake_graphs
+    from lightning_sink.data.cuda import STREAMS
+    from lightning_sink.engine.make import GRAPHS
+
+    if not fake_device.available():
+        pytest.skip("needs g++")
+    cache = getattr(request.config, "cache", None)
+    fake_device.load(tmp_path_factory.mktemp("fake_device") if cache is None else cache.mkdir("fake_device"))
+    made = SimpleNamespace(graphs=[], streams=[])
+
+    def remembered(kind, known):
+        def make(device):
+            known.append(kind(device))
+            return known[-1]
+
+        return make
+
+    monkeypatch.setitem(GRAPHS, "fake", remembered(fake_graphs.FakeGraphs, made.graphs))
+    monkeypatch.setitem(STREAMS, "fake", remembered(fake_device.FakeStreams, made.streams))
+    # Autograd has threads for the devices that were there at the process's first backward pass.
+    with torch.autograd.set_multithreading_enabled(False):
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from lightning_sink import EmptyDatasetError, SinkStrategy, UnsupportedError
 from parity import QUIET, Net, assert_parity, loader, train
 
 SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
-ENGINES = "'auto', 'eager', 'traced', 'inductor'"
+ENGINES = "'auto', 'eager', 'traced', 'inductor', 'cudagraph'"
 WRONG = [
     ({"sink_size": 0}, ValueError, SIZES),
     ({"sink_size": -2}, ValueError, SIZES),
@@ -97,7 +97,7 @@ class OtherAccelerator(Accelerator):
 
     @staticmethod
     def get_parallel_devices(devices):
-        return [torch.device("cpu")] * int(devices)
+        return [torch.device("mps", 0)] * int(devices)
 
     @staticmethod
     def auto_device_count():
@@ -115,14 +115,15 @@ class OtherAccelerator(Accelerator):
         return {}
 
 
-@pytest.mark.parametrize("kind", ["MPSAccelerator", "CUDAAccelerator"])
-def test_another_accelerator_is_refused_when_the_trainer_is_built(kind):
-    accelerator = type(kind, (OtherAccelerator,), {})()
+@pytest.mark.parametrize("devices", [[torch.device("mps", 0)], [0], [torch.device("xpu", 0), torch.device("xpu", 1)]])
+def test_another_accelerator_is_refused_when_the_trainer_is_built(devices):
+    members = {"get_parallel_devices": staticmethod(lambda asked: devices)}
+    accelerator = type("FarAccelerator", (OtherAccelerator,), members)()
     with pytest.raises(UnsupportedError) as raised:
         trainer(SinkStrategy(), accelerator=accelerator, devices=1)
     assert str(raised.value) == (
-        f'`SinkStrategy` trains on the CPU so far; got `{kind}`. Pass `Trainer(accelerator="cpu", ...)`, or leave the'
-        " strategy out to train on this device without sinks."
+        "`SinkStrategy` trains on a CPU or a CUDA GPU; got `FarAccelerator`. Pass"
+        ' `Trainer(accelerator="cpu", ...)`, or leave the strategy out to train on this device without sinks.'
     )
 
 

@@ -5,10 +5,12 @@ Not run on a GPU yet; `tests/data/test_device_gpu.py` is what will tell.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from lightning_sink.data.device import Streams
+from lightning_sink.data.device import Device, Streams
 
 
 class CudaStreams(Streams):
@@ -20,7 +22,8 @@ class CudaStreams(Streams):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copying = torch.cuda.Stream(device)
+        # Streams of one priority are given out again and again; this one must not be another's, whose work is captured.
+        self._copying = torch.cuda.Stream(device, priority=-1)
 
     def pinned(self, like: Tensor) -> Tensor:
         """Returns pinned memory, laid out like a tensor.
@@ -41,3 +44,12 @@ class CudaStreams(Streams):
         stream.wait_event(event)
         for tensor in tensors:
             tensor.record_stream(stream)
+
+
+STREAMS: dict[str, Callable[[torch.device], Streams]] = {"cuda": CudaStreams}
+"""What batches are sent by, by the type of the device."""
+
+
+def sender(device: torch.device) -> Device | None:
+    """Returns what sends batches to a device; None for the host, where they stay."""
+    return Device(STREAMS[device.type](device)) if device.type in STREAMS else None

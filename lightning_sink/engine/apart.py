@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import WeakIdKeyDictionary, is_mutable, written_arguments
 from lightning_sink.engine.slots import storages
@@ -23,10 +23,11 @@ class Apart:
 
     Args:
         hazard: Told why no program may stand for the step.
+        generators: What may be drawn from.
     """
 
-    def __init__(self, hazard: Callable[[str], None]) -> None:
-        self._hazard = hazard
+    def __init__(self, hazard: Callable[[str], None], generators: Generators) -> None:
+        self._hazard, self._generators = hazard, generators
         self._what: str | None = None
         self._given: frozenset[int] = frozenset()
         self._owned: frozenset[int] = frozenset()
@@ -41,13 +42,13 @@ class Apart:
             given: Tensors that it gets from the step.
             owned: Tensors that belong to the training.
         """
-        generator = torch.default_generator.get_state()
+        generated = self._generators.state()
         self._what, self._given, self._owned = what, _pointers(given), _pointers(owned)
         try:
             yield
         finally:
             self._what = None
-        if not torch.equal(generator, torch.default_generator.get_state()):
+        if self._generators.drew_since(generated):
             self._hazard(f"{what} draws random numbers")
 
     def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

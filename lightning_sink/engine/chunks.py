@@ -73,6 +73,11 @@ class Call:
         with torch.enable_grad() if self._program.grad_mode else nullcontext():
             self._row.launch()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it is known where they were launched that a step has failed."""
+        return self._row.failed
+
     def wait(self) -> None:
         """Waits for the end of the steps, if they were launched."""
         if not self._runs:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from lightning_sink.engine.chunks import Call, most, pass_through
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.failures import note_step, with_type
+from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.granted import Glance, Granted, Outside
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import CompiledStep, Compiler
@@ -68,6 +69,7 @@ class CompiledEngine(Engine):
         self.name = name
         self._verify = verify
         self._granted = Granted(parts, optimizers, ignore, outside)
+        self._generators = Generators(parts.device)
         self._glance = Glance()
         self._hyper = Hyperparameters(optimizers)
         self._programs = Programs()
@@ -167,7 +169,7 @@ class CompiledEngine(Engine):
         verified = self._verified.get(program.text, 0)
         if verified < self._verify:
             self._settle()
-            if not verify_step(sink, step, program, verified):
+            if not verify_step(sink, step, program, verified, self._generators):
                 return False
             self._plain_steps += 1
             self._verified[program.text] = verified + 1
@@ -244,7 +246,7 @@ class CompiledEngine(Engine):
         """
         following = None
         try:
-            if program.function.overlaps and call.is_whole:
+            if program.function.overlaps and call.is_whole and not call.failed:
                 following = self._prepare(sink, step, program, most(program), behind=len(call.steps))
                 if following is not None:
                     following.launch()
@@ -252,8 +254,13 @@ class CompiledEngine(Engine):
             call.wait()  # what was launched counts, whatever became of the batches behind it
             self._account(sink, program, call)
             raise
-        call.wait()
-        self._account(sink, program, call)
+        try:
+            call.wait()
+            self._account(sink, program, call)
+        except BaseException:
+            if following is not None:
+                following.wait()  # before its inputs are somebody else's
+            raise
         if not call.is_whole or call.done < len(call.steps):
             return None  # the next step needs another program, or is the one that failed
         if following is None and self._programs.have(step.key):  # it may have been forgotten meanwhile

@@ -14,9 +14,13 @@ def copy_of(tensor: Tensor) -> Tensor:
     packed = tensor.detach().clone()
     if tensor.layout is not torch.strided or packed.stride() == tensor.stride():
         return packed
+    return memory_of(tensor).clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def memory_of(tensor: Tensor) -> Tensor:
+    """Returns all memory from a tensor's first element to its last, in a row."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    whole = tensor.detach().as_strided((extent,), (1,))
-    return whole.clone().as_strided(tensor.shape, tensor.stride(), 0)
+    return tensor.detach().as_strided((extent if tensor.numel() else 0,), (1,))
 
 
 def refill(copy: Tensor, values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ made by the very operations of the step, one after another, and given to the gra
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import schema_name
 
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
+_DROPOUT: Any = torch.ops.aten.native_dropout.default
 _LIKE = {"aten::rand_like", "aten::randn_like", "aten::randint_like"}
 
 
@@ -29,12 +31,14 @@ class Draw:
         arguments: Its arguments, but for the tensor that it fills or is to be like.
         options: Its arguments by name.
         layout: Shape, strides, type and device of that tensor; None where there is none.
+        part: Which of the operation's results is drawn; None where it has one.
     """
 
     target: Any
     arguments: tuple[Any, ...]
     options: dict[str, Any] = field(default_factory=dict)
     layout: tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None = None
+    part: int | None = None
 
     def __call__(self) -> Tensor:
         """Returns what is drawn."""
@@ -42,8 +46,9 @@ class Draw:
         if self.layout is not None:
             shape, stride, dtype, device = self.layout
             given = (torch.empty_strided(shape, stride, dtype=dtype, device=device), *given)
-        drawn: Tensor = self.target(*given, **self.options)
-        return drawn
+        drawn = self.target(*given, **self.options)
+        result: Tensor = drawn if self.part is None else drawn[self.part]
+        return result
 
 
 def hoist_draws(graph: fx.Graph) -> list[Draw]:
@@ -52,6 +57,7 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
     Raises:
         ValueError: For a draw that depends on data beside another draw, whose order nothing would keep.
     """
+    _take_masks_apart(graph)
     nodes = [node for node in graph.nodes if _is_draw(node)]
     draws = [_as_draw(node) for node in nodes]
     if None in draws:
@@ -63,6 +69,13 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
     with graph.inserting_before(first):
         placeholders = [graph.placeholder(f"draw_{number}") for number in range(len(nodes))]
     for node, placeholder in zip(nodes, placeholders, strict=True):
+        if node.target is _DROPOUT:
+            (mask,) = node.users
+            placeholder.meta["layout"] = mask.meta["layout"]
+            mask.replace_all_uses_with(placeholder)
+            graph.erase_node(mask)
+            graph.erase_node(node)
+            continue
         filled = node.args[0] if schema_name(node.target).endswith("_") else None
         placeholder.meta["layout"] = (filled or node).meta["layout"]
         node.replace_all_uses_with(placeholder)
@@ -71,6 +84,32 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
             filled.replace_all_uses_with(placeholder)
             graph.erase_node(filled)
     return [draw for draw in draws if draw is not None]
+
+
+def _take_masks_apart(graph: fx.Graph) -> None:
+    """Has the dropout of a GPU, one operation that draws a mask and applies it, draw the mask alone.
+
+    What it draws depends on how the tensor lies that it is given, and on none of its numbers.
+    """
+    for node in graph.find_nodes(op="call_function", target=_DROPOUT):
+        if not _is_draw(node):
+            continue
+        parts = {part.args[1]: part for part in node.users}
+        given, probability = node.args[:2]
+        if 0 in parts:
+            if 1 not in parts:
+                with graph.inserting_after(node):
+                    parts[1] = graph.call_function(operator.getitem, (node, 1))
+                shape, stride, _, device = parts[0].meta["layout"]
+                parts[1].meta["layout"] = shape, stride, torch.bool, device
+            with graph.inserting_after(parts[1]):
+                kept = graph.call_function(torch.ops.aten.mul.Tensor, (given, parts[1]))
+            with graph.inserting_after(kept):
+                scaled = graph.call_function(torch.ops.aten.mul.Tensor, (kept, 1.0 / (1.0 - probability)))
+            kept.meta["layout"] = scaled.meta["layout"] = parts[0].meta["layout"]
+            parts[0].replace_all_uses_with(scaled)
+            graph.erase_node(parts[0])
+        node.meta["layout"] = given.meta["layout"]
 
 
 def _is_draw(node: fx.Node) -> bool:
@@ -86,6 +125,8 @@ def _as_draw(node: fx.Node) -> Draw | None:
         return Draw(target, arguments, dict(node.kwargs))
     if len(tensors) > 1 or tensors[0] is not arguments[0]:
         return None
+    if target is _DROPOUT:
+        return Draw(target, arguments[1:], dict(node.kwargs), node.meta["layout"], part=1)
     if name.endswith("_"):
         source = tensors[0]
         fresh = source.op == "call_function" and schema_name(source.target) in _EMPTY

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.watch import Hazard
@@ -19,10 +18,11 @@ class Functions:
 
     Args:
         compiler: Makes a function of a recording.
+        generators: What compiling must not draw from.
     """
 
-    def __init__(self, compiler: Compiler) -> None:
-        self._compiler = compiler
+    def __init__(self, compiler: Compiler, generators: Generators) -> None:
+        self._compiler, self._generators = compiler, generators
         self._made: dict[str, CompiledStep] = {}
 
     def get(self, recording: Recording) -> CompiledStep | Hazard:
@@ -32,14 +32,14 @@ class Functions:
             return known
         if len(self._made) >= _MOST_FUNCTIONS:
             return _TOO_MANY
-        generator = torch.get_rng_state()
+        generated = self._generators.state()
         try:
             function = self._made[recording.text] = self._compiler(recording)
         except Exception as error:
             first = str(error).partition("\n")[0]
             return Hazard(f"compiling it failed: {type(error).__name__}: {first}"[:500])
         finally:
-            torch.set_rng_state(generator)
+            self._generators.restore(generated)
         return function
 
     def clear(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.copies import copy_of
+from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.kernels import hand_out_errors
 from lightning_sink.engine.native import NativeLoop
 
@@ -38,7 +40,8 @@ def compile_graph(
         graph: The graph.
         inputs: Its inputs; they are copied.
         options: Inductor's options.
-        source: C++ to be compiled with it, before the generated function: `loop.cpp` and what it needs.
+        source: C++ to be compiled with it, before the generated function: `loop.cpp` and what it needs; "" for what
+            is not to run on a CPU.
         calls: Functions of that C++ that take the place of the library's, with whether they take tensors of `bare.cpp`.
 
     Returns:
@@ -60,8 +63,11 @@ def compile_graph(
         _ONE_AT_A_TIME,
         functorch_config.patch(enable_autograd_cache=False),
         _with_source(source, calls),
-        _called_as_they_are(),
+        _called_as_they_are() if source else nullcontext(),
+        warnings.catch_warnings(),
     ):
+        # Inductor's advice for GPUs; what is computed in is the user's choice.
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         artifact = standalone_compile(
             graph, [copy_of(tensor) for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
         )
@@ -188,10 +194,12 @@ def _find_loop(callable_code: Any) -> NativeLoop | None:
 def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Tensor]) -> bool:
     """Tells whether two functions return and write the same but for rounding, in which threads that sum differ."""
     results = []
-    generator = torch.get_rng_state()
+    devices = {tensor.device for tensor in inputs if not tensor.is_cpu}
+    generators = Generators(next(iter(devices), torch.device("cpu")))
+    generated = generators.state()
     for function in (first, second):
         copies = [copy_of(tensor) for tensor in inputs]
-        torch.set_rng_state(generator)
+        generators.restore(generated)
         results.append([*function(*copies), *copies])
     return len(results[0]) == len(results[1]) and all(map(_agree, *results))
 

@@ -19,12 +19,12 @@ from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
 Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
 
 
-def _switches() -> Hashable:
-    """What of torch's global settings a step may depend on."""
-    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+def _switches(device: str) -> Hashable:
+    """What of torch's global settings a step may depend on that computes on such a device."""
+    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", device)]
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     default = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    return autocast, deterministic, default, torch.is_grad_enabled(), torch.is_anomaly_enabled()
+    return *autocast, deterministic, default, torch.is_grad_enabled(), torch.is_anomaly_enabled()
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Granted:
         tensors = (*own_tensors(modules), *(parameter for group in groups for parameter in group))
         training = tuple([module.training for module in modules])
         gradients = tuple([tensor.requires_grad for tensor in tensors])
-        return training, gradients, tuple(self.python().items()), _switches(), global_hooks()
+        return training, gradients, tuple(self.python().items()), _switches(self._parts.device.type), global_hooks()
 
     def forget(self) -> None:
         """Lets go of the functions, and of what was seen."""

@@ -48,8 +48,9 @@ Layout = tuple[torch.dtype, tuple[int, ...]]
 """The type and the shape of an output, as it is kept of each step; it lies in one piece."""
 
 
-def _shape(output: Tensor) -> tuple[int, ...]:
-    return () if output.numel() == 1 else tuple(output.shape)
+def layout_of(output: Tensor) -> Layout:
+    """Returns the layout of an output."""
+    return output.dtype, () if output.numel() == 1 else tuple(output.shape)
 
 
 class Row:
@@ -74,6 +75,11 @@ class Row:
         self._step, self._fixed, self._positions, self._rows, self._kept = step, fixed, positions, rows, kept
         self._result = Repeated(0)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a step has failed already where they were launched."""
+        return self._result.error is not None
+
     def launch(self) -> None:
         """Begins to run them; may end with that."""
         inputs: list[Any] = self._fixed.copy()
@@ -89,7 +95,7 @@ class Row:
                 break
             done += 1
             for column, index in zip(columns, self._kept, strict=True):
-                column.append(outputs[index].reshape(_shape(outputs[index])).clone())
+                column.append(outputs[index].reshape(layout_of(outputs[index])[1]).clone())
         kept = [torch.stack(column) for column in columns] if done else []
         self._result = Repeated(done, outputs, kept, time.perf_counter() - began, error)
 
@@ -136,6 +142,7 @@ class NativeRow(Row):
             for number in (index, column.data_ptr(), column[0].nbytes)
         ]
         self._run = loop.prepare(inputs, varying, positions, places, steps)
+        self._result = Repeated(0)
 
     def __del__(self) -> None:
         if hasattr(self, "_run"):
@@ -231,7 +238,7 @@ class NativeStep(CompiledStep):
         """Runs one step."""
         outputs = super().__call__(*inputs)
         if not self._layouts:
-            self._layouts = {i: (t.dtype, _shape(t)) for i, t in enumerate(outputs) if t.is_contiguous()}
+            self._layouts = {i: layout_of(t) for i, t in enumerate(outputs) if t.is_contiguous()}
         return outputs
 
     @property

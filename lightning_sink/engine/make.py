@@ -6,18 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from lightning_sink.engine.compiled import CompiledEngine
+from lightning_sink.engine.cuda import CudaGraphs
 from lightning_sink.engine.eager import EagerEngine
+from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
+from lightning_sink.engine.on_device import DeviceCompiler
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import CompileError, warn_at
 
-ENGINES = ("auto", "eager", "traced", "inductor")
+ENGINES = ("auto", "eager", "traced", "inductor", "cudagraph")
 FALLBACKS = ("warn", "error")
+
+GRAPHS: dict[str, Callable[[torch.device], Graphs]] = {"cuda": CudaGraphs}
+"""What runs steps on a device, by its type."""
 
 _GET_A_COMPILER = "install one (`apt install g++`, `xcode-select --install`) or name it in the variable `CXX`"
 
@@ -68,7 +75,12 @@ def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known
             raise CompileError(text)
         warn_at(text, where)
 
-    name = asked.engine
+    name, device = asked.engine, parts.device
+    if device.type in GRAPHS and name != "eager":
+        return _engine_on_device(asked, parts, optimizers, device, fall_back, known)
+    if name == "cudagraph":
+        fall_back(Hazard(f'`engine="cudagraph"` needs a GPU, and the step computes on `{device}`'))
+        name = "eager"
     if name in ("auto", "inductor") and (missing := missing_compiler()) is not None:
         fall_back(Hazard(f"no working C++ compiler was found ({missing}); {_GET_A_COMPILER}"))
         name = "eager"
@@ -81,6 +93,47 @@ def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known
         optimizers,
         compile_traced if traced else timed(compile_inductor, asked.say),
         costly=not traced,
+        verify=asked.verify,
+        fallback=fall_back,
+        **known,
+    )
+
+
+def _engine_on_device(
+    asked: Asked,
+    parts: Parts,
+    optimizers: list[Optimizer],
+    device: torch.device,
+    fall_back: Callable[[Hazard], None],
+    known: dict[str, Any],
+) -> Engine:
+    """Returns the engine of a training on a device that runs steps by itself."""
+    name = "cudagraph" if asked.engine == "auto" else asked.engine
+
+    def say_why(what: str, instead: str) -> Callable[[Exception], None]:
+        def say(error: Exception) -> None:
+            reason = str(error).partition("\n")[0]
+            text = f"{what} ({type(error).__name__}: {reason}), so {instead}."
+            if asked.fallback == "error":
+                raise CompileError(text) from error
+            warn_at(text, first_line(asked.step))
+
+        return say
+
+    uncompiled = say_why("Inductor cannot compile the training step", "its operations are run as they were recorded")
+    refuse = say_why("The training step cannot be captured in a CUDA graph", "its operations are launched each time")
+    compiler = DeviceCompiler(
+        device,
+        GRAPHS[device.type](device),
+        refuse=refuse if name == "cudagraph" else None,
+        uncompiled=None if name == "traced" else uncompiled,
+    )
+    return CompiledEngine(
+        name,
+        parts,
+        optimizers,
+        compiler if name == "traced" else timed(compiler, asked.say),
+        costly=name != "traced",
         verify=asked.verify,
         fallback=fall_back,
         **known,

@@ -15,6 +15,7 @@ from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.functions import Functions
+from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import Compiler
@@ -70,7 +71,7 @@ class ProgramMaker:
         self._costly = costly
         self._codes = codes
         self._fallback = fallback
-        self._functions = Functions(compiler)
+        self._functions = Functions(compiler, Generators(parts.device))
         self._candidates = Candidates()
         self._failures: dict[Hashable, int] = {}
         self._volatile: set[str] = set()

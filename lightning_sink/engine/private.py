@@ -8,6 +8,7 @@ Those of Inductor are in `generated.py` and `native.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ __all__ = [
     "TorchDispatchMode",
     "WeakIdKeyDictionary",
     "assert_async",
+    "copy_all",
+    "end_allocating_to_pool",
     "global_hooks",
     "is_all_true",
     "is_mutable",
@@ -58,6 +61,28 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copies tensors into others, those of a type by one kernel on a GPU: `torch._foreach_copy_` has no public name."""
+    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        to, given = by_type.setdefault(target.dtype, ([], []))
+        to.append(target)
+        given.append(source)
+    for to, given in by_type.values():
+        torch._foreach_copy_(to, given)
+
+
+def end_allocating_to_pool(device: torch.device, pool: Any) -> None:
+    """Has CUDA's allocator give memory as ever, behind a capture whose end failed: nothing public does that.
+
+    Until then it takes none back that was used on two streams. Does nothing where that has been seen to already.
+    """
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if end is not None:
+        with suppress(RuntimeError):
+            end(device.index or 0, pool)
 
 
 def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -146,7 +147,8 @@ class Program:
             fixed = [None if position in places else tensor for position, tensor in enumerate(fixed)]
             positions = [*positions, *places]
             rows = [[*row, *tensors] for row, tensors in zip(rows, numbers, strict=True)]
-        return self.function.row(fixed, positions, rows, self._kept)
+        with torch.enable_grad() if self.grad_mode else nullcontext():  # a device may capture the steps now
+            return self.function.row(fixed, positions, rows, self._kept)
 
     def may_repeat(self, outputs: tuple[Tensor, ...]) -> bool:
         """Tells whether steps may be run in a row, right behind one that gave these outputs."""

@@ -25,6 +25,7 @@ from torch import Tensor, fx
 from lightning_sink.engine.apart import Apart
 from lightning_sink.engine.attributes import random_state
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
@@ -93,7 +94,8 @@ class Recorder(TorchDispatchMode):
         self._read_at: dict[int, str] = {}
         self._paused = False
         self._failed = False
-        self._apart = Apart(self.hazard)
+        self._generators = Generators(before.parts.device)
+        self._apart = Apart(self.hazard, self._generators)
         self._hook: Any = None
         self._places: list[int] = []
 
@@ -101,7 +103,7 @@ class Recorder(TorchDispatchMode):
 
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` recorded; if that raises, undoes it and runs it plainly, so that only a real error surfaces."""
-        generator = torch.get_rng_state()
+        generated = self._generators.state()
         present, attributes = self._before.again(), Attributes(self._before.parts)
         self._undo.forget()
         python, drawn = self._look(), random_state()
@@ -112,6 +114,8 @@ class Recorder(TorchDispatchMode):
                 stack.enter_context(StandInMode(self._steps.number, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(self._hyper.lifted(self._uses))
+                # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
+                stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 out = released(body())
             self._release()
             self._compare(python, drawn)
@@ -124,7 +128,7 @@ class Recorder(TorchDispatchMode):
         self._undo.restore()
         present.restore()
         attributes.restore()
-        torch.set_rng_state(generator)
+        self._generators.restore(generated)
         rewind()
         self._failed = True
         twice = [name for name, value in self._look().items() if value != python.get(name)]
@@ -226,10 +230,10 @@ class Recorder(TorchDispatchMode):
         written = list(written_arguments(func, args, kwargs)) if is_mutable(func) else []
         self.recording.written |= self._undo.keep(written)
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
-        generator = torch.default_generator.get_state() if may_draw else None
+        generated = self._generators.state() if may_draw else None
         out = func(*args, **kwargs)
         # Attention without dropout has the tag and draws nothing.
-        draws = generator is not None and not torch.equal(generator, torch.default_generator.get_state())
+        draws = generated is not None and self._generators.drew_since(generated)
         made = members(Tensor, (out,))
         self._origins.operation(None if draws else origin, made, written)
         self._note_made(made)

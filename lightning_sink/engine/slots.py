@@ -140,6 +140,12 @@ class Parts:
     others: Sequence[Any] = ()
     is_apart: Callable[[nn.Module], bool] = lambda module: False
 
+    @property
+    def device(self) -> torch.device:
+        """Where the training computes: where the module's first parameter is."""
+        first = next(self.module.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
     def holders(self) -> Iterator[tuple[str, Any]]:
         """Yields every object, with what its attributes' names begin with."""
         roots: list[tuple[str, Any]] = [("", self.module)]

@@ -51,7 +51,7 @@ class StandInMode(TorchFunctionMode):
             if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:
                 return tensor_of(args[0], kwargs.get("dtype"))
             if len(args) == 1 and not kwargs and _are_numbers_alike(args[0]):
-                return torch.stack(list(args[0]))
+                return torch.stack(list(args[0])).to(torch.get_default_device())
             args = released(args)
         elif func is F.one_hot and len(args) + len(kwargs) == 2 and kwargs.keys() <= {"num_classes"}:
             classes = args[1] if len(args) == 2 else kwargs["num_classes"]
@@ -84,7 +84,7 @@ def _are_numbers_alike(value: Any) -> bool:
     if type(value) not in (list, tuple) or not value or any(type(item) is not Tensor for item in value):
         return False
     first = value[0]
-    return first.device == torch.get_default_device() and all(
+    return all(
         item.dim() == 0 and not item.requires_grad and (item.dtype, item.device) == (first.dtype, first.device)
         for item in value
     )

@@ -22,10 +22,17 @@ _aten = torch.ops.aten
 _NOT_TRUE = "Expected Tensor with single nonzero value, but got zero"
 
 
-def keep_value_checks(graph: fx.Graph) -> None:
-    """Puts the checks before the operations that make them in eager code."""
+def keep_value_checks(graph: fx.Graph, on_host: bool = True) -> None:
+    """Puts the checks before the operations that make them in eager code.
+
+    Args:
+        graph: The graph.
+        on_host: Whether it runs on the host, where whole numbers are not divided by zero; a GPU's are.
+    """
     for node in list(graph.nodes):
         check = _CHECKS.get(node.target) if node.op == "call_function" else None
+        if check is _division and not on_host:
+            continue
         if check is not None:
             with graph.inserting_before(node):
                 check(graph, node)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.copies import copy_of, refill
+from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.slots import Slot
@@ -43,7 +44,7 @@ _ROUNDINGS = 4
 
 @dataclass
 class _Pair:
-    """A tensor as the eager step left it and as the program did.
+    """A tensor as the eager step left it and as the program did, brought to the host.
 
     Attributes:
         place: Where the program's is: among its outputs from 0 up, among its inputs from -1 down.
@@ -57,6 +58,10 @@ class _Pair:
     place: int
     before: Tensor | None = None
     spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.eager, self.compiled = self.eager.cpu(), self.compiled.cpu()
+        self.before = None if self.before is None else self.before.cpu()
 
 
 class _EagerTape(PlainTape):
@@ -92,7 +97,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first, second) or (wide and torch.allclose(first, second, 0.0, 0.0, equal_nan=True))
 
 
-def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
+def verify_step(sink: Sink, step: Step, program: Program, count: int, generators: Generators) -> bool:
     """Runs a step eagerly, for the training, and compiled, on copies; compares everything.
 
     Args:
@@ -100,6 +105,7 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
         step: The step.
         program: The program that stands for it.
         count: How many compiled steps were verified before this one; for the message.
+        generators: What steps draw from.
 
     Returns:
         False where the program does not fit the step, which has then not been run. True also where a callback changed
@@ -113,14 +119,14 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
         return False
     before = [copy_of(tensor) for tensor in arguments]
     copies = [copy_of(tensor) for tensor in arguments]
-    generator = torch.get_rng_state()
+    generated = generators.state()
     try:
         outputs = program(copies)
     except Exception:
-        torch.set_rng_state(generator)
+        generators.restore(generated)
         sink.run(step, PlainTape())  # raises what is wrong with the batch, in its own words
         raise
-    torch.set_rng_state(generator)
+    generators.restore(generated)
     tape = _EagerTape([*arguments], program.filled)
     result = sink.run(step, tape)
     if tape.disturbed:
@@ -138,33 +144,34 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int) -> bool:
     try:
         _check(pairs, least, count)
     except VerificationError:
-        _see_spread(pairs, program, before, generator)
+        present = generators.state()
+        _see_spread(pairs, program, before, lambda: generators.restore(generated))
+        generators.restore(present)
         _check(pairs, least, count)
     return True
 
 
-def _see_spread(pairs: list[_Pair], program: Program, before: list[Tensor], generator: Tensor) -> None:
+def _see_spread(pairs: list[_Pair], program: Program, before: list[Tensor], draw_again: Callable[[], None]) -> None:
     """Runs the program on state that is changed by rounding, and notes for each pair how far that moves it."""
-    present, noise = torch.get_rng_state(), torch.Generator().manual_seed(0)
+    noise = torch.Generator().manual_seed(0)
     for _ in range(_TRIALS):
         changed = [
             copy_of(tensor) if binding.leaf is not None else _round_otherwise(tensor, noise)
             for binding, tensor in zip(program.bindings, before, strict=True)
         ]
-        torch.set_rng_state(generator)
+        draw_again()
         outputs = program(changed)
         for pair in pairs:
             moved = outputs[pair.place] if pair.place >= 0 else changed[-1 - pair.place]
             if pair.compiled.is_floating_point():
-                pair.spread = max(pair.spread, _size(moved.double() - pair.compiled.double()))
-    torch.set_rng_state(present)
+                pair.spread = max(pair.spread, _size(moved.cpu().double() - pair.compiled.double()))
 
 
 def _round_otherwise(tensor: Tensor, generator: torch.Generator) -> Tensor:
     # Whole numbers are exact: masks and counts.
     if not tensor.is_floating_point() or tensor.dim() == 0:
         return copy_of(tensor)
-    signs = torch.randint(-1, 2, tensor.shape, generator=generator) * (tensor != tensor.round())
+    signs = torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.device) * (tensor != tensor.round())
     return refill(copy_of(tensor), tensor + tensor * signs * (_ROUNDINGS * torch.finfo(tensor.dtype).eps))
 
 

@@ -40,7 +40,8 @@ class MetricCall:
         arguments: What it was called with, `_TENSOR` in the place of each tensor.
         spec: How to rebuild them.
         grad: Whether gradients were on.
-        autocast: The type that autocast computed in; None where it was off.
+        device: The kind of device that the tensors were on.
+        autocast: The type that autocast computed in there; None where it was off.
     """
 
     metric: Same
@@ -48,6 +49,7 @@ class MetricCall:
     arguments: tuple[Any, ...]
     spec: Any
     grad: bool
+    device: str
     autocast: torch.dtype | None
 
     def repeat(self, tensors: Iterator[Tensor]) -> list[Any]:
@@ -56,7 +58,7 @@ class MetricCall:
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         metric = self.metric.value
         enabled = self.autocast is not None
-        with torch.set_grad_enabled(self.grad), torch.autocast("cpu", self.autocast, enabled=enabled):
+        with torch.set_grad_enabled(self.grad), torch.autocast(self.device, self.autocast, enabled=enabled):
             out = getattr(metric, self.method)(*args, **kwargs)
         if isinstance(metric, MetricCollection):
             # Its metrics share states, which are handed out when somebody asks for them, such as `log_dict`.
@@ -119,8 +121,9 @@ class MetricCalls:
         arguments = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         # What the step does to a tensor after the call changes nothing.
         self.tensors += [tensor.detach().clone() for tensor in tensors]
-        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        self.calls.append(MetricCall(Same(metric), method, arguments, spec, torch.is_grad_enabled(), autocast))
+        device = tensors[0].device.type if tensors else "cpu"
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        self.calls.append(MetricCall(Same(metric), method, arguments, spec, torch.is_grad_enabled(), device, autocast))
 
     def returned(self, leaves: list[Any]) -> None:
         """Notes what the last call returned."""

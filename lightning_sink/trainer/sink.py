@@ -166,6 +166,9 @@ class TrainerSink(Sink):
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
         self.progress.end(self.ran_seconds)
         self._logs.deliver()
+        # The sink is kept for its history, and these would keep programs, weights and a device's memory with it.
+        self._result, self._trained = lambda: Result(None, []), None
+        self._batch = PresentBatch(self._trainer, self._transfer)
 
     def place(self) -> str:
         """Names the present batch, for an error."""

@@ -255,7 +255,7 @@ def with_layouts(recording: Recording) -> Recording:
 
 def record(step: Callable[..., Tensor], *leaves: Tensor) -> Recording:
     """Records a function of tensors."""
-    module = nn.Linear(1, 1)
+    module = nn.Linear(1, 1).to(leaves[0].device)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module), [optimizer]), {}, leaves)
     output = recorder.span(lambda: step(*leaves), lambda: None)

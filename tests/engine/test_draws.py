@@ -5,6 +5,7 @@ import torch
 from loop import record
 from torch import nn
 
+from fake_device import DEVICE
 from lightning_sink.engine.draws import hoist_draws
 from lightning_sink.engine.inductor import graph_module
 
@@ -57,3 +58,43 @@ def test_a_graph_whose_draws_are_hoisted_is_whole_from_both_ends():
     assert len(hoist_draws(graph)) == 2
     assert list(graph.nodes) == list(reversed(graph.nodes))[::-1]
     assert [node.name for node in graph.nodes if node.op == "placeholder"][-2:] == ["draw_0", "draw_1"]
+
+
+def test_the_dropout_of_a_gpu_draws_its_mask_alone(fake):
+    def twice(x):
+        return nn.functional.dropout(nn.functional.dropout(x, 0.3).cos(), 0.5)
+
+    x = torch.randn(4, 5, device=DEVICE)
+    recording = record(twice, x)
+    assert {node.target for node in recording.graph.nodes if node.meta.get("draws")} == {
+        torch.ops.aten.native_dropout.default
+    }
+    expected = run(twice, x).cpu()
+    draws = hoist_draws(recording.graph)
+    function = graph_module(recording).forward
+    drawn = run(lambda: [draw() for draw in draws])
+    assert [mask.dtype for mask in drawn] == [torch.bool, torch.bool]
+    torch.testing.assert_close(function(x, *drawn)[0].cpu(), expected)
+    assert not torch.allclose(function(x, *drawn[::-1])[0].cpu(), expected)  # the control
+
+
+def test_the_backward_pass_of_a_dropout_has_the_same_mask(fake):
+    def gradient(x):
+        weight = torch.ones_like(x).requires_grad_()
+        nn.functional.dropout(x * weight, 0.4).sum().backward()
+        return weight.grad
+
+    x = torch.randn(6, device=DEVICE)
+    recording = record(gradient, x)
+    expected = run(gradient, x).cpu()
+    draws = hoist_draws(recording.graph)
+    assert len(draws) == 1
+    function = graph_module(recording).forward
+    torch.testing.assert_close(run(lambda: function(x, *[draw() for draw in draws]))[0].cpu(), expected)
+
+
+def test_a_dropout_of_nothing_draws_nothing(fake):
+    x = torch.randn(6, device=DEVICE)
+    recording = record(lambda x: nn.functional.dropout(x, 0.0), x)
+    assert hoist_draws(recording.graph) == []
+    assert torch.equal(graph_module(recording).forward(x)[0].cpu(), x.cpu())

@@ -1,0 +1,149 @@
+"""A CUDA device as `graphs.py` needs it, by PyTorch's rules for graphs (notes/cuda.html#cuda-graphs).
+
+Not run on a GPU yet; `tests/engine/test_captured_gpu.py` is what will tell.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.copies import memory_of
+from lightning_sink.engine.graphs import Graphs
+from lightning_sink.engine.loop import Outputs
+from lightning_sink.engine.private import end_allocating_to_pool
+
+
+class CudaGraphs(Graphs):
+    """A CUDA device.
+
+    Its graphs share the memory that steps need and leave: they are replayed one behind the other on the trainer's
+    stream, and what they leave is copied out before the next one.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._anchor: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+        self._failed: list[Any] = []
+
+    def capture(self, body: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        """Captures what a function gives the device, on a stream beside the trainer's. Waits for the device before."""
+        pool = self._pool()
+        try:
+            with self._capturing(pool) as graph:
+                outputs = body()
+        except BaseException:
+            self._begin_anew()
+            raise
+        return graph.replay, outputs
+
+    def _pool(self) -> Any:
+        """Returns the memory that all graphs share.
+
+        One graph stays as long as this does, and the memory with it: what libraries keep there (cuBLAS's workspaces, by
+        stream) outlives the graph in which they asked for it.
+        """
+        if self._anchor is None:
+            number = torch.zeros(1, device=self._device)
+            with self._capturing(None) as graph:
+                number.add_(1)
+            self._anchor = graph, number
+        return self._anchor[0].pool()
+
+    def _begin_anew(self) -> None:
+        """Captures a trifle into memory of its own, behind a capture that failed.
+
+        A generator still thinks that it is in that one (torch 2.11), and the memory that graphs shared takes no others.
+        The old graphs stay, for what refers to them.
+        """
+        self._failed.append(self._anchor)
+        self._anchor = None
+        self._pool()
+
+    @contextmanager
+    def _capturing(self, pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
+        """Captures what runs inside. `torch.cuda.graph` leaves its stream the current one where that fails."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # none of it is given to a capture's memory, and none can be given back meanwhile
+        collects = gc.isenabled()
+        gc.disable()  # to free another graph, or memory, would be captured
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                # Other threads go on: one that fetches batches may ask for memory, which "global" captures forbid.
+                graph.capture_begin(pool, capture_error_mode="thread_local")
+                try:
+                    yield graph
+                except BaseException:
+                    self._give_up(graph)
+                    raise
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+        # What the capture's beginning gave its own stream comes before the first replay.
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a capture that failed, where PyTorch leaves the allocator as it is within one."""
+        try:
+            graph.capture_end()
+        except RuntimeError:  # says that the capture has failed
+            self._failed.append(graph)
+            end_allocating_to_pool(self._device, graph.pool())
+
+    def bring(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Returns tensors on the device, those of the host's that are alike by one copy, out of pinned memory."""
+        found, alike = [*tensors], dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], list[int]]()
+        for place, tensor in enumerate(tensors):
+            if tensor.is_cpu:
+                alike.setdefault((tensor.dtype, tensor.shape, tensor.stride()), []).append(place)
+        for (dtype, shape, stride), places in alike.items():
+            if stride == torch.empty(shape, device="meta").stride():
+                pinned = torch.empty((len(places), *shape), dtype=dtype, device="cpu", pin_memory=True)
+                torch.stack([tensors[place] for place in places], out=pinned)
+                parts = pinned.to(self._device, non_blocking=True).unbind()
+            else:
+                parts = tuple([self._bring_as_it_lies(tensors[place]) for place in places])
+            for place, part in zip(places, parts, strict=True):
+                found[place] = part
+        return found
+
+    def _bring_as_it_lies(self, tensor: Tensor) -> Tensor:
+        there = memory_of(tensor).pin_memory().to(self._device, non_blocking=True)
+        return there.as_strided(tensor.shape, tensor.stride(), 0)
+
+    def fetch(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Returns tensors in pinned memory, those of a type and shape by one copy."""
+        found, alike = [*tensors], dict[tuple[torch.dtype, torch.Size], list[int]]()
+        for place, tensor in enumerate(tensors):
+            alike.setdefault((tensor.dtype, tensor.shape), []).append(place)
+        for (dtype, shape), places in alike.items():
+            pinned = torch.empty((len(places), *shape), dtype=dtype, device="cpu", pin_memory=True)
+            pinned.copy_(torch.stack([tensors[place] for place in places]), non_blocking=True)
+            for place, part in zip(places, pinned.unbind(), strict=True):
+                found[place] = part
+        return found
+
+    def mark(self) -> torch.cuda.Event:
+        """Records an event on the trainer's stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def wait(self, mark: torch.cuda.Event) -> None:
+        """Waits for an event on the host, without the interpreter's lock."""
+        mark.synchronize()
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Returns the time between two events that have happened."""
+        return float(begin.elapsed_time(end)) / 1e3

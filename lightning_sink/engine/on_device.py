@@ -1,0 +1,93 @@
+"""Makes a step that a device runs by itself of a recording: compiled where Inductor can, captured where that may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.captured import CapturedStep
+from lightning_sink.engine.draws import Draw, hoist_draws
+from lightning_sink.engine.generated import compile_graph
+from lightning_sink.engine.graphs import Graphs
+from lightning_sink.engine.inductor import NO_ASSERTS, graph_module, keeps_layouts
+from lightning_sink.engine.lists import take_lists_apart
+from lightning_sink.engine.loop import Outputs
+from lightning_sink.engine.placement import place
+from lightning_sink.engine.recording import Recording
+from lightning_sink.engine.value_checks import keep_value_checks
+
+_OPTIONS: dict[str, Any] = {
+    # Kernels are tuned on what they are first run with. While compiling that is made up, and may fail a value check,
+    # which ends the process's use of the GPU.
+    "triton.autotune_at_compile_time": False,
+    # Products of matrices would be timed while compiling, and the graph depend on that.
+    "shape_padding": False,
+    # One kernel for what does not depend on each other, such as the updates of parameters: LeNet-5 with Adam has 24 for
+    # 32, a small GPT 56 for 149 (generated for an H100 by torch 2.11, not run).
+    "combo_kernels": True,
+    "combo_kernel_allow_mixed_sizes": 2,
+}
+
+
+class DeviceCompiler:
+    """Compiles for a device.
+
+    Args:
+        device: The device.
+        graphs: The same, as what captures and replays.
+        refuse: Told why steps cannot be captured, which are then launched one by one; None where none are to be.
+        uncompiled: Told why Inductor cannot compile a step, whose recorded operations are then run as they are; None
+            where it is not to be asked.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        graphs: Graphs,
+        *,
+        refuse: Callable[[Exception], None] | None,
+        uncompiled: Callable[[Exception], None] | None,
+    ) -> None:
+        self._device, self._graphs, self._refuse, self._uncompiled = device, graphs, refuse, uncompiled
+
+    def __call__(self, recording: Recording) -> CapturedStep:
+        """Returns the step.
+
+        Raises:
+            ValueError: For what no program on a device can do.
+        """
+        draws, left = self._draws(recording)
+        placement = place(recording, self._device)
+        function: Callable[..., Outputs] = graph_module(recording).forward
+        if self._uncompiled is not None:
+            try:
+                if left is not None:
+                    raise left
+                function = self._compile(recording, draws)
+            except Exception as error:  # Inductor raises many types, some of them private; the recording is as good
+                self._uncompiled(error)
+        return CapturedStep(function, self._graphs, placement, draws, self._refuse)
+
+    def _draws(self, recording: Recording) -> tuple[list[Draw], Exception | None]:
+        """Takes random draws out of the graph; says why it must be run as it is, for the others to be eager's."""
+        try:
+            draws = hoist_draws(recording.graph)
+        except ValueError as error:  # they are in order where the operations are
+            return [], error
+        left = [str(node.target) for node in recording.graph.nodes if node.meta.get("draws")]
+        return draws, ValueError(f"random numbers are drawn by {left[0]}, from data") if left else None
+
+    def _compile(self, recording: Recording, draws: list[Draw]) -> Callable[..., Outputs]:
+        options: dict[str, Any] = {"fallback_random": True, **NO_ASSERTS, **_OPTIONS}
+        if keeps_layouts(recording.graph):
+            options["layout_optimization"] = False
+        inputs: list[Tensor] = [*(tensor.detach() for tensor in recording.inputs), *(draw() for draw in draws)]
+        keep_value_checks(recording.graph, on_host=False)
+        take_lists_apart(recording.graph)
+        with torch.set_grad_enabled(recording.grad_mode):
+            there = [tensor.to(self._device) for tensor in inputs]
+            function, _ = compile_graph(graph_module(recording), there, options, "", {})
+        return function

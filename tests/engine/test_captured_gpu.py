@@ -1,0 +1,143 @@
+"""Steps that CUDA graphs repeat: the same steps, without a synchronisation, in memory that does not grow.
+
+`test_captured.py` has the same promises over a device that is none.
+"""
+
+import contextlib
+
+import pytest
+import torch
+from test_captured import ON_HOST, counting, drawing
+from test_loop import recording, repeat
+
+from gpu import needs_gpu
+from lightning_sink.data.cuda import CudaStreams
+from lightning_sink.data.device import Device
+from lightning_sink.engine.captured import CapturedStep
+from lightning_sink.engine.cuda import CudaGraphs
+from lightning_sink.engine.draws import Draw
+from lightning_sink.engine.inductor import graph_module
+from lightning_sink.engine.placement import Placement
+
+CUDA = torch.device("cuda", 0)
+
+
+def refuse(error):
+    raise error
+
+
+def step_of(recorded, placement=None, draws=(), refuse=refuse):
+    return CapturedStep(graph_module(recorded).forward, CudaGraphs(CUDA), placement or Placement(), draws, refuse)
+
+
+def zeros():
+    return torch.zeros(4, device=CUDA)
+
+
+def adding(**options):
+    step = step_of(recording(), **options)
+    step(zeros(), zeros())
+    return step
+
+
+@contextlib.contextmanager
+def no_synchronisation():
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 7, 16, 21, 37])
+def test_every_step_counts_and_the_last_one_is_returned(count, on_host):
+    step, total = adding(), zeros()
+    rows = torch.arange(4.0 * count).reshape(count, 4)
+    found = repeat(step, [total, None], [1], [[row if on_host else row.to(CUDA)] for row in rows], [0, 1])
+    (sums, largest), outputs = found.kept, found.outputs
+    assert found.seconds > 0
+    assert torch.equal(total.cpu(), rows.sum(0))
+    assert torch.equal(sums.cpu(), rows.sum(1).cumsum(0))
+    assert torch.equal(largest.cpu(), rows.amax(1))
+    assert torch.equal(outputs[2].cpu(), rows[-1] * 2)
+
+
+@needs_gpu
+def test_launching_waits_for_nothing_and_memory_does_not_grow():
+    step, total, reserved = adding(), zeros(), []
+    rows = [[torch.ones(4)]] * 21
+    repeat(step, [total, None], [1], rows, [0])
+    with no_synchronisation():
+        for _ in range(200):
+            row = step.row([total, None], [1], rows, [0])
+            row.launch()
+            row.wait()
+            reserved.append(torch.cuda.memory_reserved())
+    assert float(total[0]) == 21.0 * 201
+    assert reserved[20:] == [reserved[20]] * 180
+
+
+@needs_gpu
+def test_tensors_of_the_hosts_also_while_rows_overlap():
+    step, count, rate = step_of(counting(), ON_HOST), torch.zeros(()), torch.tensor(0.5)
+    step(count, rate, zeros())
+    rows = [step.row([count, rate, None], [2], [[torch.ones(4)]] * 21, [1]) for _ in range(2)]
+    for row in rows:
+        row.launch()
+    assert torch.equal(rows[0].wait().kept[0][:, 0].cpu(), torch.arange(2.0, 23.0) * 0.5)
+    assert float(count) == 22.0
+    assert torch.equal(rows[1].wait().kept[0][:, 0].cpu(), torch.arange(23.0, 44.0) * 0.5)
+    assert float(count) == 43.0
+
+
+@needs_gpu
+def test_draws_are_those_of_steps_one_by_one():
+    rand, totals = torch.ops.aten.rand.default, []
+    draws = [Draw(rand, ([4],), {"device": torch.device(place)}) for place in ("cpu", CUDA)]
+    for in_rows in (False, True):
+        torch.manual_seed(3)
+        step, total, row = step_of(drawing(), Placement(draws=frozenset({0})), draws), zeros(), zeros() + 1
+        step(total, row)
+        if in_rows:
+            repeat(step, [total, None], [1], [[row]] * 21, [])
+        else:
+            for _ in range(21):
+                step(total, row)
+        totals += [total.cpu(), torch.get_rng_state(), torch.cuda.get_rng_state(CUDA)]
+    assert all(map(torch.equal, totals[:3], totals[3:]))
+
+
+@needs_gpu
+def test_a_capture_that_fails_leaves_the_device_as_it_was():
+    said, stream = [], torch.cuda.current_stream(CUDA)
+
+    def function(total, row):
+        return (row * total.sum().item(),)
+
+    step = CapturedStep(function, CudaGraphs(CUDA), Placement(), refuse=said.append)
+    step(zeros(), zeros())
+    found = repeat(step, [zeros() + 1, None], [1], [[zeros() + 2]] * 3, [])
+    assert len(said) == 1
+    assert torch.cuda.current_stream(CUDA) == stream
+    assert torch.equal(found.outputs[0].cpu(), torch.full((4,), 8.0))
+    state = torch.cuda.get_rng_state(CUDA)
+    torch.rand(3, device=CUDA)
+    assert not torch.equal(state, torch.cuda.get_rng_state(CUDA))  # draws are made as ever
+    again, total = adding(), zeros()
+    repeat(again, [total, None], [1], [[zeros() + 1]] * 21, [])  # others can be captured
+    step.row([zeros(), None], [1], [[zeros()]], []).launch()
+    repeat(again, [total, None], [1], [[zeros() + 1]] * 21, [])
+    assert float(total[0]) == 42.0
+    assert memory_of_batches() == memory_of_batches()  # what two streams used is given back
+
+
+def memory_of_batches():
+    """Returns how much is reserved behind many batches that were copied by another stream."""
+    device = Device(CudaStreams(CUDA))
+    for _ in range(1000):
+        device.send([torch.ones(1 << 16)]).take()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_reserved()

@@ -1,0 +1,346 @@
+"""Trainings on a device are plain Lightning's on it, over a device that is none.
+
+What CUDA's own streams and graphs do is tried in `data/test_device_gpu.py`, `engine/test_captured_gpu.py` and
+`test_on_device_gpu.py`.
+"""
+
+import gc
+import warnings
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fake_device import DEVICE, FakeAccelerator, waits
+from lightning_sink import SinkDataModule, SinkStrategy
+from lightning_sink.engine.graphs import Block
+from lightning_sink.errors import CompileError
+from lightning_sink.trainer.batch_hooks import BatchHooks
+from parity import Net, assert_parity, both, loader, once
+
+UNCOMPILED = "Inductor cannot compile the training step"
+"""Inductor has no code for the fake device, so the recorded operations are captured as they are."""
+
+pytestmark = [
+    pytest.mark.usefixtures("fake"),
+    pytest.mark.filterwarnings(f"ignore:{UNCOMPILED}:lightning_sink.errors.SinkWarning"),
+]
+
+
+class Nesterov(Net):
+    """With lists of tensors, as on a GPU, the optimizer leaves other gradients than one by one."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
+        if self.schedule == "none":
+            return optimizer
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=self.total_steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class TwoDropouts(Net):
+    """The dropout of a GPU is one operation that draws a mask and applies it."""
+
+    def __init__(self):
+        super().__init__("adam")
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3))
+
+
+class HostNumbers(Net):
+    """Logs numbers that a step on a GPU has on the host."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+        self.log("of_the_host", loss.detach().cpu() * 2)
+        return loss
+
+
+class DrawsOnHost(Net):
+    """Draws noise on the host for a step on the device."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return super().training_step((x + 0.1 * torch.randn(x.shape, device="cpu").to(x.device), y), batch_idx)
+
+
+def options(**more):
+    return {"accelerator": FakeAccelerator(), "devices": 1, "max_epochs": 2, **more}
+
+
+def plainly(make, data=loader, **more):
+    return once(make, data, SingleDeviceStrategy(device=torch.device(DEVICE)), **options(**more))
+
+
+def states(run):
+    kept = [state for optimizer in run.trainer.optimizers for state in optimizer.state.values()]
+    values = [item for state in kept for item in state.items()]
+    return [(name, value.cpu(), value.device) for name, value in values if isinstance(value, torch.Tensor)]
+
+
+def compared(make, engine, sink_size=6, data=loader, **more):
+    plain = plainly(make, data, **more)
+    found = once(make, data, SinkStrategy(sink_size, epoch="dataset", engine=engine), **options(**more))
+    assert_parity(plain, found, exact=engine == "eager")
+    for (name, expected, where), (_, value, place) in zip(states(plain), states(found), strict=True):
+        assert where == place, name
+        assert torch.allclose(expected, value, rtol=1e-4, atol=1e-6), name
+    assert plain.generators == found.generators
+    assert found.engine == engine
+    return found
+
+
+MODULES = {
+    "momentum": Net,
+    "nesterov": Nesterov,
+    "nesterov with a schedule of momenta": lambda: Nesterov(schedule="onecycle", total_steps=100),
+    "adam": lambda: Net("adam"),
+    "adam with lists": lambda: Net("foreach"),
+    "a schedule of rates and momenta": lambda: Net("sgd", "onecycle", 100),
+    "a schedule of rates and betas": lambda: Net("adam", "onecycle", 100),
+    "two dropouts": TwoDropouts,
+    "numbers on the host": lambda: HostNumbers("adam"),
+    "draws on the host": DrawsOnHost,
+}
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced", "cudagraph"])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_training_is_plain_lightnings(name, engine, fake):
+    found = compared(MODULES[name], engine, data=lambda: loader(40, shuffle=True), sink_size=17)
+    assert not [text for text in found.warned if "runs eagerly" in text]
+    graphs = sum(known.captures for known in fake.graphs), sum(known.replays for known in fake.graphs)
+    assert (min(graphs) > 0) == (engine == "cudagraph"), graphs
+    assert sum(stream.copies for stream in fake.streams) > 0
+
+
+def test_control_device_draws_that_are_not_put_back_train_otherwise(monkeypatch):
+    from lightning_sink.engine.generators import Generators
+
+    monkeypatch.setattr(Generators, "restore", lambda self, state: torch.set_rng_state(state[0]))
+    with pytest.raises(Exception, match="differs by"):
+        compared(TwoDropouts, "traced")
+
+
+MORE = {
+    "accumulation": {"accumulate_grad_batches": 3},
+    "clipping": {"gradient_clip_val": 0.1},
+    "bfloat16": {"precision": "bf16-mixed"},
+    "double": {"precision": "64-true"},
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_options_of_the_trainer(name):
+    make = Net if name != "bfloat16" else lambda: Wide()
+    compared(make, "cudagraph", **MORE[name])
+
+
+class Wide(L.LightningModule):
+    """Without what turns the rounding of half precision into other decisions."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def test_data_on_the_device_stays_there(fake):
+    strategy = SinkStrategy(6, epoch="dataset", engine="cudagraph")
+    data = lambda: SinkDataModule.from_loaders(loader(), cache="device")  # noqa: E731
+    found = once(Net, data, strategy, **options())
+    assert_parity(plainly(Net), found)
+    assert [stream.copies for stream in fake.streams] == [0]
+
+
+class Hooked(Net):
+    """Sees what the loader yields, and then what is on the device."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        assert batch[0].device.type == "cpu"
+        return batch[0] * 2, batch[1]
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        assert batch[0].device.type == "fake"
+        return batch[0] + 1, batch[1]
+
+
+def test_transfer_hooks_are_given_what_plain_lightnings_are_given(fake):
+    compared(Hooked, "cudagraph")
+    assert [stream.copies for stream in fake.streams] == [0] * len(fake.streams)
+
+
+def test_a_checkpoint_goes_on_under_plain_lightning_and_back(tmp_path):
+    make = lambda: Net("adam")  # noqa: E731
+    first = plainly(make, max_epochs=1)
+    first.trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    strategy = SinkStrategy(6, epoch="dataset", engine="cudagraph")
+    sink = once(make, loader, strategy, **options(checkpoint=tmp_path / "plain.ckpt"))
+    assert_parity(plainly(make, checkpoint=tmp_path / "plain.ckpt"), sink)
+    sink.trainer.save_checkpoint(tmp_path / "sink.ckpt")
+    saved = torch.load(tmp_path / "sink.ckpt", weights_only=False)
+    steps = {state["step"].device.type for state in saved["optimizer_states"][0]["state"].values()}
+    assert steps == {"cpu"}
+
+
+class Still(L.LightningModule):
+    """Logs nothing: what is waited for is waited for by the steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Waits(L.Callback):
+    """Counts how often a sink waits for the device."""
+
+    def __init__(self):
+        self.begin, self.sinks = 0, []
+
+    def on_train_batch_start(self, *args):
+        self.begin = waits()
+
+    def on_train_batch_end(self, *args):
+        self.sinks.append(waits() - self.begin)
+
+
+class Looking(Still):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        assert loss.item() > 0
+        return loss
+
+
+@pytest.mark.parametrize(("make", "engine"), [(Still, "cudagraph"), (Still, "traced"), (Looking, "eager")])
+def test_nothing_waits_for_the_device_inside_a_sink(make, engine, monkeypatch):
+    # What callbacks change is looked for around their hooks, and counted with them.
+    monkeypatch.setattr(BatchHooks, "_state", lambda self, hook, batch: None)
+    counted = Waits()
+    data = lambda: loader(200, last=8)  # noqa: E731
+    strategy = SinkStrategy(50, epoch="dataset", engine=engine)
+    once(make, data, strategy, **options(callbacks=lambda: [counted]))
+    expected = 50 if make is Looking else 0
+    assert counted.sinks[1:] == [expected] * 7
+
+
+def test_what_cannot_be_compiled_or_captured_is_said_once_and_trained(fake, monkeypatch):
+    from fake_graphs import FakeGraphs
+
+    def capture(self, body):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(FakeGraphs, "capture", capture)
+    found = compared(Net, "cudagraph", data=lambda: loader(40), sink_size=17)
+    said = [text for text in found.warned if UNCOMPILED in text or "captured" in text]
+    assert len(said) == 2
+    assert said[0].startswith(f"{UNCOMPILED} (")
+    assert said[0].endswith("so its operations are run as they were recorded.")
+    assert said[1] == (
+        "The training step cannot be captured in a CUDA graph (RuntimeError: operation not permitted when stream is"
+        " capturing), so its operations are launched each time."
+    )
+
+
+def test_what_cannot_be_compiled_is_an_error_where_that_was_asked_for():
+    strategy = SinkStrategy(6, epoch="dataset", engine="cudagraph", fallback="error")
+    with pytest.raises(CompileError, match=UNCOMPILED):
+        once(Net, loader, strategy, **options())
+
+
+def test_automatic_is_graphs_on_a_device_that_has_them():
+    found = once(Net, loader, SinkStrategy(6, epoch="dataset"), **options())
+    assert found.engine == "cudagraph"
+
+
+def test_a_cpu_has_no_graphs():
+    strategy = SinkStrategy(6, epoch="dataset", engine="cudagraph")
+    plain, found = both(Net, loader, strategy, max_epochs=1)
+    assert_parity(plain, found, exact=True)
+    (said,) = [text for text in found.warned if "runs eagerly" in text]
+    assert '`engine="cudagraph"` needs a GPU, and the step computes on `cpu`' in said
+
+
+def test_two_fits_in_one_process_leave_the_device_as_it_was(fake):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            once(Net, loader, SinkStrategy(6, epoch="dataset"), **options())
+    assert [len(known.under_way) for known in fake.graphs] == [0, 0]
+
+
+class Reads(Net):
+    """Looks rows up in a table; writes to its batch, so that its steps are run one by one, or not."""
+
+    writes = False
+
+    def __init__(self):
+        super().__init__("adam")
+        self.net = nn.Linear(6, 3)
+        self.table = nn.Embedding(3, 3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        if self.writes:
+            x.mul_(0.5)
+        return nn.functional.cross_entropy(self.net(x) + self.table(y), y.clamp(max=2))
+
+
+class ReadsAndWrites(Reads):
+    writes = True
+
+
+def wrong_at(batch):
+    """Batches of which one has a class that is not in the table."""
+    data = loader(40).dataset.tensors
+    x, y = (tensor.clone() for tensor in data)
+    y[8 * batch] = 7
+    return DataLoader(TensorDataset(x, y), batch_size=8)
+
+
+@pytest.mark.parametrize("make", [Reads, ReadsAndWrites])
+@pytest.mark.parametrize("batch", [20, 29])
+def test_a_step_that_fails_leaves_what_plain_lightning_leaves(make, batch, tmp_path):
+    left = []
+    for engine in (None, "traced"):
+        strategy = SinkStrategy(17, epoch="dataset", engine=engine) if engine else None
+        saved = Saved()
+        train = plainly if engine is None else lambda *args, s=strategy, **more: once(*args, s, **options(**more))
+        with pytest.raises(IndexError):
+            train(make, lambda: wrong_at(batch), max_epochs=1, callbacks=lambda s=saved: [s])
+        left.append(saved)
+    plain, found = left
+    assert found.steps == plain.steps == batch
+    for name, expected in plain.weights.items():
+        assert torch.allclose(expected, found.weights[name], atol=1e-6), name
+    assert plain.counts == found.counts
+
+
+class Saved(L.Callback):
+    """What is there when a training fails."""
+
+    def on_exception(self, trainer, pl_module, exception):
+        self.steps = trainer.global_step
+        self.weights = {name: tensor.cpu() for name, tensor in pl_module.state_dict().items()}
+        self.counts = [float(state["step"]) for state in trainer.optimizers[0].state.values()]
+
+
+def test_nothing_of_the_device_is_kept_behind_a_training(fake):
+    found = once(Net, loader, SinkStrategy(6, epoch="dataset", engine="cudagraph"), **options())
+    gc.collect()
+    blocks = [item for item in gc.get_objects() if type(item) is Block]
+    assert found.trainer.strategy.history["loss"].numel() > 0
+    assert not blocks

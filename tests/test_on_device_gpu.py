@@ -1,0 +1,177 @@
+"""Trainings on a GPU are plain Lightning's on it; `test_on_device.py` promises the same of a device that is none."""
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from gpu import needs_gpu
+from lightning_sink import SinkDataModule, SinkStrategy
+from lightning_sink.trainer.batch_hooks import BatchHooks
+from parity import Net, assert_parity, loader, once
+from test_on_device import MODULES, MORE, Looking, Still, Wide
+
+ENGINES = ["eager", "traced", "inductor", "cudagraph"]
+
+
+def options(**more):
+    return {"accelerator": "gpu", "devices": 1, "max_epochs": 2, **more}
+
+
+def data():
+    return loader(40, shuffle=True)
+
+
+def states(run):
+    kept = [state for optimizer in run.trainer.optimizers for state in optimizer.state.values()]
+    values = [item for state in kept for item in state.items()]
+    return [(name, value.cpu(), value.device) for name, value in values if isinstance(value, torch.Tensor)]
+
+
+def compared(make, engine, sink_size=17, data=data, **more):
+    plain = once(make, data, **options(**more))
+    plain_draws = torch.cuda.get_rng_state()
+    found = once(make, data, SinkStrategy(sink_size, epoch="dataset", engine=engine), **options(**more))
+    assert not [text for text in found.warned if "runs eagerly" in text or "cannot be" in text], found.warned
+    assert_parity(plain, found, exact=engine == "eager")
+    for (name, expected, where), (_, value, place) in zip(states(plain), states(found), strict=True):
+        assert where == place, name
+        assert torch.allclose(expected, value, rtol=1e-4, atol=1e-6), name
+    assert plain.generators == found.generators
+    assert torch.equal(plain_draws, torch.cuda.get_rng_state())
+    assert found.engine == engine
+    return found
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", MODULES)
+def test_a_training_is_plain_lightnings(name, engine):
+    compared(MODULES[name], engine)
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ["inductor", "cudagraph"])
+@pytest.mark.parametrize("name", MORE)
+def test_options_of_the_trainer(name, engine):
+    compared(Wide if name == "bfloat16" else Net, engine, **MORE[name])
+
+
+class Images(L.LightningModule):
+    """A small LeNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Unflatten(1, (1, 14)),
+            nn.Conv1d(1, 4, 3),
+            nn.ReLU(),
+            nn.MaxPool1d(2),
+            nn.Flatten(),
+            nn.Linear(24, 8),
+            nn.ReLU(),
+            nn.Linear(8, 3),
+        )
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(torch.cat([x, x, x[:, :2]], 1)), y)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Attention(Images):
+    """A layer of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Unflatten(1, (7, 2)),
+            nn.Linear(2, 16),
+            nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True),
+            nn.Flatten(),
+            nn.Linear(7 * 16, 3),
+        )
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ["inductor", "cudagraph"])
+@pytest.mark.parametrize("make", [Images, Attention])
+def test_networks_of_other_layers(make, engine):
+    compared(make, engine)
+
+
+@needs_gpu
+def test_data_on_the_device_stays_there():
+    cached = lambda: SinkDataModule.from_loaders(loader(40), cache="device")  # noqa: E731
+    plain = once(Net, lambda: loader(40), **options())
+    assert_parity(plain, once(Net, cached, SinkStrategy(17, epoch="dataset"), **options()))
+
+
+class NoWaits(L.Callback):
+    """Has every synchronisation inside a sink be an error, from the second sink on."""
+
+    def __init__(self):
+        self.sinks = 0
+
+    def on_train_batch_start(self, *args):
+        self.sinks += 1
+        if self.sinks > 2:
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_batch_end(self, *args):
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def without_waits(make):
+    strategy = SinkStrategy(50, epoch="dataset")
+    callbacks = lambda: [NoWaits()]  # noqa: E731
+    try:
+        return once(make, lambda: loader(200, last=8), strategy, **options(callbacks=callbacks))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+def test_nothing_synchronises_inside_a_sink(monkeypatch):
+    monkeypatch.setattr(BatchHooks, "_state", lambda self, hook, batch: None)
+    without_waits(Still)
+    with pytest.raises(RuntimeError, match="synchroniz"):  # the control
+        without_waits(Looking)
+
+
+class Memory(L.Callback):
+    def __init__(self):
+        self.reserved = []
+
+    def on_train_batch_end(self, *args):
+        self.reserved.append(torch.cuda.memory_reserved())
+
+
+@needs_gpu
+def test_memory_is_the_same_over_many_sinks_and_fits():
+    found = [Memory(), Memory()]
+    for memory in found:
+        callbacks = lambda kept=memory: [kept]  # noqa: E731
+        once(Still, lambda: loader(200, last=8), SinkStrategy(20), **options(max_epochs=200, callbacks=callbacks))
+    for memory in found:
+        assert len(memory.reserved) == 200
+        assert memory.reserved[20:] == [memory.reserved[20]] * 180
+    assert found[1].reserved[-1] <= found[0].reserved[-1] + (32 << 20)
+
+
+class Greedy(Still):
+    def training_step(self, batch, batch_idx):
+        if self.global_step == 5:
+            torch.empty(1 << 44, device=self.device)
+        return super().training_step(batch, batch_idx)
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore::lightning_sink.errors.SinkWarning")
+def test_the_process_is_usable_behind_an_out_of_memory_error():
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        once(Greedy, data, SinkStrategy(17, epoch="dataset"), **options())
+    compared(Net, "cudagraph")
