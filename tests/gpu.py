@@ -1,5 +1,7 @@
 """What tests that need a GPU share: the one decorator, which skips them where there is none."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -7,3 +9,14 @@ import torch
 def needs_gpu(test):
     """Marks a test, and skips it without a CUDA device."""
     return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
+
+
+@contextlib.contextmanager
+def no_synchronisation():
+    """Has everything that waits for the device be an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

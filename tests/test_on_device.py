@@ -67,6 +67,27 @@ class DrawsOnHost(Net):
         return super().training_step((x + 0.1 * torch.randn(x.shape, device="cpu").to(x.device), y), batch_idx)
 
 
+class Still(L.LightningModule):
+    """Logs nothing: what is waited for is waited for by the steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Wide(Still):
+    """Without what turns the rounding of half precision into other decisions."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
 def options(**more):
     return {"accelerator": FakeAccelerator(), "devices": 1, "max_epochs": 2, **more}
 
@@ -135,22 +156,8 @@ MORE = {
 
 @pytest.mark.parametrize("name", MORE)
 def test_options_of_the_trainer(name):
-    make = Net if name != "bfloat16" else lambda: Wide()
+    make = Net if name != "bfloat16" else Wide
     compared(make, "cudagraph", **MORE[name])
-
-
-class Wide(L.LightningModule):
-    """Without what turns the rounding of half precision into other decisions."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(6, 3)
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def test_data_on_the_device_stays_there(fake):
@@ -189,20 +196,6 @@ def test_a_checkpoint_goes_on_under_plain_lightning_and_back(tmp_path):
     saved = torch.load(tmp_path / "sink.ckpt", weights_only=False)
     steps = {state["step"].device.type for state in saved["optimizer_states"][0]["state"].values()}
     assert steps == {"cpu"}
-
-
-class Still(L.LightningModule):
-    """Logs nothing: what is waited for is waited for by the steps."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(6, 3)
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
 class Waits(L.Callback):

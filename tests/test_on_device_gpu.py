@@ -9,7 +9,7 @@ from gpu import needs_gpu
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, loader, once
-from test_on_device import MODULES, MORE, Looking, Still, Wide
+from test_on_device import MODULES, MORE, Looking, Still, Wide, states
 
 ENGINES = ["eager", "traced", "inductor", "cudagraph"]
 
@@ -20,12 +20,6 @@ def options(**more):
 
 def data():
     return loader(40, shuffle=True)
-
-
-def states(run):
-    kept = [state for optimizer in run.trainer.optimizers for state in optimizer.state.values()]
-    values = [item for state in kept for item in state.items()]
-    return [(name, value.cpu(), value.device) for name, value in values if isinstance(value, torch.Tensor)]
 
 
 def compared(make, engine, sink_size=17, data=data, **more):

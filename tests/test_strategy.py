@@ -4,12 +4,12 @@ import lightning as L
 import pytest
 import pytorch_lightning
 import torch
-from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.utils.data import DataLoader, IterableDataset
 
+from fake_device import FakeAccelerator
 from lightning_sink import EmptyDatasetError, SinkStrategy, UnsupportedError
 from parity import QUIET, Net, assert_parity, loader, train
 
@@ -84,41 +84,10 @@ def test_two_trainers_by_name_have_two_strategies():
     assert trainer("sink").strategy is not trainer("sink").strategy
 
 
-class OtherAccelerator(Accelerator):
-    """Stands for a device that is not the CPU."""
-
-    def setup_device(self, device): ...
-
-    def teardown(self): ...
-
-    @staticmethod
-    def parse_devices(devices):
-        return devices
-
-    @staticmethod
-    def get_parallel_devices(devices):
-        return [torch.device("mps", 0)] * int(devices)
-
-    @staticmethod
-    def auto_device_count():
-        return 1
-
-    @staticmethod
-    def is_available():
-        return True
-
-    @staticmethod
-    def name():
-        return "other"
-
-    def get_device_stats(self, device):
-        return {}
-
-
 @pytest.mark.parametrize("devices", [[torch.device("mps", 0)], [0], [torch.device("xpu", 0), torch.device("xpu", 1)]])
 def test_another_accelerator_is_refused_when_the_trainer_is_built(devices):
     members = {"get_parallel_devices": staticmethod(lambda asked: devices)}
-    accelerator = type("FarAccelerator", (OtherAccelerator,), members)()
+    accelerator = type("FarAccelerator", (FakeAccelerator,), members)()
     with pytest.raises(UnsupportedError) as raised:
         trainer(SinkStrategy(), accelerator=accelerator, devices=1)
     assert str(raised.value) == (

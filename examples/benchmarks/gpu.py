@@ -31,7 +31,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from workload import DISTINCT, WORKLOADS
 
-from lightning_sink import SinkStrategy
+from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.engine.cuda import CudaGraphs
 
 _WARM, _TIMED = 3, 5
@@ -103,7 +103,7 @@ class Watch(L.Callback):
         self.found.launches = len(launched) / self._steps
 
 
-def measure(model: str, sink_size: int, engine: str) -> Found:
+def measure(model: str, sink_size: int, engine: str, buffer_size: int) -> Found:
     """Trains one model."""
     L.seed_everything(0, verbose=False)
     kind = MODELS[model]
@@ -111,7 +111,8 @@ def measure(model: str, sink_size: int, engine: str) -> Found:
     strategy = SinkStrategy(sink_size, engine=engine, fallback="error")
     epochs = _WARM + _TIMED + 1
     trainer = L.Trainer(accelerator="cuda", devices=1, max_epochs=epochs, strategy=strategy, callbacks=[watch], **OFF)
-    trainer.fit(kind(), Cycle(kind.batches(DISTINCT), sink_size))
+    data = Cycle(kind.batches(DISTINCT), sink_size)
+    trainer.fit(kind(), datamodule=SinkDataModule.from_loaders(data, buffer_size=buffer_size))
     return watch.found
 
 
@@ -128,6 +129,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=["MLP", "LeNet", "SmallGPT"])
     parser.add_argument("--sink-size", type=int, default=1_000)
     parser.add_argument("--engine", default="cudagraph")
+    parser.add_argument("--buffer-size", type=int, default=16, help="batches fetched ahead, the most in a row of steps")
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -137,7 +139,7 @@ def main() -> None:
     lines = ["| model | sink | us a step | GPU busy | kernels and copies a step | launches a step | host us a step |"]
     lines += ["|---|--:|--:|--:|--:|--:|--:|"]
     for model in args.models:
-        lines.append(row(model, args.sink_size, measure(model, args.sink_size, args.engine)))
+        lines.append(row(model, args.sink_size, measure(model, args.sink_size, args.engine, args.buffer_size)))
         print(lines[-1], flush=True)
     lines += ["", f"* machine: {machine()}; {torch.cuda.get_device_name()}"]
     lines += [f"* versions: torch {version('torch')}, lightning {version('lightning')}"]

@@ -3,30 +3,18 @@
 `test_device.py` has the same promises over a device that executes what it is given late and in any order.
 """
 
-import contextlib
-
 import pytest
 import torch
 from test_device import SENT, WAYS, Batches, X, same
 from test_queue import FakePace, queue_of, settle
 
-from gpu import needs_gpu
+from gpu import needs_gpu, no_synchronisation
 from lightning_sink.data.cuda import CudaStreams
 from lightning_sink.data.device import Device
 from lightning_sink.data.options import QueueOptions
 
 SLOW = 20_000_000
 """Cycles of a step that is slow beside a copy: some 10 ms."""
-
-
-@contextlib.contextmanager
-def no_synchronisation():
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @needs_gpu

@@ -3,14 +3,12 @@
 `test_captured.py` has the same promises over a device that is none.
 """
 
-import contextlib
-
 import pytest
 import torch
 from test_captured import ON_HOST, counting, drawing
 from test_loop import recording, repeat
 
-from gpu import needs_gpu
+from gpu import needs_gpu, no_synchronisation
 from lightning_sink.data.cuda import CudaStreams
 from lightning_sink.data.device import Device
 from lightning_sink.engine.captured import CapturedStep
@@ -38,16 +36,6 @@ def adding(**options):
     step = step_of(recording(), **options)
     step(zeros(), zeros())
     return step
-
-
-@contextlib.contextmanager
-def no_synchronisation():
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @needs_gpu
