@@ -4,8 +4,11 @@ import torch
 from torch import fx
 
 from lightning_sink.engine.functions import Functions
+from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.watch import Hazard
+
+HERE = Generators(torch.device("cpu"))
 
 
 def recording(text):
@@ -14,7 +17,7 @@ def recording(text):
 
 def test_equal_texts_share_a_function():
     made = []
-    functions = Functions(lambda item: made.append(item.text) or (lambda: item.text))
+    functions = Functions(lambda item: made.append(item.text) or (lambda: item.text), HERE)
     first, second, other = (functions.get(recording(text)) for text in ("a", "a", "b"))
     assert first is second is not other
     assert made == ["a", "b"]
@@ -26,12 +29,12 @@ def test_a_compiler_that_fails_is_a_reason_and_draws_nothing():
         raise RuntimeError("no such kernel\nand much more")
 
     before = torch.get_rng_state()
-    assert Functions(compiler).get(recording("a")) == Hazard("compiling it failed: RuntimeError: no such kernel")
+    assert Functions(compiler, HERE).get(recording("a")) == Hazard("compiling it failed: RuntimeError: no such kernel")
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_number_of_functions_is_bounded_because_code_is_never_given_back():
-    functions = Functions(lambda item: lambda: item.text)
+    functions = Functions(lambda item: lambda: item.text, HERE)
     found = [functions.get(recording(str(index))) for index in range(40)]
     assert callable(found[31])
     assert isinstance(found[32], Hazard)
