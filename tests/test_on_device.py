@@ -337,3 +337,18 @@ def test_nothing_of_the_device_is_kept_behind_a_training(fake):
     blocks = [item for item in gc.get_objects() if type(item) is Block]
     assert found.trainer.strategy.history["loss"].numel() > 0
     assert not blocks
+
+
+class Draws(L.Callback):
+    """Draws on the device at the first batch of a sink, and so more often in plain Lightning."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        torch.rand(1, device=pl_module.device)
+
+
+def test_a_callback_that_draws_on_the_device_is_told_that_the_training_differs():
+    strategy = SinkStrategy(6, epoch="dataset", engine="traced")
+    found = once(Net, loader, strategy, **options(callbacks=lambda: [Draws()]))
+    assert [text for text in found.warned if "A callback changes weights" in text]
+    quiet = once(Net, loader, SinkStrategy(6, epoch="dataset", engine="traced"), **options())
+    assert not [text for text in quiet.warned if "A callback changes" in text]

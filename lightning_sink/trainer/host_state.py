@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.generators import global_states
 from lightning_sink.engine.attributes import fingerprint
+from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.holders import Seen, python_state
 from lightning_sink.engine.private import own_tensors, pytree, version
 from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
@@ -61,6 +62,7 @@ class HostState:
             _contents(tensors),
             trainer.accumulate_grad_batches,
             global_states(),
+            [state.tolist() for state in Generators(trainer.strategy.root_device).state()[1:]],
             python_state(Parts(module, is_apart=is_metric), ignore=_OF_LIGHTNING, seen=seen),
         ]
         self._held = tensors
