@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_sink.engine.copies import memory_of
-from lightning_sink.engine.generators import Generators
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.graphs import Graphs
 
 REFUSED = "operation not permitted when stream is capturing"

@@ -139,7 +139,7 @@ def test_a_training_is_plain_lightnings(name, engine, fake):
 
 
 def test_control_device_draws_that_are_not_put_back_train_otherwise(monkeypatch):
-    from lightning_sink.engine.generators import Generators
+    from lightning_sink.engine.default_generators import Generators
 
     monkeypatch.setattr(Generators, "restore", lambda self, state: torch.set_rng_state(state[0]))
     with pytest.raises(Exception, match="differs by"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_sink.engine.generators import Generators
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import WeakIdKeyDictionary, is_mutable, written_arguments
 from lightning_sink.engine.slots import storages

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.chunks import Call, most, pass_through
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.failures import note_step, with_type
-from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.granted import Glance, Granted, Outside
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import CompiledStep, Compiler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_sink.engine.generators import Generators
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.watch import Hazard

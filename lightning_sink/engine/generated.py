@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.copies import copy_of
-from lightning_sink.engine.generators import Generators
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.kernels import hand_out_errors
 from lightning_sink.engine.native import NativeLoop
 

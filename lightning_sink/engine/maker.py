@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.functions import Functions
-from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import Compiler

@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from lightning_sink.engine.apart import Apart
 from lightning_sink.engine.attributes import random_state
 from lightning_sink.engine.counts import Counts
-from lightning_sink.engine.generators import Generators
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters

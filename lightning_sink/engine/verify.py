@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.copies import copy_of, refill
-from lightning_sink.engine.generators import Generators
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.slots import Slot

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.generators import global_states
 from lightning_sink.engine.attributes import fingerprint
-from lightning_sink.engine.generators import Generators
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.holders import Seen, python_state
 from lightning_sink.engine.private import own_tensors, pytree, version
 from lightning_sink.engine.slots import PLAIN_TENSORS, Parts

@@ -3,8 +3,8 @@
 import torch
 from torch import fx
 
+from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.functions import Functions
-from lightning_sink.engine.generators import Generators
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.watch import Hazard
 

@@ -3,7 +3,7 @@
 import torch
 
 from fake_device import DEVICE
-from lightning_sink.engine.generators import Generators
+from lightning_sink.engine.default_generators import Generators
 
 
 def test_the_hosts_alone():
