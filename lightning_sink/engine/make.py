@@ -14,6 +14,7 @@ from lightning_sink.engine.cuda import CudaGraphs
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
+from lightning_sink.engine.loop import Compiler
 from lightning_sink.engine.on_device import DeviceCompiler
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine
@@ -76,22 +77,26 @@ def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known
         warn_at(text, where)
 
     name, device = asked.engine, parts.device
-    if device.type in GRAPHS and name != "eager":
-        return _engine_on_device(asked, parts, optimizers, device, fall_back, known)
-    if name == "cudagraph":
+    on_device = device.type in GRAPHS
+    if name == "cudagraph" and not on_device:
         fall_back(Hazard(f'`engine="cudagraph"` needs a GPU, and the step computes on `{device}`'))
         name = "eager"
-    if name in ("auto", "inductor") and (missing := missing_compiler()) is not None:
+    if name == "auto":
+        name = "cudagraph" if on_device else "inductor"
+    if name == "inductor" and not on_device and (missing := missing_compiler()) is not None:
         fall_back(Hazard(f"no working C++ compiler was found ({missing}); {_GET_A_COMPILER}"))
         name = "eager"
     if name == "eager":
         return EagerEngine()
     traced = name == "traced"
+    compiler: Compiler = compile_traced if traced else compile_inductor
+    if on_device:
+        compiler = _device_compiler(asked, device, name)
     return CompiledEngine(
-        "traced" if traced else "inductor",
+        name,
         parts,
         optimizers,
-        compile_traced if traced else timed(compile_inductor, asked.say),
+        compiler if traced else timed(compiler, asked.say),
         costly=not traced,
         verify=asked.verify,
         fallback=fall_back,
@@ -99,16 +104,8 @@ def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known
     )
 
 
-def _engine_on_device(
-    asked: Asked,
-    parts: Parts,
-    optimizers: list[Optimizer],
-    device: torch.device,
-    fall_back: Callable[[Hazard], None],
-    known: dict[str, Any],
-) -> Engine:
-    """Returns the engine of a training on a device that runs steps by itself."""
-    name = "cudagraph" if asked.engine == "auto" else asked.engine
+def _device_compiler(asked: Asked, device: torch.device, name: str) -> DeviceCompiler:
+    """Returns what compiles for a device that runs steps by itself, and says where it does less than was asked for."""
 
     def say_why(what: str, instead: str) -> Callable[[Exception], None]:
         def say(error: Exception) -> None:
@@ -122,19 +119,9 @@ def _engine_on_device(
 
     uncompiled = say_why("Inductor cannot compile the training step", "its operations are run as they were recorded")
     refuse = say_why("The training step cannot be captured in a CUDA graph", "its operations are launched each time")
-    compiler = DeviceCompiler(
+    return DeviceCompiler(
         device,
         GRAPHS[device.type](device),
         refuse=refuse if name == "cudagraph" else None,
         uncompiled=None if name == "traced" else uncompiled,
-    )
-    return CompiledEngine(
-        name,
-        parts,
-        optimizers,
-        compiler if name == "traced" else timed(compiler, asked.say),
-        costly=name != "traced",
-        verify=asked.verify,
-        fallback=fall_back,
-        **known,
     )

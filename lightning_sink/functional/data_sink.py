@@ -166,7 +166,7 @@ def data_sink(
     dataset: Any,
     sink_size: int = 1,
     *,
-    engine: Literal["auto", "eager", "traced", "inductor"] = "auto",
+    engine: Literal["auto", "eager", "traced", "inductor", "cudagraph"] = "auto",
     fallback: Literal["warn", "error"] = "warn",
     verify: int = 2,
     input_signature: Any = None,
