@@ -129,3 +129,10 @@ def memory_of_batches():
         device.send([torch.ones(1 << 16)]).take()
     torch.cuda.synchronize()
     return torch.cuda.memory_reserved()
+
+
+@needs_gpu
+def test_what_ends_a_failed_capture_is_there():
+    assert hasattr(torch._C, "_cuda_endAllocateToPool"), (
+        "`torch._C._cuda_endAllocateToPool` is gone: behind a capture that fails, `end_allocating_to_pool` does nothing"
+    )
