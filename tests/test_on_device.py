@@ -120,6 +120,7 @@ MODULES = {
     "nesterov with a schedule of momenta": lambda: Nesterov(schedule="onecycle", total_steps=100),
     "adam": lambda: Net("adam"),
     "adam with lists": lambda: Net("foreach"),
+    "adam fused": lambda: Net("fused"),
     "a schedule of rates and momenta": lambda: Net("sgd", "onecycle", 100),
     "a schedule of rates and betas": lambda: Net("adam", "onecycle", 100),
     "two dropouts": TwoDropouts,

@@ -132,6 +132,10 @@ class Hyperparameters:
             stand_ins = [dict(group) for group in groups]
             yield
         finally:
+            for optimizer in self._optimizers:
+                _move_counts(
+                    optimizer, [group for group, before in zip(groups, saved, strict=True) if before.get("fused")]
+                )
             for group, before, put in zip(groups, saved, stand_ins, strict=True):
                 # What the step itself wrote into a group stays; stand-ins do not.
                 for key in [key for key in group if key not in put or group[key] is not put[key]]:
@@ -154,6 +158,15 @@ class Hyperparameters:
             items = list(group[key])
             items[position] = number
             group[key] = tuple(items)
+
+
+def _move_counts(optimizer: Optimizer, fused: list[dict[str, Any]]) -> None:
+    """Puts step counts that the plain form made where the fused one makes them, beside their parameters."""
+    for parameter in (parameter for group in fused for parameter in group["params"]):
+        kept = optimizer.state.get(parameter, {})
+        count = kept.get("step") if isinstance(kept, dict) else None
+        if isinstance(count, Tensor) and count.device != parameter.device:
+            kept["step"] = count.to(parameter.device)
 
 
 def _entries(group: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, int | None]]:

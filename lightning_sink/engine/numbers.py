@@ -153,7 +153,11 @@ class Number:
         if all(item._uses.closed for item in (*args, *kwargs.values()) if type(item) is Number):
             return func(*released(args), **released(kwargs))
         name = getattr(func, "__name__", "")
-        if name.startswith("_foreach_") and (one := getattr(Tensor, name.removeprefix("_foreach_"), None)) is not None:
+        if (
+            name.startswith("_foreach_")
+            and type(args[0]) is not Number
+            and (one := getattr(Tensor, name.removeprefix("_foreach_"), None)) is not None
+        ):
             return _one_by_one(one, args, kwargs)
         if type(kwargs.get("alpha")) is Number:
             wide = args[1].to(torch.promote_types(args[0].dtype, args[1].dtype))
@@ -184,10 +188,12 @@ class Number:
 
 def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Does with the tensors in lists, one after the other, what an operation on the lists does with all of them."""
-    made = [
-        func(*(arg[index] if isinstance(arg, (tuple, list)) else arg for arg in args), **kwargs)
-        for index in range(len(args[0]))
-    ]
+    made = []
+    for index in range(len(args[0])):
+        given = [arg[index] if isinstance(arg, (tuple, list)) else arg for arg in args]
+        # The lists' `addcdiv` and `addcmul` take their number by its place, too.
+        by_name = {"value": given.pop()} if func.__name__.startswith("addc") and len(given) > 3 else {}
+        made.append(func(*given, **kwargs, **by_name))
     return None if func.__name__.endswith("_") else tuple(made)
 
 

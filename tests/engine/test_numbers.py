@@ -281,3 +281,15 @@ def test_a_comparison_is_made_in_the_tensors_type(scale):
     assert torch.equal(scale <= stand_in, scale <= 0.1)
     assert torch.equal(stand_in < scale, scale > 0.1)
     assert torch.add(scale, scale, alpha=stand_in).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["_foreach_addcdiv_", "_foreach_addcmul_"])
+def test_the_number_of_an_operation_on_lists_may_stand_in_its_place(name):
+    def lists():
+        return [torch.ones(2), torch.full((3,), 2.0)], [torch.ones(2), torch.ones(3)], [torch.ones(2), torch.ones(3)]
+
+    number = Number(torch.tensor(0.5, dtype=torch.float64), 0.5, Uses(lambda what: None, lambda what: None), "a rate")
+    found, expected = lists(), lists()
+    getattr(torch, name)(*found, number)
+    getattr(torch, name)(*expected, 0.5)
+    assert all(map(torch.equal, found[0], expected[0]))
