@@ -126,6 +126,37 @@ def test_numbers_that_never_come_again_run_eagerly(engine):
     compare(Changing, engine, -1, "too many kinds", data=lambda: DataLoader(Fresh(), batch_size=None), max_epochs=5)
 
 
+class Named(Net):
+    """Its batches say which files they come from."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+
+class Files(IterableDataset):
+    """The names of an epoch's files come again in the next one, or none does."""
+
+    def __init__(self, come_again):
+        self.come_again, self.epoch = come_again, 0
+
+    def __iter__(self):
+        self.epoch += not self.come_again
+        for number, (x, y) in enumerate(loader(10)):
+            names = [f"{self.epoch}/{number}/{row}.png" for row in range(len(x))]
+            yield {"x": x, "y": y, "about": Example(x, y, names[0]), "names": names}
+
+
+@pytest.mark.parametrize("come_again", [True, False])
+def test_texts_that_change_with_each_batch_run_eagerly_and_that_is_said(come_again):
+    def data():
+        return DataLoader(Files(come_again), batch_size=None)
+
+    said = "no tensors, each of which would need a program of its own: `batch['about'].name` and 8 more"
+    _, sink = compare(Named, "inductor", 10, said, data=data, max_epochs=3)
+    assert len([text for text in sink.warned if "runs eagerly" in text]) == 1
+    assert sink.engine == "eager"
+
+
 @ENGINES
 def test_a_number_that_alternates_is_not_frozen(engine):
     compare(Changing, engine, -1, data=with_numbers([1, 2] * 10))

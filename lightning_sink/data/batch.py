@@ -7,7 +7,7 @@ values in every place that holds no tensor; a step that was compiled for one of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -44,6 +44,23 @@ def flatten(batch: Any) -> tuple[list[Tensor], Signature]:
     return leaves, tuple(signature)
 
 
+def values_in(item: Any, place: str = "batch", depth: int = _DEEPEST) -> Iterator[tuple[str, Hashable]]:
+    """Yields what in a batch is compared by value or identity, with its place as users write it: "batch['name'][0]"."""
+    if isinstance(item, Tensor):
+        return
+    if isinstance(item, (tuple, list)):
+        children = [(f"{place}[{number}]", child) for number, child in enumerate(item)]
+    elif isinstance(item, Mapping):
+        children = [(f"{place}[{key!r}]", child) for key, child in item.items()]
+    elif depth and (attributes := _attributes(item)):
+        children, depth = [(f"{place}.{name}", child) for name, child in attributes.items()], depth - 1
+    else:
+        yield place, _by_value(item)
+        return
+    for where, child in children:
+        yield from values_in(child, where, depth)
+
+
 def nbytes(batch: Any) -> int:
     """Returns the bytes of a batch's tensors; 0 for what holds none."""
     kind = type(batch)
@@ -76,9 +93,13 @@ def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int
         signature.append((type(item), tuple(attributes)))
         children, depth = list(attributes.values()), depth - 1
     else:
-        signature.append((type(item), item if isinstance(item, Hashable) else _Same(item)))
+        signature.append((type(item), _by_value(item)))
     for child in children or ():
         _walk(child, leaves, signature, depth)
+
+
+def _by_value(item: Any) -> Hashable:
+    return item if isinstance(item, Hashable) else _Same(item)
 
 
 def _attributes(item: Any) -> dict[str, Any]:

@@ -30,6 +30,9 @@ _MANY_KINDS = 32
 
 TOO_MANY_KINDS = Hazard("batches are of too many kinds: shapes, or values that are no tensors, keep changing")
 
+_MANY_VALUES = 8
+"""Kinds of steps that wait to come again, by what their batches hold besides tensors, after which it is said."""
+
 
 @dataclass
 class Candidate:
@@ -104,6 +107,8 @@ class Candidates:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Candidate] = {}
+        self._values: dict[str, Hashable] = {}
+        self._changed: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -123,6 +128,28 @@ class Candidates:
         candidate.sink = sink
         return candidate
 
+    def wait(self, values: dict[str, Hashable]) -> Hazard | None:
+        """Takes note of a step that runs the plain way until its kind has come again.
+
+        Args:
+            values: What its batch holds besides tensors, by place.
+
+        Returns:
+            Why there will be no program for long, once many steps have waited whose batches differ in such values.
+        """
+        before, self._values = self._values, values
+        if before.keys() == values.keys():
+            for place in (place for place in values if values[place] != before[place]):
+                self._changed[place] = self._changed.get(place, 0) + 1
+        if len(self._known) < _MANY_VALUES or max(self._changed.values(), default=0) < PATIENCE - 1:
+            return None
+        places = sorted(self._changed, key=lambda place: -self._changed[place])
+        others = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        return Hazard(
+            "batches hold values that keep changing and are no tensors, each of which would need a program of its own:"
+            f" `{places[0]}`{others}. Leave them out of the batch, or make them tensors"
+        )
+
     @property
     def never_come_again(self) -> bool:
         """Whether many kinds of steps came and each of them once, so that nothing is ever compiled."""
@@ -140,3 +167,4 @@ class Candidates:
     def clear(self) -> None:
         """Forgets all kinds."""
         self._known.clear()
+        self._values, self._changed = {}, {}

@@ -95,6 +95,10 @@ class ProgramMaker:
             due = candidate.is_due(not self._programs.have_kind(step.kind))
             if due or not (self._costly or candidate.hazard is not None):
                 return self._record(sink, step, candidate)
+            if candidate.hazard is None and not self._programs:
+                changing = self._candidates.wait(sink.values(step))
+                if changing is not None:
+                    self.report(changing)
         sink.run(step, PlainTape())
         return False
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from lightning_sink.data.batch import flatten
+from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.operands import replaced
@@ -86,6 +86,10 @@ class FunctionSink(Sink):
     def place(self) -> str:
         """Names the present batch."""
         return self._place
+
+    def values(self, step: Step) -> dict[str, Hashable]:
+        """Returns what a step's batch holds besides tensors."""
+        return dict(values_in(step.batch))
 
     def run(self, step: Step, tape: Tape) -> Result:
         """Calls the function."""

@@ -20,7 +20,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from lightning_sink.data.batch import flatten
+from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.engine.history import History
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.step import Result, Sink, Step, Tape
@@ -173,6 +173,10 @@ class TrainerSink(Sink):
     def place(self) -> str:
         """Names the present batch, for an error."""
         return f"batch {self._loop.batch_idx} of epoch {self._trainer.current_epoch}"
+
+    def values(self, step: Step) -> dict[str, Hashable]:
+        """Returns what a step's batch holds besides tensors."""
+        return dict(values_in(step.batch))
 
     def _kind(self) -> tuple[bool, bool, Hashable]:
         if self._kind_of_all is not None and not self.disturbed:
