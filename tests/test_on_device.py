@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fake_device import DEVICE, FakeAccelerator, waits
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.engine.graphs import Block
+from lightning_sink.engine.blocks import Block
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, both, loader, once

@@ -127,8 +127,8 @@ class Load:
 
     def __init__(self, streams: Streams, batches: int, room: int) -> None:
         self._streams, self._left, self._room = streams, batches, room
-        self._layouts: list[tuple[torch.Size, torch.dtype, tuple[int, ...], int]] = []
-        self._size = 0
+        self._layouts: list[tuple[torch.Size, torch.dtype, tuple[int, ...], int, int]] = []
+        self._size = self._most = self._base = 0
         self._arena: Tensor | None = None
         self._items: list[Arriving] = []
 
@@ -143,51 +143,53 @@ class Load:
         if found is None:
             return batch
         tensors, rebuild = found
-        is_full = self._arena is not None and self._size * (len(self._items) + 1) > self._arena.nbytes
-        if self._arena is None or is_full or not self._is_alike(tensors):
+        if len(self._items) >= self._most or not self._fill(tensors):
             self.send()
             self._begin(tensors)
-        self._fill(tensors)
-        self._items.append(Arriving(rebuild))
-        return self._items[-1]
-
-    def _is_alike(self, tensors: list[Tensor]) -> bool:
-        """Tells whether `Tensor.to` would lay these as it would those before."""
-        return len(tensors) == len(self._layouts) and all(
-            tensor.dtype == dtype
-            and tensor.shape == shape
-            and (tensor.stride() == stride or torch.empty_like(tensor, device="meta").stride() == stride)
-            for tensor, (shape, dtype, stride, _) in zip(tensors, self._layouts, strict=True)
-        )
+            self._fill(tensors)
+        item = Arriving(rebuild)
+        self._items.append(item)
+        return item
 
     def _begin(self, tensors: list[Tensor]) -> None:
         self._layouts, self._size = [], 0
         for tensor in tensors:
             like = torch.empty_like(tensor, device="meta")  # as `Tensor.to` lays it
-            self._layouts.append((like.shape, like.dtype, like.stride(), self._size))
+            self._layouts.append((like.shape, like.dtype, like.stride(), like.nbytes, self._size))
             self._size += -(-like.nbytes // _ALIGNMENT) * _ALIGNMENT
-        count = min(self._left + 1, max(1, self._room // max(1, self._size)))
-        whole = torch.empty(max(1, self._size * count), dtype=torch.uint8, device="meta")
+        self._most = min(self._left + 1, max(1, self._room // max(1, self._size)))
+        whole = torch.empty(max(1, self._size * self._most), dtype=torch.uint8, device="meta")
         self._arena = self._streams.pinned(whole)
+        self._base = self._arena.data_ptr()
 
-    def _fill(self, tensors: list[Tensor]) -> None:
-        arena = cast(Tensor, self._arena)
+    def _fill(self, tensors: list[Tensor]) -> bool:
+        """Copies tensors to the next place; False, and they may be in part, where `Tensor.to` lays them otherwise."""
+        if len(tensors) != len(self._layouts):
+            return False
         begin = self._size * len(self._items)
-        for tensor, (shape, dtype, stride, offset) in zip(tensors, self._layouts, strict=True):
+        for tensor, (shape, dtype, stride, nbytes, offset) in zip(tensors, self._layouts, strict=True):
+            if tensor.dtype != dtype or tensor.shape != shape:
+                return False
             if tensor.stride() == stride:  # in one piece, in this order
-                memmove(arena.data_ptr() + begin + offset, tensor.data_ptr(), tensor.nbytes)
+                memmove(self._base + begin + offset, tensor.data_ptr(), nbytes)
+            elif torch.empty_like(tensor, device="meta").stride() == stride:
+                _laid_in(cast(Tensor, self._arena), begin + offset, dtype, (*shape,), stride).copy_(tensor)
             else:
-                _laid_in(arena, begin + offset, dtype, (*shape,), stride).copy_(tensor)
+                return False
+        return True
 
     def send(self) -> None:
         """Issues the copy of what was added since the last one."""
         if self._items and self._arena is not None:
             count = len(self._items)
             copy = _Copy(self._streams, [self._arena[: max(1, self._size * count)]])
-            columns = [self._column(copy.tensors[0], count, *layout) for layout in self._layouts]
+            columns = [
+                self._column(copy.tensors[0], count, shape, dtype, stride, offset)
+                for shape, dtype, stride, _, offset in self._layouts
+            ]
             for item, *tensors in zip(self._items, *columns, strict=True):
                 item.send(copy, tensors)
-        self._arena, self._items = None, []
+        self._arena, self._items, self._most = None, [], 0
 
     def _column(
         self, arena: Tensor, count: int, shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...], offset: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from lightning_sink.checks import boolean, choice, integer, seconds
@@ -14,7 +14,8 @@ class QueueOptions:
 
     Attributes:
         buffer_size: Most batches that are fetched and not yet taken; those that are being trained, as many again where
-            steps run in a row, have been taken. 0 fetches nothing ahead: each batch is fetched on
+            steps run in a row, have been taken. None is 16 on a CPU, and 256 where they are sent to a GPU, which runs
+            small steps faster than a host can give it 16 at a time. 0 fetches nothing ahead: each batch is fetched on
             the trainer's thread when it is due.
         buffer_bytes: Most bytes of tensors that are fetched and not yet taken, each batch reckoned as large as the one
             before it; a single larger batch still passes.
@@ -32,7 +33,7 @@ class QueueOptions:
         ValueError: For a value that is not among the accepted ones.
     """
 
-    buffer_size: int = 16
+    buffer_size: int | None = None
     buffer_bytes: int = 1 << 30
     early_preload: bool = False
     timeout: float | None = None
@@ -41,7 +42,8 @@ class QueueOptions:
     cache_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        integer("buffer_size", self.buffer_size, "a number of batches, 0 to fetch nothing ahead", least=0)
+        if self.buffer_size is not None:
+            integer("buffer_size", self.buffer_size, "a number of batches, 0 to fetch nothing ahead, or None", least=0)
         integer("buffer_bytes", self.buffer_bytes, _BYTES, least=1)
         integer("cache_bytes", self.cache_bytes, _BYTES, least=1)
         if self.timeout is not None:
@@ -49,6 +51,15 @@ class QueueOptions:
         boolean("early_preload", self.early_preload)
         boolean("transfer_ahead", self.transfer_ahead)
         choice("cache", self.cache, ("device", None))
+
+    @property
+    def batches(self) -> int:
+        """`buffer_size` as a number."""
+        return _BATCHES if self.buffer_size is None else self.buffer_size
+
+    def on_device(self) -> QueueOptions:
+        """Returns these options for batches that are sent to a device."""
+        return replace(self, buffer_size=_BATCHES_SENT) if self.buffer_size is None else self
 
     def changed(self) -> str:
         """Returns what differs from the defaults, written as arguments."""
@@ -58,3 +69,5 @@ class QueueOptions:
 
 
 _BYTES = "a number of bytes from 1 up"
+
+_BATCHES, _BATCHES_SENT = 16, 256

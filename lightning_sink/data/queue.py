@@ -28,6 +28,9 @@ from lightning_sink.data.supply import Supply
 
 _ENDLESS = 1 << 62
 
+_SECONDS = 0.05
+"""What batches that are looked at in one go may take to fetch: Ctrl-C takes effect between two goes."""
+
 
 class BatchQueue:
     """Gives the batches of a source in order.
@@ -51,14 +54,14 @@ class BatchQueue:
         in_step_because: str = "",
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._options = options
+        self._options = options = options if device is None else options.on_device()
         self._telemetry = Telemetry()
-        if options.buffer_size == 0:
+        if options.batches == 0:
             in_step_because = in_step_because or "`buffer_size` is 0"
         self._device = device
         self._lends = device is None  # whether the training gets memory that the loader may fill again
         self._early: deque[Found] = deque()
-        self._reuse = Reuse(2 * options.buffer_size, options.buffer_bytes)
+        self._reuse = Reuse(2 * options.batches, options.buffer_bytes)
         self._failure: BaseException | None = None
         self._fetches = Fetches(source, device, prepare, self._telemetry)
         self._supply = Supply(self._fetches, options, self._telemetry, in_step_because, say)
@@ -81,9 +84,9 @@ class BatchQueue:
 
     def horizon(self) -> int:
         """Returns how many batches, the one being fetched included, the present sink still needs."""
-        if self._options.buffer_size == 0:
+        if self._options.batches == 0:
             return 1
-        most = self._options.buffer_size if self._options.early_preload else self._producer.wanted + 1
+        most = self._options.batches if self._options.early_preload else self._producer.wanted + 1
         return max(1, most)
 
     def report(self) -> QueueReport:
@@ -185,7 +188,7 @@ class BatchQueue:
             most: How many at most.
             behind: How many of those that were returned before are left out: they are being trained.
         """
-        most = min(most, self._options.buffer_size)
+        most = min(most, self._options.batches)
         if self._lends:
             most = min(most, self._reuse.distance - behind)
         missing = behind + most - len(self._early)
@@ -208,11 +211,11 @@ class BatchQueue:
 
     def _look_while_there_is_room(self, batches: int, get: Callable[[], Found | None]) -> None:
         room, last = self._options.buffer_bytes, self._early[-1][2] if self._early else 0
-        producer, reuse = self._producer, self._reuse
+        producer, reuse, until = self._producer, self._reuse, time.perf_counter() + _SECONDS
         load = None if self._device is None else self._device.load(batches, room)
         new = self._early if load is None else deque[Found]()  # at once: Ctrl-C may come at any time
         for _ in range(batches):
-            if producer.held_bytes + last > room:
+            if producer.held_bytes + last > room or (new and time.perf_counter() > until):
                 break
             found = None
             try:

@@ -62,7 +62,7 @@ class Supply:
         in_step_because: str,
         say: Callable[[str], None],
     ) -> None:
-        self.producer = Producer(options.buffer_size, options.buffer_bytes, telemetry)
+        self.producer = Producer(options.batches, options.buffer_bytes, telemetry)
         self.pace = Pace()
         self._fetches, self._options, self._telemetry, self._say = fetches, options, telemetry, say
         self._ahead = fetches.weakly()

@@ -51,7 +51,7 @@ def lateness(telemetry: Telemetry, options: QueueOptions, stage: str, place: str
         f"No batch came for {options.timeout:g} s. Late is {stage}, at {place},"
         f" since {time.perf_counter() - since:.1f} s. Before it {count} batches were fetched,"
         f" {mean:.3f} s each on average{slowest if count else ''}; the last takes found"
-        f" {[*telemetry.last_depths, 0]} batches ready, of at most {options.buffer_size}. If one sample"
+        f" {[*telemetry.last_depths, 0]} batches ready, of at most {options.batches}. If one sample"
         " takes that long, raise `SinkDataModule(timeout=...)` or make it cheaper; if all do, use more workers"
         " (`DataLoader(num_workers=...)`); if a worker hangs, look for locks and open files that it shares with"
         " the process that forked it, or try `SinkStrategy(dataset_sink_mode=False)`."

@@ -19,6 +19,9 @@ _FIRST = 8
 """Steps at most in a call that nothing runs beside. The next ones are prepared beside it; an MLP's sink of 1,000 steps
 with 20 traversals of a DataLoader takes 47 ms so, and 59 where the first call has 16 (`buffer_size`)."""
 
+_MORE = 4
+"""By how much a call may be longer than the one beside which it is prepared, that it is ready when that ends."""
+
 _MOST = 1024
 """Steps in a call at most: what a call costs by itself is nothing to that many."""
 
@@ -51,7 +54,7 @@ class Call:
         steps: The steps.
         is_whole: Whether they are all of the chunk.
         done: How many were run; known, like the others, when they have been waited for.
-        outputs: What the last of them gave.
+        outputs: What the last of them gave; None where a call that was launched behind this one leaves all of it anew.
         losses: The losses of those that were run; None where they give none.
         logged: What they logged.
         error: What the step behind them raised; None where all were run.
@@ -59,7 +62,8 @@ class Call:
 
     def __init__(self, sink: Sink, program: Program, chunk: list[Step], numbers: Numbers) -> None:
         self.steps, self.is_whole = chunk[: numbers.steps], numbers.steps == len(chunk)
-        self.done, self.outputs = 0, tuple[Tensor, ...]()
+        self.done = 0
+        self.outputs: tuple[Tensor, ...] | None = ()
         self.losses: Tensor | None = None
         self.logged: list[Tensor] = []
         self.error: Exception | None = None
@@ -94,15 +98,17 @@ class Call:
             self.losses, self.logged = (kept[0], kept[1:]) if has_loss else (None, kept)
 
 
-def most(program: Program, first: bool = False) -> int:
+def most(program: Program, behind: int = 0) -> int:
     """Returns how many steps of a program may go into the next call.
 
     Args:
         program: The program.
-        first: Whether nothing runs while the call is prepared.
+        behind: How many steps were in the call before it; 0 where there is none.
     """
     count = max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9))))
-    return min(count, _FIRST) if first and program.function.overlaps else count
+    if not program.function.overlaps:
+        return count
+    return min(count, max(2 * _FIRST, _MORE * behind) if behind else _FIRST)
 
 
 def _has_numbers(sink: Sink, program: Program) -> bool:

@@ -207,7 +207,7 @@ class CompiledEngine(Engine):
             self._rest()
             self._row_runner = program.function
         try:
-            call = self._prepare(sink, step, program, most(program, first=True))
+            call = self._prepare(sink, step, program, most(program))
             if call is not None:
                 call.launch()
             while call is not None:
@@ -247,7 +247,8 @@ class CompiledEngine(Engine):
         following = None
         try:
             if program.function.overlaps and call.is_whole and not call.failed:
-                following = self._prepare(sink, step, program, most(program), behind=len(call.steps))
+                steps = len(call.steps)
+                following = self._prepare(sink, step, program, most(program, steps), behind=steps)
                 if following is not None:
                     following.launch()
         except BaseException:
@@ -264,7 +265,7 @@ class CompiledEngine(Engine):
         if not call.is_whole or call.done < len(call.steps):
             return None  # the next step needs another program, or is the one that failed
         if following is None and self._programs.have(step.key):  # it may have been forgotten meanwhile
-            following = self._prepare(sink, step, program, most(program))
+            following = self._prepare(sink, step, program, most(program, len(call.steps)))
             if following is not None:
                 following.launch()
         return following
@@ -272,9 +273,10 @@ class CompiledEngine(Engine):
     def _account(self, sink: Sink, program: Program, call: Call) -> None:
         self._error = call.error
         if call.done:
-            self._unsettled = program, call.outputs
+            if call.outputs is not None:
+                self._unsettled = program, call.outputs
             self.compiled_steps += call.done
-            result = self._result_of(program, call.outputs)
+            result = self._result_of(program, call.outputs or ())  # asked for behind the last call only, which has them
             sink.account_chunk(call.steps[: call.done], result, call.losses, call.logged, program.note)
 
     # -- between steps -----------------------------------------------------------------------------------------------

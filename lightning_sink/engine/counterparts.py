@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from lightning_sink.engine.copies import copy_of, memory_of
 from lightning_sink.engine.graphs import Graphs
+from lightning_sink.engine.loop import Outputs
 from lightning_sink.engine.placement import Placement
 from lightning_sink.engine.private import copy_all
 
@@ -49,27 +50,34 @@ class Counterparts:
         self._launched += 1
 
     def give_up(self) -> None:
-        """The steps that were about to be launched were not, or nothing is known of them."""
+        """Nothing is to be brought back behind steps: they were not launched, or others run behind them by now."""
         self._launched -= 1
 
-    def fetch(self, inputs: Sequence[Tensor | None], besides: list[Tensor]) -> Callable[[], list[Tensor]]:
-        """Has what the steps wrote brought back, behind them.
+    def bring_back(self, inputs: Sequence[Tensor | None], outputs: Outputs) -> Outputs:
+        """Brings what steps left on the host, if anything, once they have run: that is waited for.
 
         Args:
-            inputs: The inputs.
-            besides: Other tensors of the device's that are wanted on the host.
+            inputs: The inputs; those that lie on the host and were written to are as the steps left them then.
+            outputs: What the last step gave, on the device; nothing if none was run.
 
         Returns:
-            Puts it where it belongs, and returns the others; to be called when it has been waited for.
+            The outputs, with those on the host that eager steps have there.
         """
-        wanted = self._placement.inputs & self._placement.written
-        numbers = [number for number in sorted(wanted) if inputs[number] is not None]
-        fetched = self._graphs.fetch([*(self._there[number] for number in numbers), *besides])
+        self._launched -= 1
+        hosts = sorted(self._placement.outputs) if outputs else []
+        numbers = [n for n in sorted(self._placement.inputs & self._placement.written) if inputs[n] is not None]
+        wanted = [*(self._there[number] for number in numbers), *(outputs[number] for number in hosts)]
+        if not wanted:
+            return outputs
+        fetched = self._graphs.fetch(wanted)
+        self._graphs.wait(self._graphs.mark())
+        targets = [tensor for number in numbers if (tensor := inputs[number]) is not None]
+        copy_all(targets, fetched[: len(numbers)])
+        there = {**dict(enumerate(outputs)), **dict(zip(hosts, fetched[len(numbers) :], strict=True))}
+        return tuple(there.values())
 
-        def finish() -> list[Tensor]:
-            self._launched -= 1
-            targets = [tensor for number in numbers if (tensor := inputs[number]) is not None]
-            copy_all(targets, fetched[: len(numbers)])
-            return fetched[len(numbers) :]
-
-        return finish
+    def fetch(self, columns: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Returns what is kept of steps' outputs where eager steps have it, to be read when that was waited for."""
+        hosts = [number for number in columns if number in self._placement.outputs]
+        fetched = self._graphs.fetch([columns[number] for number in hosts]) if hosts else []
+        return {**columns, **dict(zip(hosts, fetched, strict=True))}

@@ -30,7 +30,7 @@ class Repeated:
 
     Attributes:
         done: How many were run.
-        outputs: What the last of them gave.
+        outputs: What the last of them gave; None where steps that were launched behind them leave all of it anew.
         kept: For each output of which every step's is wanted, these in one tensor: `[steps]` of one element each,
             `[steps, ...]` of others.
         seconds: What they took.
@@ -38,7 +38,7 @@ class Repeated:
     """
 
     done: int
-    outputs: Outputs = ()
+    outputs: Outputs | None = ()
     kept: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
     error: Exception | None = None
@@ -60,7 +60,7 @@ class Row:
         step: What runs one.
         fixed: The inputs that are the same for each step; None for those that are not.
         positions: Which are not.
-        rows: Those inputs, for each step.
+        rows: Those inputs, for each step; laid as they are in any other.
         kept: Outputs of which every step's is wanted.
     """
 

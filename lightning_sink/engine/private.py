@@ -63,15 +63,20 @@ _GLOBAL_HOOKS = (
 )
 
 
+def copy_alike(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copies tensors of one type into others, by one kernel on a GPU: `torch._foreach_copy_` has no public name."""
+    torch._foreach_copy_(targets, sources)
+
+
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copies tensors into others, those of a type by one kernel on a GPU: `torch._foreach_copy_` has no public name."""
+    """Copies tensors of whichever types into others, those of a type by one kernel on a GPU."""
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
         to, given = by_type.setdefault(target.dtype, ([], []))
         to.append(target)
         given.append(source)
     for to, given in by_type.values():
-        torch._foreach_copy_(to, given)
+        copy_alike(to, given)
 
 
 def end_allocating_to_pool(device: torch.device, pool: Any) -> None:

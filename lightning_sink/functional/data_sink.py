@@ -172,7 +172,7 @@ def data_sink(
     input_signature: Any = None,
     state: Any = None,
     schedulers: Any = (),
-    buffer_size: int = 16,
+    buffer_size: int | None = None,
     timeout: float | None = None,
 ) -> DataSink:
     """Binds a training step and a dataset into a function that trains `sink_size` steps in each call.

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from lightning_sink.data.options import QueueOptions
 
-COUNT = "a number of batches, 0 to fetch nothing ahead"
+COUNT = "a number of batches, 0 to fetch nothing ahead, or None"
 SIZE = "a number of bytes from 1 up"
 SECONDS = "seconds above 0, or None to wait for ever"
 CHOICE = "True or False"
 CACHE = "'device' or None"
 
 WRONG = [
-    *(("buffer_size", value, TypeError, COUNT) for value in (None, 1.0, "3", True, [1])),
+    *(("buffer_size", value, TypeError, COUNT) for value in (1.0, "3", True, [1])),
     *(("buffer_size", value, ValueError, COUNT) for value in (-1, -100)),
     *((name, value, TypeError, SIZE) for name in ("buffer_bytes", "cache_bytes") for value in (None, 1e6, "1", True)),
     *((name, value, ValueError, SIZE) for name in ("buffer_bytes", "cache_bytes") for value in (0, -1)),
@@ -38,7 +38,7 @@ def test_a_wrong_value_is_told_with_what_is_accepted(name, value, error, accepte
 
 
 RIGHT = [
-    *(("buffer_size", value) for value in (0, 1, 10_000, np.int64(3))),
+    *(("buffer_size", value) for value in (None, 0, 1, 10_000, np.int64(3))),
     *((name, value) for name in ("buffer_bytes", "cache_bytes") for value in (1, 1 << 50, np.int32(7))),
     *(("timeout", value) for value in (None, 1, 0.001, 1e9, np.float32(2.5), fractions.Fraction(1, 3))),
     *((name, value) for name in ("early_preload", "transfer_ahead") for value in (True, False)),
@@ -65,11 +65,11 @@ def test_options_do_not_change():
 
 def test_the_defaults_change_nothing():
     assert QueueOptions().changed() == ""
-    assert QueueOptions(buffer_size=16, timeout=None).changed() == ""
+    assert QueueOptions(buffer_size=None, timeout=None).changed() == ""
 
 
 @given(
-    size=st.integers(0, 99),
+    size=st.none() | st.integers(0, 99),
     timeout=st.none() | st.floats(0.1, 9.0),
     preload=st.booleans(),
     transfer=st.booleans(),
@@ -81,8 +81,14 @@ def test_what_differs_makes_the_same_options_again(size, timeout, preload, trans
     )
     changed = options.changed()
     assert eval(f"QueueOptions({changed})") == options
-    assert ("buffer_size" in changed) == (size != 16)
+    assert ("buffer_size" in changed) == (size is not None)
     assert ("early_preload" in changed) == preload
+
+
+def test_small_steps_of_a_gpu_find_enough_batches_unless_the_user_says_how_many():
+    assert (QueueOptions().batches, QueueOptions().on_device().batches) == (16, 256)
+    assert QueueOptions(buffer_size=16).on_device().batches == 16
+    assert QueueOptions(buffer_size=0).on_device().batches == 0
 
 
 def test_what_differs_is_written_as_arguments():

@@ -20,6 +20,7 @@ def test_a_call_takes_a_twentieth_of_a_second_at_most(seconds, expected):
 
 
 def test_a_first_call_is_short_where_the_next_ones_are_prepared_beside_it():
-    assert most(Program(1e-6, overlaps=True), first=True) == 8
-    assert most(Program(1e-6, overlaps=True)) == most(Program(1e-6), first=True) == 1024
-    assert most(Program(40e-3, overlaps=True), first=True) == 1
+    beside = Program(1e-6, overlaps=True)
+    assert [most(beside, behind) for behind in (0, 1, 8, 32, 128, 512)] == [8, 16, 32, 128, 512, 1024]
+    assert most(Program(1e-6)) == 1024
+    assert most(Program(40e-3, overlaps=True)) == 1
