@@ -114,6 +114,31 @@ def compared(make, engine, sink_size=6, data=loader, **more):
     return found
 
 
+class OptimizedBy(Still):
+    """What an optimizer does where it has lists of tensors, as on a GPU."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.kind, self.options = kind, options
+
+    def configure_optimizers(self):
+        return getattr(torch.optim, self.kind)(self.parameters(), foreach=True, **self.options)
+
+
+OPTIMIZERS = {
+    "NAdam": {"lr": 0.01},
+    "RAdam": {"lr": 0.01},
+    "Adagrad": {"lr": 0.01, "lr_decay": 0.01, "weight_decay": 0.01},
+    "Adadelta": {"lr": 0.1},
+    "RMSprop": {"lr": 0.01, "momentum": 0.9},
+    "Adamax": {"lr": 0.01},
+    "ASGD": {"lr": 0.01},
+    "Adam": {"lr": 0.01, "amsgrad": True, "weight_decay": 0.01},
+    "AdamW": {"lr": 0.01, "maximize": True},
+    "SGD": {"lr": 0.01, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1},
+}
+
 MODULES = {
     "momentum": Net,
     "nesterov": Nesterov,
@@ -137,6 +162,21 @@ def test_a_training_is_plain_lightnings(name, engine, fake):
     graphs = sum(known.captures for known in fake.graphs), sum(known.replays for known in fake.graphs)
     assert (min(graphs) > 0) == (engine == "cudagraph"), graphs
     assert sum(stream.copies for stream in fake.streams) > 0
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_with_lists_of_tensors(kind, fake):
+    make = lambda: OptimizedBy(kind, **OPTIMIZERS[kind])  # noqa: E731
+    found = once(make, lambda: loader(40), SinkStrategy(17, epoch="dataset", engine="cudagraph"), **options())
+    assert_parity(plainly(make, lambda: loader(40)), found)
+    assert not [text for text in found.warned if "runs eagerly" in text]
+    assert sum(known.replays for known in fake.graphs) > 0
+
+
+def test_a_sink_of_many_rows_leaves_what_its_last_step_left(fake):
+    """Gradients and step counts of a row are brought out only where no other row runs behind it."""
+    compared(lambda: Net("adam"), "cudagraph", sink_size=70, data=lambda: loader(140), max_epochs=1)
+    assert sum(known.replays for known in fake.graphs) > 0
 
 
 def test_control_device_draws_that_are_not_put_back_train_otherwise(monkeypatch):

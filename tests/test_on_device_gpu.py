@@ -9,7 +9,7 @@ from gpu import needs_gpu
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, loader, once
-from test_on_device import MODULES, MORE, Looking, Still, Wide, states
+from test_on_device import MODULES, MORE, OPTIMIZERS, Looking, OptimizedBy, Still, Wide, states
 
 ENGINES = ["eager", "traced", "inductor", "cudagraph"]
 
@@ -49,6 +49,20 @@ def test_a_training_is_plain_lightnings(name, engine):
 @pytest.mark.parametrize("name", MORE)
 def test_options_of_the_trainer(name, engine):
     compared(Wide if name == "bfloat16" else Net, engine, **MORE[name])
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_with_lists_of_tensors(kind):
+    make = lambda: OptimizedBy(kind, **OPTIMIZERS[kind])  # noqa: E731
+    found = once(make, data, SinkStrategy(17, epoch="dataset", engine="cudagraph"), **options())
+    assert_parity(once(make, data, **options()), found)
+    assert found.engine == "cudagraph"
+
+
+@needs_gpu
+def test_a_sink_of_many_rows_leaves_what_its_last_step_left():
+    compared(lambda: Net("adam"), "cudagraph", sink_size=70, data=lambda: loader(140), max_epochs=1)
 
 
 class Images(L.LightningModule):

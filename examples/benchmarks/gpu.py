@@ -103,7 +103,7 @@ class Watch(L.Callback):
         self.found.launches = len(launched) / self._steps
 
 
-def measure(model: str, sink_size: int, engine: str, buffer_size: int) -> Found:
+def measure(model: str, sink_size: int, engine: str, buffer_size: int | None) -> Found:
     """Trains one model."""
     L.seed_everything(0, verbose=False)
     kind = MODELS[model]
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=["MLP", "LeNet", "SmallGPT"])
     parser.add_argument("--sink-size", type=int, default=1_000)
     parser.add_argument("--engine", default="cudagraph")
-    parser.add_argument("--buffer-size", type=int, default=16, help="batches fetched ahead, the most in a row of steps")
+    parser.add_argument("--buffer-size", type=int, help="batches fetched in one go, the most in a row of steps")
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
     args = parser.parse_args()
     if not torch.cuda.is_available():

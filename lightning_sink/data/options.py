@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from lightning_sink.checks import boolean, choice, integer, seconds
@@ -14,9 +14,9 @@ class QueueOptions:
 
     Attributes:
         buffer_size: Most batches that are fetched and not yet taken; those that are being trained, as many again where
-            steps run in a row, have been taken. None is 16 on a CPU, and 256 where they are sent to a GPU, which runs
-            small steps faster than a host can give it 16 at a time. 0 fetches nothing ahead: each batch is fetched on
-            the trainer's thread when it is due.
+            steps run in a row, have been taken. None is 16, and 256 for those that the trainer's thread sends to a GPU
+            beside its steps: small steps are over sooner than a host has sent 16. 0 fetches nothing ahead: each batch
+            is fetched on the trainer's thread when it is due.
         buffer_bytes: Most bytes of tensors that are fetched and not yet taken, each batch reckoned as large as the one
             before it; a single larger batch still passes.
         early_preload: Whether the queue goes on filling between two sinks, while callbacks run. What a callback changes
@@ -57,9 +57,13 @@ class QueueOptions:
         """`buffer_size` as a number."""
         return _BATCHES if self.buffer_size is None else self.buffer_size
 
-    def on_device(self) -> QueueOptions:
-        """Returns these options for batches that are sent to a device."""
-        return replace(self, buffer_size=_BATCHES_SENT) if self.buffer_size is None else self
+    def in_a_row(self, sent: bool) -> int:
+        """Returns how many batches may be fetched in one go beside the steps before them.
+
+        Args:
+            sent: Whether they are sent to a device.
+        """
+        return _BATCHES_SENT if sent and self.buffer_size is None else self.batches
 
     def changed(self) -> str:
         """Returns what differs from the defaults, written as arguments."""

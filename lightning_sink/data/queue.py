@@ -28,6 +28,9 @@ from lightning_sink.data.supply import Supply
 
 _ENDLESS = 1 << 62
 
+_COPY = 32 << 20
+"""Bytes that are sent to a device by one copy: so many are pinned before it is known how many batches there will be."""
+
 _SECONDS = 0.05
 """What batches that are looked at in one go may take to fetch: Ctrl-C takes effect between two goes."""
 
@@ -54,7 +57,7 @@ class BatchQueue:
         in_step_because: str = "",
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._options = options = options if device is None else options.on_device()
+        self._options, self._most = options, options.in_a_row(sent=device is not None)
         self._telemetry = Telemetry()
         if options.batches == 0:
             in_step_because = in_step_because or "`buffer_size` is 0"
@@ -179,16 +182,16 @@ class BatchQueue:
     def look_ahead(self, most: int, behind: int = 0) -> list[tuple[Any, Any]]:
         """Returns batches that come next, at most so many, with their notes; they stay in the queue.
 
-        On the way in step they are fetched here and now, at most `buffer_size`: plain training would do so a few steps
-        later. That is another time, but the same batches, unless a fetch draws, as the steps before it may. A traversal
-        begins, and draws, only where all batches before it have been trained, or are being trained by steps whose own
-        draws have been made. An error waits for its batch's turn.
+        On the way in step they are fetched here and now: plain training would do so a few steps later. That is another
+        time, but the same batches, unless a fetch draws, as the steps before it may. A traversal begins, and draws,
+        only where all batches before it have been trained, or are being trained by steps whose own draws have been
+        made. An error waits for its batch's turn.
 
         Args:
             most: How many at most.
             behind: How many of those that were returned before are left out: they are being trained.
         """
-        most = min(most, self._options.batches)
+        most = min(most, self._most)
         if self._lends:
             most = min(most, self._reuse.distance - behind)
         missing = behind + most - len(self._early)
@@ -212,7 +215,7 @@ class BatchQueue:
     def _look_while_there_is_room(self, batches: int, get: Callable[[], Found | None]) -> None:
         room, last = self._options.buffer_bytes, self._early[-1][2] if self._early else 0
         producer, reuse, until = self._producer, self._reuse, time.perf_counter() + _SECONDS
-        load = None if self._device is None else self._device.load(batches, room)
+        load = None if self._device is None else self._device.load(batches, min(room, _COPY))
         new = self._early if load is None else deque[Found]()  # at once: Ctrl-C may come at any time
         for _ in range(batches):
             if producer.held_bytes + last > room or (new and time.perf_counter() > until):

@@ -285,9 +285,9 @@ class Queued(Plain):
         self.pace.ahead = next(self.ways)
         left = self.taken_until - self.given
         shown = self.queue.look_ahead(min(next(self.looks), left))
-        assert len(shown) <= self.options.buffer_size
+        assert len(shown) <= self.options.batches
         further = self.queue.look_ahead(min(next(self.looks), left - len(shown)), behind=len(shown))
-        assert len(further) <= self.options.buffer_size
+        assert len(further) <= self.options.batches
         self.shown = self.shown or [*shown, *further]
         try:
             batch = self.queue.take()
@@ -295,7 +295,7 @@ class Queued(Plain):
             return batch
         finally:
             self.given += 1
-            assert self.queue.ready <= 2 * self.options.buffer_size
+            assert self.queue.ready <= 2 * self.options.batches
 
     def after(self):
         if next(self.patience):
