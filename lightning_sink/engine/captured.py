@@ -160,7 +160,7 @@ class CapturedRow(Row):
         }
         self._marks: tuple[Any, Any] | None = None
         self._error: Exception | None = None
-        self._outputs: Callable[[], Outputs] = Outputs
+        self._outputs: Callable[[], Outputs] | None = Outputs
         self._is_superseded = False
 
     def __del__(self) -> None:
@@ -174,7 +174,7 @@ class CapturedRow(Row):
 
     def launch(self) -> None:
         """Gives them to the device, behind what it was given before."""
-        counterparts = self._captured.counterparts
+        counterparts, before = self._captured.counterparts, self._captured.last()
         counterparts.launch(self._inputs)
         try:
             begin = self._graphs.mark()
@@ -183,7 +183,11 @@ class CapturedRow(Row):
             self._marks = begin, self._graphs.mark()
         except BaseException:
             counterparts.give_up()
+            if before is not None:
+                before._outputs = None  # some of these steps may have filled that memory
             raise
+        if done and self._blocks[0].is_captured and before is not None:
+            before._is_superseded = True
         self._blocks, self._varying = [], []
         self._captured.last = ref(self)
 
@@ -191,15 +195,10 @@ class CapturedRow(Row):
         """Runs the blocks; returns how many steps that were."""
         done, place = 0, 0
         each = len(self._varying) // self._steps
-        before = self._captured.last()
         for block in self._blocks:
-            if block.is_captured and before is not None:
-                before._is_superseded = True
             try:
                 block.run(self._varying[place : place + each * block.size])
             except Exception as error:
-                if block.is_captured:
-                    raise
                 self._error = with_type(error)
                 break
             for column, part in zip(self._columns.values(), block.columns, strict=True):
@@ -208,7 +207,7 @@ class CapturedRow(Row):
             done += block.size
             self._outputs = block.outputs
         if done and not self._blocks[0].is_captured:
-            outputs = self._outputs()  # while they are those of the last step that did not fail
+            outputs = self._blocks[0].outputs()  # while they are those of the last step that did not fail
             self._outputs = lambda: outputs
         return done
 
@@ -220,9 +219,16 @@ class CapturedRow(Row):
         seconds = self._graphs.seconds(begin, end)
         if self._steps:
             self._captured.blocks.took(seconds / self._steps)
-        outputs = None
+        return Repeated(self._steps, self._bring_back(), [*self._columns.values()], seconds, self._error)
+
+    def _bring_back(self) -> Outputs | None:
+        """Returns what the last step gave, if nothing else has taken its place; brings back what the steps left."""
+        counterparts, outputs = self._captured.counterparts, Outputs()
         if self._is_superseded:
-            self._captured.counterparts.give_up()
-        else:
-            outputs = self._captured.counterparts.bring_back(self._inputs, self._outputs())
-        return Repeated(self._steps, outputs, [*self._columns.values()], seconds, self._error)
+            counterparts.give_up()
+            return None
+        try:
+            outputs = Outputs() if self._outputs is None else self._outputs()
+        finally:  # what the steps did to the host's tensors counts, also where there is no memory for the rest
+            outputs = counterparts.bring_back(self._inputs, outputs)
+        return None if self._outputs is None else outputs

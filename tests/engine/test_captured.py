@@ -1,5 +1,7 @@
 """Steps that are captured and replayed are the same steps one by one, on a device whose graphs keep what CUDA's do."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +11,7 @@ from torch import fx
 
 from fake_device import DEVICE
 from fake_graphs import FakeGraphs
+from lightning_sink.engine.blocks import Block
 from lightning_sink.engine.captured import CapturedStep
 from lightning_sink.engine.copies import copy_of
 from lightning_sink.engine.draws import Draw
@@ -400,6 +403,59 @@ def test_behind_a_step_that_failed_the_hosts_tensors_are_brought_again():
     count.fill_(100.0)  # as loading a checkpoint does
     parts(count, rate, zeros())
     assert float(count) == 101.0
+
+
+def failing_in(monkeypatch, name, number, error):
+    """Has a block's method raise from that call on."""
+    calls, method = itertools.count(1), getattr(Block, name)
+    monkeypatch.setattr(Block, name, lambda *args: method(*args) if next(calls) < number else refuse(error))
+
+
+@pytest.mark.parametrize("graphs", [0, 1])
+def test_where_a_graph_cannot_be_launched_every_step_before_it_counts(monkeypatch, graphs):
+    parts = Parts(counting(), ON_HOST)
+    count, rate = torch.zeros(()), torch.tensor(0.5)
+    parts(count, rate, zeros())
+    first, second = (parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * steps, [1]) for steps in (4, 20))
+    first.launch()
+    failing_in(monkeypatch, "run", 1 + graphs, MemoryError("no room for a graph"))
+    second.launch()
+    assert second.failed
+    one, other = first.wait(), second.wait()
+    assert float(count) == 5.0 + 16 * graphs
+    assert (one.done, other.done, str(other.error)) == (4, 16 * graphs, "no room for a graph")
+    outputs = (one, other)[graphs].outputs
+    assert (float(outputs[0]), outputs[0].is_cpu) == (1.0, True)
+    assert torch.equal(outputs[1].cpu(), torch.full((4,), 0.5 * float(count)))
+    assert torch.equal(other.kept[0][:, 0].cpu(), torch.arange(6.0, 6.0 + 16 * graphs) / 2)
+
+
+def test_where_a_row_is_interrupted_the_hosts_tensors_are_those_of_the_steps_that_ran(monkeypatch):
+    parts = Parts(counting(), ON_HOST)
+    count, rate = torch.zeros(()), torch.tensor(0.5)
+    parts(count, rate, zeros())
+    first, second = (parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * steps, [1]) for steps in (4, 20))
+    first.launch()
+    failing_in(monkeypatch, "run", 2, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        second.launch()
+    found = first.wait()
+    assert (found.done, found.outputs) == (4, None)  # graphs of the second one may have filled their memory
+    assert float(count) == 21.0
+
+
+def test_where_there_is_no_room_for_outputs_the_hosts_tensors_are_those_of_the_steps_that_ran(monkeypatch):
+    parts = Parts(counting(), ON_HOST)
+    count, rate = torch.zeros(()), torch.tensor(0.5)
+    parts(count, rate, zeros())
+    failing_in(monkeypatch, "outputs", 1, MemoryError("no room for outputs"))
+    with pytest.raises(MemoryError):
+        parts.repeat([count, rate, None], [2], [[torch.ones(4)]] * 4, [])
+    assert float(count) == 5.0
+    count.zero_()  # and is what the next row begins with
+    monkeypatch.undo()
+    parts.repeat([count, rate, None], [2], [[torch.ones(4)]] * 4, [])
+    assert float(count) == 4.0
 
 
 def test_where_a_larger_graph_cannot_be_captured_all_steps_are_launched():
