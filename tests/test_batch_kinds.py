@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 
 import lightning as L
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink import SinkStrategy
-from parity import Net, assert_parity, compare, loader, once
+from parity import Net, assert_parity, both, compare, loader, once
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
 Pair = collections.namedtuple("Pair", "x y")
@@ -123,7 +124,10 @@ def test_numbers_that_never_come_again_run_eagerly(engine):
         def __iter__(self):
             yield from ((*batch, next(self.numbers) / 100) for batch in loader(20))
 
-    compare(Changing, engine, -1, "too many kinds", data=lambda: DataLoader(Fresh(), batch_size=None), max_epochs=5)
+    said = (
+        "hold values that keep changing and are no tensors, each of which would need a program of its own: `batch[2]`"
+    )
+    compare(Changing, engine, -1, said, data=lambda: DataLoader(Fresh(), batch_size=None), max_epochs=5)
 
 
 class Named(Net):
@@ -152,9 +156,24 @@ def test_texts_that_change_with_each_batch_run_eagerly_and_that_is_said(come_aga
         return DataLoader(Files(come_again), batch_size=None)
 
     said = "no tensors, each of which would need a program of its own: `batch['about'].name` and 8 more"
-    _, sink = compare(Named, "inductor", 10, said, data=data, max_epochs=3)
+    _, sink = compare(Named, "inductor", 10, said, data=data, max_epochs=7)
     assert len([text for text in sink.warned if "runs eagerly" in text]) == 1
     assert sink.engine == "eager"
+
+
+def test_numbers_that_come_again_in_a_sink_are_waited_for():
+    """Each has a program of its own, in time."""
+    batches = [(*batch, number % 9) for number, batch in enumerate(loader(60))]
+    strategy = SinkStrategy(60, epoch="dataset", engine="inductor", fallback="error")
+    plain, sink = both(Changing, lambda: DataLoader(batches, batch_size=None), strategy, max_epochs=1)
+    assert_parity(plain, sink)
+    assert sink.engine == "inductor"
+
+
+def test_a_number_that_is_equal_to_nothing_is_the_same_where_it_is_the_same_object():
+    batches = [{"x": x, "y": y, "about": math.nan, "name": str(number)} for number, (x, y) in enumerate(loader(40))]
+    said = "a program of its own: `batch['name']`. Leave"
+    compare(Named, "inductor", 40, said, data=lambda: DataLoader(batches, batch_size=None), max_epochs=1)
 
 
 @ENGINES

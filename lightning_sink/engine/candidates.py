@@ -7,8 +7,10 @@ it waits until it has come `PATIENCE` times.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from lightning_sink.engine.binding import Binding, Observation, bind
 from lightning_sink.engine.watch import Hazard
@@ -25,13 +27,16 @@ MOST_BRANCHES = 8
 _MOST_KINDS = 64
 """Kinds of steps that are remembered at a time."""
 
-_MANY_KINDS = 32
-"""Kinds of steps that came without one of them coming again, after which it is time to say so."""
+_MANY_STEPS = 32
+"""Steps that came without one of their kinds coming again, after which it is time to say so."""
+
+_LONG_SINK = 8
+"""Steps of a sink, each of another kind, after which it does not seem that kinds will come again in it."""
+
+_LOOKS = 4
+"""Pairs of batches that are compared, to name what keeps changing."""
 
 TOO_MANY_KINDS = Hazard("batches are of too many kinds: shapes, or values that are no tensors, keep changing")
-
-_MANY_VALUES = 8
-"""Kinds of steps that wait to come again, by what their batches hold besides tensors, after which it is said."""
 
 
 @dataclass
@@ -107,8 +112,13 @@ class Candidates:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Candidate] = {}
-        self._values: dict[str, Hashable] = {}
-        self._changed: dict[str, int] = {}
+        self._values: list[dict[str, Hashable]] = []
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._steps = self._steps_in_sink = 0
+        self._sink = -1
+        self._came_again = False
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -126,34 +136,46 @@ class Candidates:
         candidate.seen += 1
         candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == sink else 1
         candidate.sink = sink
+        self._steps += 1
+        self._steps_in_sink = self._steps_in_sink + 1 if self._sink == sink else 1
+        self._sink = sink
+        self._came_again = self._came_again or candidate.seen_in_sink > 1
         return candidate
 
-    def wait(self, values: dict[str, Hashable]) -> Hazard | None:
-        """Takes note of a step that runs the plain way until its kind has come again.
+    @property
+    def never_come_again(self) -> bool:
+        """Whether many steps came, and none of a kind that had come before, so that nothing is ever compiled."""
+        return self._steps >= _MANY_STEPS and len(self._known) == self._steps
+
+    @property
+    def wait_for_long(self) -> bool:
+        """Whether many steps came in long sinks, and in no sink two of a kind: what is costly to compile is not yet."""
+        return self._steps >= _MANY_STEPS and self._steps_in_sink >= _LONG_SINK and not self._came_again
+
+    def why(self, values: dict[str, Hashable]) -> Hazard | None:
+        """Takes a batch and returns why there are too many kinds, once there are batches enough to tell.
 
         Args:
-            values: What its batch holds besides tensors, by place.
-
-        Returns:
-            Why there will be no program for long, once many steps have waited whose batches differ in such values.
+            values: What the batch holds besides tensors, by place.
         """
-        before, self._values = self._values, values
-        if before.keys() == values.keys():
-            for place in (place for place in values if values[place] != before[place]):
-                self._changed[place] = self._changed.get(place, 0) + 1
-        if len(self._known) < _MANY_VALUES or max(self._changed.values(), default=0) < PATIENCE - 1:
+        self._values.append(values)
+        if len(self._values) <= _LOOKS:
             return None
-        places = sorted(self._changed, key=lambda place: -self._changed[place])
+        compared, changed = Counter[str](), Counter[str]()
+        for before, after in pairwise(self._values):
+            both = [place for place in after if place in before]
+            compared.update(both)
+            # Compared as keys are: what is the same object is equal, whatever it says itself (NaN).
+            changed.update(place for place in both if (after[place],) != (before[place],))
+        self._values.clear()
+        places = [place for place, count in changed.most_common() if 2 * count > compared[place]]
+        if not places:
+            return TOO_MANY_KINDS
         others = f" and {len(places) - 1} more" if len(places) > 1 else ""
         return Hazard(
             "batches hold values that keep changing and are no tensors, each of which would need a program of its own:"
             f" `{places[0]}`{others}. Leave them out of the batch, or make them tensors"
         )
-
-    @property
-    def never_come_again(self) -> bool:
-        """Whether many kinds of steps came and each of them once, so that nothing is ever compiled."""
-        return len(self._known) >= _MANY_KINDS and all(known.seen == 1 for known in self._known.values())
 
     def problems(self) -> list[tuple[Hashable, Hazard]]:
         """Returns the kinds whose last recording made no program, and why; not those that have been given up."""
@@ -167,4 +189,4 @@ class Candidates:
     def clear(self) -> None:
         """Forgets all kinds."""
         self._known.clear()
-        self._values, self._changed = {}, {}
+        self._begin_anew()

@@ -12,7 +12,7 @@ from types import CodeType
 from torch.optim import Optimizer
 
 from lightning_sink.engine.binding import Binding, Observation, observe
-from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
+from lightning_sink.engine.candidates import PATIENCE, Candidate, Candidates
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.functions import Functions
@@ -77,6 +77,7 @@ class ProgramMaker:
         self._volatile: set[str] = set()
         self._reported: set[str] = set()
         self._restless = 0
+        self._explained = False
 
     def run(self, sink: Sink, step: Step, number: int) -> bool:
         """Runs a step that has no program, recorded if that may lead to one; tells whether it did.
@@ -87,20 +88,27 @@ class ProgramMaker:
             number: The sink's number.
         """
         candidate = self._candidates.see(step.key, number)
-        if candidate is None or self._restless > PATIENCE:
-            self.report(TOO_MANY_KINDS if candidate is None else _RESTLESS)
+        if candidate is None:
+            self._explain(sink, step)
+        elif self._restless > PATIENCE:
+            self.report(_RESTLESS)
         elif self._failures.get(step.key, 0) < _MOST_FAILURES:
-            if not self._programs and self._candidates.never_come_again:
-                self.report(TOO_MANY_KINDS)
+            waits = self._candidates.never_come_again or (self._costly and self._candidates.wait_for_long)
+            if waits and not self._programs:
+                self._explain(sink, step)
             due = candidate.is_due(not self._programs.have_kind(step.kind))
             if due or not (self._costly or candidate.hazard is not None):
                 return self._record(sink, step, candidate)
-            if candidate.hazard is None and not self._programs:
-                changing = self._candidates.wait(sink.values(step))
-                if changing is not None:
-                    self.report(changing)
         sink.run(step, PlainTape())
         return False
+
+    def _explain(self, sink: Sink, step: Step) -> None:
+        """Says once that there are too many kinds of steps, and why."""
+        if not self._explained:
+            why = self._candidates.why(sink.values(step))
+            if why is not None:
+                self._explained = True
+                self.report(why)
 
     def settled(self) -> None:
         """Takes note that a program ran: what it takes for granted stays as it is for some time."""

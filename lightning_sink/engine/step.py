@@ -139,9 +139,9 @@ class Sink(ABC):
     def place(self) -> str:
         """Names the step that was yielded last, for an error in it: "batch 3 of epoch 0"."""
 
+    @abstractmethod
     def values(self, step: Step) -> dict[str, Hashable]:
         """Returns what a step's batch holds besides tensors, by the place as users write it: "batch['name'][0]"."""
-        return {}
 
     @abstractmethod
     def run(self, step: Step, tape: Tape) -> Result:

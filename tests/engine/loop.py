@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_sink.data.batch import flatten
+from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.eager import EagerEngine
@@ -85,6 +85,9 @@ class LoopSink(Sink):
     def _step(self, batch: Batch) -> Step:
         leaves, signature = flatten(batch)
         return Step(batch, leaves, signature, "step", clears=self._training.set_to_none is True)
+
+    def values(self, step: Step) -> dict[str, Any]:
+        return dict(values_in(step.batch))
 
     def place(self) -> str:
         return f"batch {self._training.index}"

@@ -335,7 +335,16 @@ def test_shapes_types_and_strides_have_programs_of_their_own():
 def test_batches_that_are_never_of_the_same_kind_are_reported(costly):
     sink = [(x, y, f"picture {number}.png") for number, (x, y) in enumerate(batches(70))]
     _, done = both(of(ordinary), [sink], costly=costly)
+    assert "values that keep changing" in done.reasons
+    assert "`batch[2]`" in done.reasons
+
+
+@pytest.mark.parametrize("costly", [False, True])
+def test_shapes_that_never_come_again_are_reported(costly):
+    sink = [(x.repeat(number + 1, 1), y.repeat(number + 1)) for number, (x, y) in enumerate(batches(70))]
+    _, done = both(of(ordinary), [sink], costly=costly)
     assert "too many kinds" in done.reasons
+    assert "would need" not in done.reasons
 
 
 def test_values_in_a_batch_that_cannot_be_hashed():

@@ -403,6 +403,17 @@ def test_a_step_that_steps_its_scheduler_runs_eagerly_and_says_so():
         sink()
 
 
+def test_values_that_keep_changing_are_named_as_the_loaders_batch_has_them():
+    task, batches = Task(), [{"x": x, "y": y, "n": number} for number, (x, y) in enumerate(loader(320))]
+    step = lambda batch: task.step(batch["x"], batch["y"])  # noqa: E731
+    with data_sink(step, batches, 40, engine="traced") as sink, pytest.warns(SinkWarning, match=r"`batch\['n'\]`\. "):
+        sink()
+    step = lambda x, y, n: task.step(x, y)  # noqa: E731
+    batches = [tuple(batch.values()) for batch in batches]
+    with data_sink(step, batches, 40, engine="traced") as sink, pytest.warns(SinkWarning, match=r"`batch\[2\]`\. "):
+        sink()
+
+
 WRONG = {
     "fn": (lambda: data_sink(3, [])),
     "dataset": (lambda: data_sink(print, 3)),
