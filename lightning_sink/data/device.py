@@ -157,10 +157,10 @@ class Load:
             like = torch.empty_like(tensor, device="meta")  # as `Tensor.to` lays it
             self._layouts.append((like.shape, like.dtype, like.stride(), like.nbytes, self._size))
             self._size += -(-like.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._most = min(self._left + 1, max(1, self._room // max(1, self._size)))
-        whole = torch.empty(max(1, self._size * self._most), dtype=torch.uint8, device="meta")
+        most = min(self._left + 1, max(1, self._room // max(1, self._size)))
+        whole = torch.empty(max(1, self._size * most), dtype=torch.uint8, device="meta")
         self._arena = self._streams.pinned(whole)
-        self._base = self._arena.data_ptr()
+        self._base, self._most = self._arena.data_ptr(), most  # behind what may find no memory
 
     def _fill(self, tensors: list[Tensor]) -> bool:
         """Copies tensors to the next place; False, and they may be in part, where `Tensor.to` lays them otherwise."""

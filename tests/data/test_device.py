@@ -614,6 +614,19 @@ def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead):
         assert later >= len(issued)
 
 
+def test_behind_memory_that_was_not_there_batches_are_sent_whole():
+    fake = Fake([COPY])
+    load = Device(fake).load(16, 3000)
+    items = [load.add((torch.full((256,), float(number)),)) for number in range(2)]
+    with mock.patch.object(fake, "pinned", side_effect=Failure("out of memory")), pytest.raises(Failure):
+        load.add((torch.full((256,), 2.0),))
+    items += [load.add((torch.full((256,), float(number)),)) for number in range(3, 5)]
+    load.send()
+    arrived = [item.take()[0] for item in items]
+    fake.finish()
+    assert [tensor.tolist() for tensor in arrived] == [[number] * 256 for number in (0, 1, 3, 4)]
+
+
 def test_a_load_of_nothing_is_no_copy():
     fake = Fake()
     Device(fake).load(3, 100).send()
