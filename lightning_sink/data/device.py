@@ -12,7 +12,7 @@ stays as it is, which a ring of memory that is filled again could not promise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import memmove
 from typing import Any, cast
 
@@ -127,9 +127,10 @@ class Load:
 
     def __init__(self, streams: Streams, batches: int, room: int) -> None:
         self._streams, self._left, self._room = streams, batches, room
-        self._layouts: list[tuple[torch.Size, torch.dtype, tuple[int, ...], int, int]] = []
+        self._layouts: list[_Layout] = []
         self._size = self._most = self._base = 0
         self._arena: Tensor | None = None
+        self._views: dict[tuple[int, torch.Size], Sequence[Tensor]] = {}
         self._items: list[Arriving] = []
 
     def add(self, batch: Any) -> Any:
@@ -152,11 +153,11 @@ class Load:
         return item
 
     def _begin(self, tensors: list[Tensor]) -> None:
-        self._layouts, self._size = [], 0
+        self._layouts, self._size, self._views = [], 0, {}
         for tensor in tensors:
-            like = torch.empty_like(tensor, device="meta")  # as `Tensor.to` lays it
-            self._layouts.append((like.shape, like.dtype, like.stride(), like.nbytes, self._size))
-            self._size += -(-like.nbytes // _ALIGNMENT) * _ALIGNMENT
+            shape, dtype, stride, nbytes = _as_sent(tensor)
+            self._layouts.append((shape, dtype, stride, nbytes, self._size, {tensor.stride()}))
+            self._size += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         most = min(self._left + 1, max(1, self._room // max(1, self._size)))
         whole = torch.empty(max(1, self._size * most), dtype=torch.uint8, device="meta")
         self._arena = self._streams.pinned(whole)
@@ -166,16 +167,24 @@ class Load:
         """Copies tensors to the next place; False, and they may be in part, where `Tensor.to` lays them otherwise."""
         if len(tensors) != len(self._layouts):
             return False
-        begin = self._size * len(self._items)
-        for tensor, (shape, dtype, stride, nbytes, offset) in zip(tensors, self._layouts, strict=True):
+        number = len(self._items)
+        begin = self._base + self._size * number
+        for tensor, (shape, dtype, stride, nbytes, offset, others) in zip(tensors, self._layouts, strict=True):
             if tensor.dtype != dtype or tensor.shape != shape:
                 return False
-            if tensor.stride() == stride:  # in one piece, in this order
-                memmove(self._base + begin + offset, tensor.data_ptr(), nbytes)
-            elif torch.empty_like(tensor, device="meta").stride() == stride:
-                _laid_in(cast(Tensor, self._arena), begin + offset, dtype, (*shape,), stride).copy_(tensor)
-            else:
-                return False
+            given = tensor.stride()
+            if given == stride:  # in one piece, in this order
+                memmove(begin + offset, tensor.data_ptr(), nbytes)
+                continue
+            if given not in others:
+                if _as_sent(tensor)[2] != stride:
+                    return False
+                others.add(given)
+            place = offset, shape  # an empty tensor ends where it begins
+            if place not in self._views:
+                arena = cast(Tensor, self._arena)
+                self._views[place] = self._column(arena, self._most, shape, dtype, stride, offset).unbind()
+            self._views[place][number].copy_(tensor)
         return True
 
     def send(self) -> None:
@@ -184,8 +193,9 @@ class Load:
             count = len(self._items)
             copy = _Copy(self._streams, [self._arena[: max(1, self._size * count)]])
             columns = [
-                self._column(copy.tensors[0], count, shape, dtype, stride, offset)
-                for shape, dtype, stride, _, offset in self._layouts
+                # Each counts its own writes, which views would share.
+                [part.data for part in self._column(copy.tensors[0], count, shape, dtype, stride, offset).unbind()]
+                for shape, dtype, stride, _, offset, _ in self._layouts
             ]
             for item, *tensors in zip(self._items, *columns, strict=True):
                 item.send(copy, tensors)
@@ -193,16 +203,21 @@ class Load:
 
     def _column(
         self, arena: Tensor, count: int, shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...], offset: int
-    ) -> list[Tensor]:
-        """Returns the tensors at one place of each batch; each counts its own writes, which views would share."""
-        whole = _laid_in(arena, offset, dtype, (count, *shape), (self._size // dtype.itemsize, *stride))
-        return [part.data for part in whole.unbind()]
+    ) -> Tensor:
+        """Returns the tensors at one place of each batch, in an arena's memory."""
+        column = torch.empty(0, dtype=dtype, device=arena.device)
+        place, each = offset // dtype.itemsize, self._size // dtype.itemsize
+        return column.set_(arena.untyped_storage(), place, (count, *shape), (each, *stride))
 
 
-def _laid_in(arena: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    """Returns a tensor in an arena's memory, so many bytes from its beginning."""
-    tensor = torch.empty(0, dtype=dtype, device=arena.device)
-    return tensor.set_(arena.untyped_storage(), offset // dtype.itemsize, shape, stride)
+_Layout = tuple[torch.Size, torch.dtype, tuple[int, ...], int, int, set[tuple[int, ...]]]
+"""A tensor's shape, type and strides once it is sent; its bytes; where it begins; strides from which it comes so."""
+
+
+def _as_sent(tensor: Tensor) -> tuple[torch.Size, torch.dtype, tuple[int, ...], int]:
+    """Returns the shape, type, strides and bytes of what `Tensor.to` makes of a tensor."""
+    like = torch.empty_like(tensor, device="meta")
+    return like.shape, like.dtype, like.stride(), like.nbytes
 
 
 def _apart(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]] | None:
@@ -213,6 +228,9 @@ def _apart(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]] | N
     kind = type(batch)
     if (kind is tuple or kind is list) and batch and all(map(_is_plain, batch)):  # what most loaders give
         return list(batch), kind
+    if kind is dict and batch and all(map(_is_plain, batch.values())):
+        names = [*batch]
+        return list(batch.values()), lambda tensors: dict(zip(names, tensors, strict=True))
     leaves, spec = pytree.tree_flatten(batch)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     is_known = all(type(leaf) in _PLAIN or _is_plain(leaf) for leaf in leaves)

@@ -344,9 +344,12 @@ X, Y = torch.arange(6.0).reshape(2, 3), torch.tensor([3, 4])
 SENT = {
     "tuple": lambda: (X, Y),
     "list": lambda: [X, Y],
+    "dict": lambda: {"y": Y, "x": X},
     "one": lambda: X,
     "nested": lambda: {"a": (X, [Y, 3]), "b": Pair("text", Y), "c": None, "d": OrderedDict(z=X, a=2.5)},
     "transposed": lambda: (X.T, Y),
+    "all but one": lambda: (X[:, :-1], X[:, 1:]),
+    "a part of nothing": lambda: (torch.empty(3, 0, 2)[:, :, 1:], X[:, 1:]),
     "a row of a larger one": lambda: (X[1], X[:, 1]),
     "expanded": lambda: (Y.expand(3, 2),),
     "channels last": lambda: (torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),),
@@ -425,6 +428,19 @@ def test_batches_that_are_not_alike_are_sent_apart(kind):
     for found, batch in zip(arrived, given, strict=True):
         same(found, moved(batch))
     assert fake.copies == (1 if kind == "with gaps" else 3)
+
+
+def test_batches_that_are_laid_otherwise_each_in_a_way_of_its_own_arrive_as_if_each_was_moved():
+    fake, rows = Fake([COPY]), torch.arange(135.0).reshape(5, 27)
+    given = [(rows[:, :: abs(gap)][:, :9] * (2 if gap < 0 else 1),) for gap in (1, 2, -1, 3, 2, -3)]
+    load = Device(fake).load(len(given), 1 << 20)
+    items = [load.add(batch) for batch in given]
+    load.send()
+    arrived = [item.take() for item in items]
+    fake.finish()
+    for found, batch in zip(arrived, given, strict=True):
+        same(found, moved(batch))
+    assert fake.copies == 1
 
 
 def test_a_copy_is_no_larger_than_there_is_room():
