@@ -193,6 +193,18 @@ def test_resuming_in_mid_epoch_with_a_stateful_loader(accumulate, first, second,
         assert seen[:5] == whole.batches.seen[12:17]
 
 
+def test_resuming_in_mid_epoch_with_a_plain_loader_trains_what_is_left():
+    """Plain Lightning begins such a loader anew, and trains the batches again that the checkpoint is behind of."""
+    whole = uninterrupted(loader(8, last=8), max_epochs=1)
+    fit("first", loader(8, last=8), strategy("sink"), max_epochs=1)
+    left = {}
+    for way in ("plain", "sink"):
+        resumed, left[way] = go_on(loader(8, last=8), strategy(way), "first/epoch=0-step=3.ckpt", max_epochs=1)
+        assert resumed.trainer.global_step == 8
+    assert left["plain"] == whole.batches.seen[:5]  # the README says so
+    assert_goes_on(whole, resumed, left["sink"], exact=True)
+
+
 @pytest.mark.parametrize(
     ("step", "accumulate", "engine"),
     [(3, 1, "eager"), (9, 1, "eager"), (18, 1, "eager"), (3, 2, "eager"), (9, 2, "eager"), (18, 2, "eager"),
