@@ -145,7 +145,7 @@ class Files(IterableDataset):
 
     def __iter__(self):
         self.epoch += not self.come_again
-        for number, (x, y) in enumerate(loader(10)):
+        for number, (x, y) in enumerate(loader(20)):
             names = [f"{self.epoch}/{number}/{row}.png" for row in range(len(x))]
             yield {"x": x, "y": y, "about": Example(x, y, names[0]), "names": names}
 
@@ -156,7 +156,7 @@ def test_texts_that_change_with_each_batch_run_eagerly_and_that_is_said(come_aga
         return DataLoader(Files(come_again), batch_size=None)
 
     said = "no tensors, each of which would need a program of its own: `batch['about'].name` and 8 more"
-    _, sink = compare(Named, "inductor", 10, said, data=data, max_epochs=7)
+    _, sink = compare(Named, "inductor", 20, said, data=data, max_epochs=11)
     assert len([text for text in sink.warned if "runs eagerly" in text]) == 1
     assert sink.engine == "eager"
 

@@ -30,8 +30,9 @@ _MOST_KINDS = 64
 _MANY_STEPS = 32
 """Steps that came without one of their kinds coming again, after which it is time to say so."""
 
-_LONG_SINK = 8
-"""Steps of a sink, each of another kind, after which it does not seem that kinds will come again in it."""
+_LONG = 10 * PATIENCE
+"""Steps that waited for their kinds to come again, after which it is said where values keep them apart: ten kinds that
+take turns have programs by then."""
 
 _LOOKS = 4
 """Pairs of batches that are compared, to name what keeps changing."""
@@ -112,13 +113,11 @@ class Candidates:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Candidate] = {}
-        self._values: list[dict[str, Hashable]] = []
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._steps = self._steps_in_sink = 0
-        self._sink = -1
-        self._came_again = False
+        self._steps = self._came_again = 0
+        self._values: list[dict[str, Hashable]] = []
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -137,9 +136,7 @@ class Candidates:
         candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == sink else 1
         candidate.sink = sink
         self._steps += 1
-        self._steps_in_sink = self._steps_in_sink + 1 if self._sink == sink else 1
-        self._sink = sink
-        self._came_again = self._came_again or candidate.seen_in_sink > 1
+        self._came_again += candidate.seen_in_sink > 1
         return candidate
 
     @property
@@ -149,8 +146,13 @@ class Candidates:
 
     @property
     def wait_for_long(self) -> bool:
-        """Whether many steps came in long sinks, and in no sink two of a kind: what is costly to compile is not yet."""
-        return self._steps >= _MANY_STEPS and self._steps_in_sink >= _LONG_SINK and not self._came_again
+        """Whether many steps came, most of them the first of their kind in a sink: programs are not near."""
+        return self._steps >= _LONG and 2 * self._came_again < self._steps
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether batches are being compared."""
+        return bool(self._values)
 
     def why(self, values: dict[str, Hashable]) -> Hazard | None:
         """Takes a batch and returns why there are too many kinds, once there are batches enough to tell.
@@ -165,8 +167,7 @@ class Candidates:
         for before, after in pairwise(self._values):
             both = [place for place in after if place in before]
             compared.update(both)
-            # Compared as keys are: what is the same object is equal, whatever it says itself (NaN).
-            changed.update(place for place in both if (after[place],) != (before[place],))
+            changed.update(place for place in both if not _are_equal(before[place], after[place]))
         self._values.clear()
         places = [place for place, count in changed.most_common() if 2 * count > compared[place]]
         if not places:
@@ -190,3 +191,11 @@ class Candidates:
         """Forgets all kinds."""
         self._known.clear()
         self._begin_anew()
+
+
+def _are_equal(one: Hashable, other: Hashable) -> bool:
+    """Compares values as keys are compared: the same object is equal, whatever it says itself (NaN)."""
+    try:
+        return one is other or bool(one == other)
+    except Exception:  # it is the user's, and may say that it cannot be compared, or how element by element
+        return False

@@ -162,9 +162,11 @@ class CapturedRow(Row):
         self._error: Exception | None = None
         self._outputs: Callable[[], Outputs] | None = Outputs
         self._is_superseded = False
+        self._done = 0
 
     def __del__(self) -> None:
         if getattr(self, "_marks", None) is not None:
+            self._outputs = None
             self.wait()  # where nobody has: what the steps did to the host's tensors counts
 
     @property
@@ -175,25 +177,30 @@ class CapturedRow(Row):
     def launch(self) -> None:
         """Gives them to the device, behind what it was given before."""
         counterparts, before = self._captured.counterparts, self._captured.last()
+        is_captured = self._blocks[0].is_captured
         counterparts.launch(self._inputs)
         try:
             begin = self._graphs.mark()
-            self._steps = done = self._run()
-            self._columns = counterparts.fetch({index: column[:done] for index, column in self._columns.items()})
+            self._run()
+            self._columns = counterparts.fetch({i: column[: self._done] for i, column in self._columns.items()})
             self._marks = begin, self._graphs.mark()
         except BaseException:
-            counterparts.give_up()
-            if before is not None:
+            if before is not None and is_captured:
                 before._outputs = None  # some of these steps may have filled that memory
+            if self._done:
+                counterparts.bring_back(self._inputs, Outputs())
+            else:
+                counterparts.give_up()
             raise
-        if done and self._blocks[0].is_captured and before is not None:
-            before._is_superseded = True
         self._blocks, self._varying = [], []
-        self._captured.last = ref(self)
+        if self._done:
+            self._captured.last = ref(self)
+            if before is not None and is_captured:
+                before._is_superseded = True
 
-    def _run(self) -> int:
-        """Runs the blocks; returns how many steps that were."""
-        done, place = 0, 0
+    def _run(self) -> None:
+        """Runs the blocks, up to one that fails."""
+        place = 0
         each = len(self._varying) // self._steps
         for block in self._blocks:
             try:
@@ -201,15 +208,14 @@ class CapturedRow(Row):
             except Exception as error:
                 self._error = with_type(error)
                 break
+            begin, self._done = self._done, self._done + block.size
             for column, part in zip(self._columns.values(), block.columns, strict=True):
-                column[done : done + block.size].copy_(part)
+                column[begin : self._done].copy_(part)
             place += each * block.size
-            done += block.size
             self._outputs = block.outputs
-        if done and not self._blocks[0].is_captured:
+        if self._done and not self._blocks[0].is_captured:
             outputs = self._blocks[0].outputs()  # while they are those of the last step that did not fail
             self._outputs = lambda: outputs
-        return done
 
     def wait(self) -> Repeated:
         """Waits for their end; returns what became of them."""
@@ -217,9 +223,9 @@ class CapturedRow(Row):
         (begin, end), self._marks = self._marks, None
         self._graphs.wait(end)
         seconds = self._graphs.seconds(begin, end)
-        if self._steps:
-            self._captured.blocks.took(seconds / self._steps)
-        return Repeated(self._steps, self._bring_back(), [*self._columns.values()], seconds, self._error)
+        if self._done:
+            self._captured.blocks.took(seconds / self._done)
+        return Repeated(self._done, self._bring_back(), [*self._columns.values()], seconds, self._error)
 
     def _bring_back(self) -> Outputs | None:
         """Returns what the last step gave, if nothing else has taken its place; brings back what the steps left."""

@@ -12,7 +12,7 @@ from types import CodeType
 from torch.optim import Optimizer
 
 from lightning_sink.engine.binding import Binding, Observation, observe
-from lightning_sink.engine.candidates import PATIENCE, Candidate, Candidates
+from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.functions import Functions
@@ -77,7 +77,7 @@ class ProgramMaker:
         self._volatile: set[str] = set()
         self._reported: set[str] = set()
         self._restless = 0
-        self._explained = False
+        self._too_many = self._looked = self._explained = False
 
     def run(self, sink: Sink, step: Step, number: int) -> bool:
         """Runs a step that has no program, recorded if that may lead to one; tells whether it did.
@@ -89,24 +89,27 @@ class ProgramMaker:
         """
         candidate = self._candidates.see(step.key, number)
         if candidate is None:
-            self._explain(sink, step)
+            self._explain(sink, step, too_many=True)
         elif self._restless > PATIENCE:
             self.report(_RESTLESS)
         elif self._failures.get(step.key, 0) < _MOST_FAILURES:
-            waits = self._candidates.never_come_again or (self._costly and self._candidates.wait_for_long)
+            never = self._candidates.never_come_again
+            waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
             if waits and not self._programs:
-                self._explain(sink, step)
+                self._explain(sink, step, too_many=never)
             due = candidate.is_due(not self._programs.have_kind(step.kind))
             if due or not (self._costly or candidate.hazard is not None):
                 return self._record(sink, step, candidate)
         sink.run(step, PlainTape())
         return False
 
-    def _explain(self, sink: Sink, step: Step) -> None:
-        """Says once that there are too many kinds of steps, and why."""
-        if not self._explained:
+    def _explain(self, sink: Sink, step: Step, too_many: bool) -> None:
+        """Says once why kinds of steps do not come again: values that change, or else that they are too many."""
+        self._too_many = self._too_many or too_many
+        if not self._explained and (too_many or not self._looked):
             why = self._candidates.why(sink.values(step))
-            if why is not None:
+            self._looked = self._looked or why is not None
+            if why is not None and (self._too_many or why is not TOO_MANY_KINDS):
                 self._explained = True
                 self.report(why)
 

@@ -89,7 +89,7 @@ class FunctionSink(Sink):
 
     def values(self, step: Step) -> dict[str, Hashable]:
         """Returns what a step's batch holds besides tensors."""
-        return dict(values_in(step.batch if len(step.batch) > 1 else step.batch[0]))
+        return dict(values_in(step.batch[0] if len(step.batch) == 1 else step.batch))
 
     def run(self, step: Step, tape: Tape) -> Result:
         """Calls the function."""

@@ -444,6 +444,43 @@ def test_where_a_row_is_interrupted_the_hosts_tensors_are_those_of_the_steps_tha
     assert float(count) == 21.0
 
 
+@pytest.mark.parametrize("is_captured", [True, False])
+def test_where_a_launch_fails_behind_its_steps_the_hosts_tensors_are_those_of_the_steps_that_ran(
+    monkeypatch, is_captured
+):
+    parts = Parts(counting(), ON_HOST, refuse=refuse if is_captured else None)
+    count, rate = torch.zeros(()), torch.tensor(0.5)
+    parts(count, rate, zeros())
+    before, row = (parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * 4, [0]) for _ in range(2))
+    before.launch()
+    monkeypatch.setattr(parts.step.counterparts, "fetch", lambda columns: refuse(MemoryError("no pinned memory")))
+    with pytest.raises(MemoryError):
+        row.launch()
+    assert float(count) == 9.0
+    found = before.wait()
+    assert float(count) == 9.0
+    if is_captured:
+        assert found.outputs is None
+    else:
+        assert torch.equal(found.outputs[1].cpu(), torch.full((4,), 2.5))
+
+
+def test_a_row_of_which_nothing_ran_takes_no_others_place(monkeypatch):
+    parts = Parts(counting(), ON_HOST)
+    count, rate = torch.zeros(()), torch.tensor(0.5)
+    parts(count, rate, zeros())
+    rows = [parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * 4, [0]) for _ in range(3)]
+    rows[0].launch()
+    with monkeypatch.context() as patched:
+        failing_in(patched, "run", 1, MemoryError("no room for a graph"))
+        rows[1].launch()
+    rows[2].launch()
+    found = [row.wait() for row in rows]
+    assert [(each.done, each.outputs is None) for each in found] == [(4, True), (0, False), (4, False)]
+    assert float(count) == 9.0
+    assert torch.equal(found[2].outputs[1].cpu(), torch.full((4,), 4.5))
+
+
 def test_where_there_is_no_room_for_outputs_the_hosts_tensors_are_those_of_the_steps_that_ran(monkeypatch):
     parts = Parts(counting(), ON_HOST)
     count, rate = torch.zeros(()), torch.tensor(0.5)

@@ -339,6 +339,53 @@ def test_batches_that_are_never_of_the_same_kind_are_reported(costly):
     assert "`batch[2]`" in done.reasons
 
 
+class Incomparable:
+    """Values of which nobody can say whether they are equal."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    __hash__ = object.__hash__
+    __slots__ = ("answer",)
+
+    def __eq__(self, other):
+        return self.answer()
+
+
+ANSWERS = {"one by one": lambda: np.array([True, False]), "an error": lambda: {}["unknown"]}
+
+
+@pytest.mark.parametrize("costly", [False, True])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_values_that_cannot_be_compared_are_reported(answer, costly):
+    sink = [(x, y, Incomparable(ANSWERS[answer])) for x, y in batches(70)]
+    _, done = both(of(ordinary), [sink], costly=costly)
+    assert "`batch[2]`" in done.reasons
+
+
+def turns(kinds, steps, size):
+    """Sinks of so many steps in which kinds of batches take turns, by a number or by their shapes."""
+    numbers = [index % kinds for index in range(steps)]
+    by_number = [(x, y, number) for number, (x, y) in zip(numbers, batches(steps), strict=True)]
+    by_shape = [(x.repeat(n + 1, 1), y.repeat(n + 1)) for x, y, n in by_number]
+    return [[items[i : i + size] for i in range(0, steps, size)] for items in (by_number, by_shape)]
+
+
+@pytest.mark.parametrize(("kinds", "size"), [(9, 4), (10, 10), (20, 100)])
+def test_kinds_that_take_turns_have_programs_in_time(kinds, size):
+    for sinks in turns(kinds, 400, size):
+        _, done = both(of(ordinary), sinks, costly=True)
+        assert done.hazards == []
+        assert done.compiled
+
+
+@pytest.mark.parametrize("size", [4, 8, 20])
+def test_values_that_take_turns_for_long_are_reported(size):
+    (sinks, _) = turns(20, 200, size)
+    _, done = both(of(ordinary), sinks, costly=True)
+    assert "`batch[2]`" in done.reasons
+
+
 @pytest.mark.parametrize("costly", [False, True])
 def test_shapes_that_never_come_again_are_reported(costly):
     sink = [(x.repeat(number + 1, 1), y.repeat(number + 1)) for number, (x, y) in enumerate(batches(70))]

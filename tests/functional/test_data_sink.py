@@ -403,6 +403,19 @@ def test_a_step_that_steps_its_scheduler_runs_eagerly_and_says_so():
         sink()
 
 
+def test_a_batch_of_nothing_among_batches_of_too_many_kinds():
+    task = Task()
+    batches = [*[(torch.ones(size, 4), torch.zeros(size, dtype=torch.int64)) for size in range(2, 40)], ()]
+
+    def step(*parts):
+        return task.step(*parts) if parts else torch.zeros(())
+
+    with data_sink(step, batches, 39, engine="traced") as sink:
+        with pytest.warns(SinkWarning, match="too many kinds"):
+            sink()
+        assert sink.steps == 39
+
+
 def test_values_that_keep_changing_are_named_as_the_loaders_batch_has_them():
     task, batches = Task(), [{"x": x, "y": y, "n": number} for number, (x, y) in enumerate(loader(320))]
     step = lambda batch: task.step(batch["x"], batch["y"])  # noqa: E731
