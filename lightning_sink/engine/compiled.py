@@ -156,7 +156,10 @@ class CompiledEngine(Engine):
         self._plain_steps += 1
         if self._maker.run(sink, step, self._sinks):
             # Attributes that the first steps set are there now; what was looked at when the sink began is not.
-            self._state = self._present_state(sink)
+            state = self._present_state(sink)
+            if state != self._state:
+                self._programs.keep_last(step.key)  # steps of other kinds found something else when they were recorded
+                self._state = state
 
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.looked_at != self._plain_steps:

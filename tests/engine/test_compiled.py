@@ -339,6 +339,24 @@ def test_batches_that_are_never_of_the_same_kind_are_reported(costly):
     assert "`batch[2]`" in done.reasons
 
 
+def changing(module, batch, index):
+    """Short batches change a number that every step looks at."""
+    loss = loss_of(module, batch) * getattr(module, "scale", 1.0)
+    if len(batch[0]) == 5:
+        module.scale = 3.0
+    return loss
+
+
+@pytest.mark.parametrize("costly", [False, True])
+@pytest.mark.parametrize("short", [1, 3, 10, 25])
+def test_what_steps_of_one_kind_change_is_seen_by_those_of_another(short, costly):
+    """Also where a program has been made of the first kind meanwhile."""
+    plain = batches(40)
+    between = [(x[:5], y[:5]) for x, y in plain[:short]]
+    _, done = both(of(changing), [[*plain[:12], *between, *plain[12:]]], costly=costly)
+    assert done.compiled > 20
+
+
 class Incomparable:
     """Values of which nobody can say whether they are equal."""
 
