@@ -342,3 +342,68 @@ def test_a_batch_of_none_goes_through_the_hooks_too(engine):
 
     plain, _ = compare(Filling, engine, -1, data=Gaps)
     assert plain.trainer.global_step == 34
+
+
+# -- tensors that are not what lies in their memory --------------------------------------------------------------------
+
+SAYS = "conjugated or negated when it is read"
+
+
+def negated(x):
+    """The same numbers, negative in memory."""
+    lazy = torch.complex(x, -x).conj().imag
+    assert lazy.is_neg()
+    return lazy
+
+
+def with_negated(numbers):
+    """Batches of which these only say that they are negated."""
+    given = [(negated(x) if number in numbers else x, y) for number, (x, y) in enumerate(loader(40, last=8))]
+    return lambda: DataLoader(given, batch_size=None)
+
+
+@ENGINES
+@pytest.mark.parametrize("numbers", [range(40), range(25, 40), range(3, 40, 6)], ids=["all", "late", "some"])
+def test_a_negated_batch_is_not_read_as_its_memory(numbers, engine):
+    compare(Plain, engine, -1, SAYS, data=with_negated(numbers), max_epochs=4)
+
+
+class Conjugated(Plain):
+    """Has a buffer that is conjugated, and keeps another number of each step that is."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("phase", torch.complex(torch.ones(6), torch.full((6,), 0.3)).conj())
+        self.kept = torch.zeros(6)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        shifted = x * self.phase.imag + self.kept
+        self.kept = torch.complex(x, x).mean(0).conj().imag
+        return super().training_step((shifted, y), batch_idx)
+
+
+@ENGINES
+def test_tensors_of_the_modules_that_are_conjugated(engine):
+    compare(Conjugated, engine, -1, SAYS, data=with_negated([]), max_epochs=2)
+
+
+class Ragged(Plain):
+    """Its rows are of different lengths."""
+
+    def training_step(self, batch, batch_idx):
+        rows, y = batch
+        return super().training_step((torch.nested.to_padded_tensor(rows, 0.0, (len(y), 6)), y), batch_idx)
+
+
+@ENGINES
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_train_eagerly(engine):
+    def collate(items):
+        labels = [label for _, label in items]
+        return torch.nested.nested_tensor([row[: 3 + int(label)] for row, label in items]), torch.stack(labels)
+
+    def data():
+        return DataLoader(loader(20, last=8).dataset, batch_size=8, collate_fn=collate)
+
+    compare(Ragged, engine, -1, "batches are of too many kinds", data=data, max_epochs=3)

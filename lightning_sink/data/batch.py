@@ -34,7 +34,7 @@ def flatten(batch: Any) -> tuple[list[Tensor], Signature]:
     if kind is tuple or kind is list:
         signature.append(kind)  # type: ignore[arg-type]
         for item in batch:
-            if type(item) is not Tensor:
+            if type(item) is not Tensor or item.is_nested or item.is_neg() or item.is_conj():
                 signature.clear()
                 break
             signature.append((item.shape, item.dtype, item.stride(), item.device, item.requires_grad))
@@ -82,7 +82,7 @@ def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int
     children: list[Any] | None = None
     if isinstance(item, Tensor):
         leaves.append(item)
-        signature.append((item.shape, item.dtype, item.stride(), item.device, item.requires_grad))
+        signature.append(_look_of(item))
     elif isinstance(item, (tuple, list)):
         signature.append((type(item), len(item)))
         children = list(item)
@@ -96,6 +96,14 @@ def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int
         signature.append((type(item), _by_value(item)))
     for child in children or ():
         _walk(child, leaves, signature, depth)
+
+
+def _look_of(tensor: Tensor) -> Hashable:
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return _Same(tensor)  # it has neither a shape nor strides
+    look = (tensor.shape, tensor.dtype, tensor.stride(), tensor.device, tensor.requires_grad)
+    # One that only says that it is conjugated or negated is another: its memory holds something else.
+    return (*look, tensor.is_conj(), tensor.is_neg()) if tensor.is_conj() or tensor.is_neg() else look
 
 
 def _by_value(item: Any) -> Hashable:

@@ -14,12 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from ctypes import memmove
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_sink.data.batch import flatten
 from lightning_sink.data.private import pytree
+from lightning_sink.data.run import Found, Run
 
 _ALIGNMENT = 256
 """Bytes to a multiple of which a tensor begins, as with PyTorch's own allocator for CUDA."""
@@ -64,23 +66,17 @@ class Arriving:
     """A batch on its way.
 
     Args:
+        copy: What it was sent by.
         rebuild: Makes it of its tensors.
     """
 
-    def __init__(self, rebuild: Callable[[list[Tensor]], Any]) -> None:
-        self._rebuild = rebuild
-        self._sent: tuple[_Copy, list[Tensor]] | None = None
-
-    def send(self, copy: _Copy, tensors: list[Tensor]) -> None:
-        """Its tensors have been sent."""
-        self._sent = copy, tensors
+    def __init__(self, copy: _Copy, rebuild: Callable[[list[Tensor]], Any]) -> None:
+        self._copy, self._rebuild = copy, rebuild
 
     def take(self) -> Any:
         """Makes the caller's stream wait for the batch, and returns it, on the device."""
-        assert self._sent is not None, "a load is sent before its batches are taken"  # noqa: S101
-        copy, tensors = self._sent
-        copy.arrive()
-        return self._rebuild(tensors)
+        self._copy.arrive()
+        return self._rebuild(self._copy.tensors)
 
 
 class Device:
@@ -106,118 +102,153 @@ class Device:
         if found is None:
             return batch
         tensors, rebuild = found
-        item = Arriving(rebuild)
         copy = _Copy(self._streams, [self._streams.pinned(tensor).copy_(tensor) for tensor in tensors])
-        item.send(copy, copy.tensors)
-        return item
+        return Arriving(copy, rebuild)
 
-    def load(self, batches: int, room: int) -> Load:
-        """Returns what sends batches that programs will use by few copies; the arguments are those of `Load`."""
-        return Load(self._streams, batches, room)
+    def load(self, found: Found, batches: int, room: int) -> Load | None:
+        """Returns what sends batches like this one that programs will use by one copy; None if it is not sent.
+
+        Args:
+            found: The first of them.
+            batches: How many there may be.
+            room: Bytes that the copy may have; a batch that is larger has one of its own.
+        """
+        apart = _apart(found[0])
+        return None if apart is None else Load(self._streams, found, *apart, batches, room)
 
 
-class Load:
-    """Batches of one layout that lie side by side and are sent at once; another layout begins another copy.
+class Load(Run):
+    """A run of batches that lie side by side and are sent at once. Made by `Device.load`, with the first of them.
 
     Args:
         streams: The device.
+        found: The first.
+        tensors: Its tensors.
+        rebuild: Makes a batch of others in their place.
         batches: How many there may be.
-        room: Bytes that one copy may have; a batch that is larger has one of its own.
+        room: Bytes that the copy may have.
     """
 
-    def __init__(self, streams: Streams, batches: int, room: int) -> None:
-        self._streams, self._left, self._room = streams, batches, room
+    def __init__(
+        self,
+        streams: Streams,
+        found: Found,
+        tensors: list[Tensor],
+        rebuild: Callable[[list[Tensor]], Any],
+        batches: int,
+        room: int,
+    ) -> None:
+        super().__init__()
+        self._streams, self._rebuild, self._size = streams, rebuild, 0
+        leaves, self._signature = flatten(found[0])
+        is_flat = type(found[0]) in (tuple, list) and all(type(item) is Tensor for item in found[0])
+        self._flat = type(found[0]) if is_flat else None
+        places: dict[int, list[int]] = {}  # a tensor that comes twice is sent twice, as `Tensor.to` makes two of it
+        for place, leaf in enumerate(leaves):
+            places.setdefault(id(leaf), []).append(place)
+        self._order = [places[id(tensor)].pop(0) for tensor in tensors]
         self._layouts: list[_Layout] = []
-        self._size = self._most = self._base = 0
-        self._arena: Tensor | None = None
-        self._views: dict[tuple[int, torch.Size], Sequence[Tensor]] = {}
-        self._items: list[Arriving] = []
+        for tensor in leaves:
+            self._layouts.append(_Layout(tensor, self._size))
+            self._size += -(-self._layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._most = max(1, min(batches, room // max(1, self._size)))
+        whole = torch.empty(max(1, self._size * self._most), dtype=torch.uint8, device="meta")
+        self._arena = streams.pinned(whole)
+        self._base = self._arena.data_ptr()
+        self._targets = [
+            (tensor.shape, tensor.dtype, tensor.stride(), layout.offset, layout.nbytes, self._copies_of(tensor, layout))
+            for tensor, layout in zip(leaves, self._layouts, strict=True)
+        ]
+        self._copy: _Copy | None = None
+        self._columns: list[Tensor] = []
+        self._take(leaves, found)
 
-    def add(self, batch: Any) -> Any:
-        """Takes a batch.
+    def add(self, found: Found) -> bool:
+        """Takes a batch as the last one, whose memory may be filled again then.
 
-        Returns:
-            An `Arriving`, and the batch's memory may be filled again from then on; the batch if it is not sent.
+        False, and nothing was taken, where it is not like the others, there is no room, or they have been sent.
         """
-        self._left -= 1
-        found = _apart(batch)
-        if found is None:
-            return batch
-        tensors, rebuild = found
-        if len(self._items) >= self._most or not self._fill(tensors):
-            self.send()
-            self._begin(tensors)
-            self._fill(tensors)
-        item = Arriving(rebuild)
-        self._items.append(item)
-        return item
-
-    def _begin(self, tensors: list[Tensor]) -> None:
-        self._layouts, self._size, self._views = [], 0, {}
-        for tensor in tensors:
-            shape, dtype, stride, nbytes = _as_sent(tensor)
-            self._layouts.append((shape, dtype, stride, nbytes, self._size, {tensor.stride()}))
-            self._size += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        most = min(self._left + 1, max(1, self._room // max(1, self._size)))
-        whole = torch.empty(max(1, self._size * most), dtype=torch.uint8, device="meta")
-        self._arena = self._streams.pinned(whole)
-        self._base, self._most = self._arena.data_ptr(), most  # behind what may find no memory
-
-    def _fill(self, tensors: list[Tensor]) -> bool:
-        """Copies tensors to the next place; False, and they may be in part, where `Tensor.to` lays them otherwise."""
-        if len(tensors) != len(self._layouts):
+        batch = found[0]
+        if len(self._kept) >= self._most or self._copy is not None:
             return False
-        number = len(self._items)
+        if type(batch) is self._flat:
+            return len(batch) == len(self._targets) and self._take(batch, found)
+        leaves, signature = flatten(batch)
+        return signature == self._signature and self._take(leaves, found)
+
+    def _take(self, leaves: Sequence[Any], found: Found) -> bool:
+        """Copies tensors to the next place, if each is like the first batch's; in half the time of a look at all."""
+        number = len(self._kept)
         begin = self._base + self._size * number
-        for tensor, (shape, dtype, stride, nbytes, offset, others) in zip(tensors, self._layouts, strict=True):
-            if tensor.dtype != dtype or tensor.shape != shape:
+        for tensor, (shape, dtype, stride, offset, nbytes, copies) in zip(leaves, self._targets, strict=True):
+            if (
+                type(tensor) is not Tensor
+                or tensor.shape != shape
+                or tensor.dtype is not dtype
+                or not tensor.is_cpu
+                or tensor.requires_grad
+                or tensor.is_conj()
+                or tensor.is_neg()
+                or tensor.stride() != stride
+            ):
                 return False
-            given = tensor.stride()
-            if given == stride:  # in one piece, in this order
+            if copies is None:
                 memmove(begin + offset, tensor.data_ptr(), nbytes)
-                continue
-            if given not in others:
-                if _as_sent(tensor)[2] != stride:
-                    return False
-                others.add(given)
-            place = offset, shape  # an empty tensor ends where it begins
-            if place not in self._views:
-                arena = cast(Tensor, self._arena)
-                self._views[place] = self._column(arena, self._most, shape, dtype, stride, offset).unbind()
-            self._views[place][number].copy_(tensor)
+            else:
+                copies[number].copy_(tensor)
+        self._kept.append((found[1], found[2], None))
         return True
 
+    def _copies_of(self, tensor: Tensor, layout: _Layout) -> Sequence[Tensor] | None:
+        """Returns where a tensor of each batch is copied to; None for what lies in one piece, as it will."""
+        if tensor.stride() == layout.stride:
+            return None
+        return self._column(self._arena, layout, self._most).unbind()
+
     def send(self) -> None:
-        """Issues the copy of what was added since the last one."""
-        if self._items and self._arena is not None:
-            count = len(self._items)
-            copy = _Copy(self._streams, [self._arena[: max(1, self._size * count)]])
-            columns = [
-                # Each counts its own writes, which views would share.
-                [part.data for part in self._column(copy.tensors[0], count, shape, dtype, stride, offset).unbind()]
-                for shape, dtype, stride, _, offset, _ in self._layouts
-            ]
-            for item, *tensors in zip(self._items, *columns, strict=True):
-                item.send(copy, tensors)
-        self._arena, self._items, self._most = None, [], 0
+        """Issues the copy."""
+        self._copy = _Copy(self._streams, [self._arena[: max(1, self._size * len(self))]])
+        self._targets = []
 
-    def _column(
-        self, arena: Tensor, count: int, shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...], offset: int
-    ) -> Tensor:
+    def _arrive(self) -> list[Tensor]:
+        """Makes the caller's stream wait for them, and returns each tensor of all batches."""
+        assert self._copy is not None, "a load is sent before its batches are taken"  # noqa: S101
+        if not self._columns:
+            self._copy.arrive()
+            (there,) = self._copy.tensors
+            count = self.first + len(self)
+            self._columns = [self._column(there, layout, count) for layout in self._layouts]
+        return self._columns
+
+    def batch(self, number: int) -> Any:
+        """Returns a batch, on the device."""
+        # Each tensor counts its own writes, which views would share.
+        leaves = [column[number].data for column in self._arrive()]
+        return self._rebuild([leaves[place] for place in self._order])
+
+    def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
+        """Returns each tensor of some batches, side by side."""
+        return [column[begin:end] for column in self._arrive()]
+
+    def _column(self, arena: Tensor, layout: _Layout, count: int) -> Tensor:
         """Returns the tensors at one place of each batch, in an arena's memory."""
-        column = torch.empty(0, dtype=dtype, device=arena.device)
-        place, each = offset // dtype.itemsize, self._size // dtype.itemsize
-        return column.set_(arena.untyped_storage(), place, (count, *shape), (each, *stride))
+        column = torch.empty(0, dtype=layout.dtype, device=arena.device)
+        place, each = layout.offset // layout.dtype.itemsize, self._size // layout.dtype.itemsize
+        return column.set_(arena.untyped_storage(), place, (count, *layout.shape), (each, *layout.stride))
 
 
-_Layout = tuple[torch.Size, torch.dtype, tuple[int, ...], int, int, set[tuple[int, ...]]]
-"""A tensor's shape, type and strides once it is sent; its bytes; where it begins; strides from which it comes so."""
+class _Layout:
+    """What `Tensor.to` makes of a tensor, and where it lies in what is sent of a batch.
 
+    Args:
+        tensor: The tensor.
+        offset: Bytes before it.
+    """
 
-def _as_sent(tensor: Tensor) -> tuple[torch.Size, torch.dtype, tuple[int, ...], int]:
-    """Returns the shape, type, strides and bytes of what `Tensor.to` makes of a tensor."""
-    like = torch.empty_like(tensor, device="meta")
-    return like.shape, like.dtype, like.stride(), like.nbytes
+    def __init__(self, tensor: Tensor, offset: int) -> None:
+        like = torch.empty_like(tensor, device="meta")
+        self.shape, self.dtype, self.stride, self.nbytes = like.shape, like.dtype, like.stride(), like.nbytes
+        self.offset = offset
 
 
 def _apart(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]] | None:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning_sink.data.batch import nbytes
 from lightning_sink.data.device import Device
 from lightning_sink.data.producer import Abandoned, Item
 from lightning_sink.data.report import Telemetry
+from lightning_sink.data.run import Found
 from lightning_sink.data.source import NotYet, Source
 from lightning_sink.data.texts import note_place
 
-Found = tuple[Any, Any, int]
-"""A batch, an `Arriving` where it is on its way to a device; its note and its bytes."""
-
-_NO_ERRORS = (StopIteration, KeyboardInterrupt, NotYet, Abandoned)
+_NO_ERRORS = (StopIteration, KeyboardInterrupt, NotYet, Abandoned, GeneratorExit)
 """What leaves a fetch that did not fail."""
 
 
@@ -63,8 +61,6 @@ class Fetches:
     def fetch(self, in_turn: bool, *, on_thread: bool = False) -> Found:
         """Fetches a batch; adds its place to an error.
 
-        One that is fetched before its turn on the trainer's thread is left for the queue to send, with others.
-
         Args:
             in_turn: Whether the training has used every batch before and waits for this one.
             on_thread: Whether this is the queue's thread.
@@ -74,15 +70,30 @@ class Fetches:
             batch, note = self.source.fetch(in_turn)
             size = nbytes(batch)
             if self._prepare is not None:
-                self.stage = "one of the batch-transfer hooks"
+                self.stage = _HOOKS
                 batch = self._prepare(batch)
-            if self._device is not None and (in_turn or on_thread):
+            if self._device is not None:
                 batch = self._device.send(batch)
         except BaseException as error:
             self._note_place(error, on_thread)
             raise
         self._telemetry.fetched(time.perf_counter() - began, size)
         return batch, note, size
+
+    def row(self) -> Iterator[Found]:
+        """Fetches the next batches of the traversal, before their turn, and leaves them for the queue to send."""
+        prepare, fetched, clock = self._prepare, self._telemetry.fetched, time.perf_counter
+        began = clock()
+        try:
+            for batch, note in self.source.row():
+                size = nbytes(batch)
+                found = (batch if prepare is None else prepare(batch)), note, size
+                fetched(clock() - began, size)
+                yield found
+                began = clock()
+        except BaseException as error:
+            self._note_place(error, False)
+            raise
 
     def retry(self, error: BaseException | None) -> bool:
         """Lets the next fetch make again the one that has just ended so, if it failed; tells whether it will."""
@@ -116,4 +127,4 @@ class Fetches:
             note_place(error, self.source.describe(), on_thread)
 
 
-_LOADER = "the loader"
+_LOADER, _HOOKS = "the loader", "one of the batch-transfer hooks"

@@ -13,16 +13,15 @@ batch is fetched
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Collection
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning_sink.data.device import Arriving, Device, Load
-from lightning_sink.data.fetches import Fetches, Found
+from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import QueueReport, Telemetry
 from lightning_sink.data.reuse import Reuse
+from lightning_sink.data.run import Early, Found, Part
 from lightning_sink.data.source import Source
 from lightning_sink.data.supply import Supply
 
@@ -63,12 +62,12 @@ class BatchQueue:
             in_step_because = in_step_because or "`buffer_size` is 0"
         self._device = device
         self._lends = device is None  # whether the training gets memory that the loader may fill again
-        self._early: deque[Found] = deque()
         self._reuse = Reuse(2 * options.batches, options.buffer_bytes)
         self._failure: BaseException | None = None
         self._fetches = Fetches(source, device, prepare, self._telemetry)
         self._supply = Supply(self._fetches, options, self._telemetry, in_step_because, say)
         self._producer, self._pace = self._supply.producer, self._supply.pace
+        self._early = Early(lambda count, size: self._producer.hold(-count, -size))
         self._last_take = self._began = self._waited = 0.0
 
     def __repr__(self) -> str:
@@ -134,7 +133,6 @@ class BatchQueue:
     def restart(self, source: Source | None = None) -> None:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
         self._failure = None
-        self._drop(self._early)
         self._early.clear()
         self._supply.empty()
         self._fetches.source = source or self._fetches.source
@@ -154,8 +152,7 @@ class BatchQueue:
             Exception: What the loader or a hook raised, with the batch's place added.
         """
         if self._early:
-            ((batch, note),) = self.look_ahead(1)
-            self.skip(1)
+            batch, (note,) = self.skip(1)
             return batch, note
         if self._failure is not None:
             error, self._failure = self._failure, None
@@ -179,8 +176,8 @@ class BatchQueue:
         if reuse.found and not self._telemetry.in_step_because:
             self._supply.stay_in_step(f"the loader fills the memory of a batch again {reuse.distance} batches later")
 
-    def look_ahead(self, most: int, behind: int = 0) -> list[tuple[Any, Any]]:
-        """Returns batches that come next, at most so many, with their notes; they stay in the queue.
+    def look_ahead(self, most: int, behind: int = 0) -> Part | None:
+        """Returns batches that come next and are alike, at most so many; they stay in the queue. None if there is none.
 
         On the way in step they are fetched here and now: plain training would do so a few steps later. That is another
         time, but the same batches, unless a fetch draws, as the steps before it may. A traversal begins, and draws,
@@ -197,72 +194,82 @@ class BatchQueue:
         missing = behind + most - len(self._early)
         if missing > 0 and self._failure is None:
             self._look_further(missing, due=behind == len(self._early))
-        return [(batch, note) for batch, note, _ in islice(self._early, behind, behind + max(0, most))]
+        return self._early.part(behind, most)
 
     def _look_further(self, batches: int, due: bool) -> None:
         began, held = time.perf_counter(), len(self._early)
         if self._supply.has_early():
             if due and self._supply.begins_here:
-                self._look_while_there_is_room(1, self._supply.begin)
+                self._look_while_there_is_room(1, iter(self._supply.begin, None))
                 batches -= 1
             if self._failure is None:
-                with self._supply.early() as get:
-                    self._look_while_there_is_room(batches, get)
+                with self._supply.early() as founds:
+                    self._look_while_there_is_room(batches, founds)
         seconds = time.perf_counter() - began
         self._telemetry.consumer_wait_seconds += seconds
         self._pace.skip(len(self._early) - held, seconds)
 
-    def _look_while_there_is_room(self, batches: int, get: Callable[[], Found | None]) -> None:
-        room, last = self._options.buffer_bytes, self._early[-1][2] if self._early else 0
-        producer, reuse, until = self._producer, self._reuse, time.perf_counter() + _SECONDS
-        load = None if self._device is None else self._device.load(batches, min(room, _COPY))
-        new = self._early if load is None else deque[Found]()  # at once: Ctrl-C may come at any time
-        for _ in range(batches):
-            if producer.held_bytes + last > room or (new and time.perf_counter() > until):
+    def _look_while_there_is_room(self, batches: int, founds: Iterator[Found]) -> None:
+        room, until = self._options.buffer_bytes, time.perf_counter() + _SECONDS
+        _, last = self._early.last
+        load: Load | None = None
+        for number in range(batches):
+            if self._producer.held_bytes + last > room or (number and time.perf_counter() > until):
                 break
             found = None
             try:
-                found = get()
+                found = next(founds, None)
                 if found is None:
                     break
-                item, note, last = found
-                if load is not None and type(item) is not Arriving:
-                    item = load.add(item)
-                is_lent = type(item) is not Arriving
-                if is_lent and not reuse.ended:
+                last = found[2]
+                if load is not None and load.add(found):
+                    continue
+                full, load = load, None
+                self._send(full)
+                load = self._load(found, batches - number)
+                if load is not None:
+                    continue
+                item, note, size = found
+                self._early.hold((_arrived(item), note, size))
+                if type(item) is Arriving:
+                    continue
+                if not self._reuse.ended:
                     self._look_at(item)
+                if self._device is not None:
+                    break  # the next fetch may fill its memory again
             except BaseException as error:  # in its turn, whatever it is
                 self._failure = error
-                if found is not None:
-                    self._drop([found])
+                if found is not None and found[1] is not (self._early if load is None else load).last[0]:
+                    self._producer.hold(-1, -found[2])
                 break
-            new.append((item, note, last))
-            if is_lent and load is not None:
-                break  # the next fetch may fill its memory again
-        if load is not None:
-            self._early.extend(self._sent(load, new))
+        try:
+            self._send(load)
+        except BaseException as error:
+            self._failure = error
 
-    def _sent(self, load: Load, new: Collection[Found]) -> list[Found]:
+    def _load(self, found: Found, batches: int) -> Load | None:
+        if self._device is None or type(found[0]) is Arriving:
+            return None
+        return self._device.load(found, batches, min(self._options.buffer_bytes, _COPY))
+
+    def _send(self, load: Load | None) -> None:
+        """Sends what was loaded; where that fails, it is lost, and the error is raised in the turn of its first."""
+        if load is None:
+            return
         try:
             load.send()
-            return [(_arrived(item), note, size) for item, note, size in new]
-        except BaseException as error:  # in the turn of the first of them
-            self._failure = error
-            self._drop(new)
-            return []
+        except BaseException:
+            self._producer.hold(-len(load), -load.take(len(load)))
+            raise
+        self._early.append(load)
 
-    def skip(self, count: int) -> list[Any]:
-        """Takes the first of the batches that `look_ahead` returned; returns their notes."""
-        depth = self.ready
-        taken = [self._early.popleft() for _ in range(count)]
-        self._drop(taken)
-        self._telemetry.taken(0.0, sum(size for _, _, size in taken), depth, count)
+    def skip(self, count: int) -> tuple[Any, list[Any]]:
+        """Takes the first of what `look_ahead` returned; returns the last of these batches, and the notes of all."""
+        depth, held = self.ready, self._producer.held_bytes
+        taken = self._early.take(count)
+        self._telemetry.taken(0.0, held - self._producer.held_bytes, depth, count)
         self._last_take = time.perf_counter()
-        return [note for _, note, _ in taken]
-
-    def _drop(self, founds: Collection[Found]) -> None:
-        """These no longer count as fetched and not yet taken."""
-        self._producer.hold(-len(founds), -sum(size for _, _, size in founds))
+        return taken
 
 
 def _arrived(item: Any) -> Any:

@@ -42,7 +42,7 @@ class Reuse:
         """Looks at a batch that has just been fetched, and at what is left of those before."""
         if self.ended:
             return
-        leaves = [leaf.detach() for leaf in flatten(batch)[0] if leaf.layout is torch.strided and not leaf.is_quantized]
+        leaves = [leaf.detach() for leaf in flatten(batch)[0] if _has_numbers(leaf)]
         size = sum(leaf.nbytes for leaf in leaves)
         self._room -= size
         memory = _Memory(leaves)
@@ -60,6 +60,11 @@ class Reuse:
     def _end(self) -> None:
         self.ended = True
         self._kept.clear()
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    """Tells whether a tensor has numbers in memory of its own."""
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 def _sample(tensor: Tensor) -> Tensor:

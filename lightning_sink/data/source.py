@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -37,6 +38,15 @@ class Source(ABC):
             NotYet: When a traversal would begin and it is not in turn. Nothing has been fetched then.
             StopIteration: When there is no batch left.
         """
+
+    def row(self) -> Iterator[tuple[Any, Any]]:
+        """Gives batches with their notes, none of them in turn, until a traversal has to begin or no batch is left."""
+        while True:
+            try:
+                found = self.fetch(False)
+            except (NotYet, StopIteration):
+                return
+            yield found
 
     def retry(self) -> bool:
         """Lets the next fetch make again the one that has just failed; tells whether that can be done."""

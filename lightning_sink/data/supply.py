@@ -12,12 +12,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lightning_sink.data.fetches import Fetches, Found
+from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.generators import keep_states, watch_states
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Item, Producer
 from lightning_sink.data.report import Telemetry
+from lightning_sink.data.run import Found
 from lightning_sink.data.source import NotYet
 from lightning_sink.data.texts import BOUND, DRAWS, HANGS, LATE, lateness
 from lightning_sink.errors import DataTimeoutError, SinkWarning
@@ -157,18 +158,18 @@ class Supply:
         return found
 
     @contextmanager
-    def early(self) -> Iterator[Callable[[], Found | None]]:
-        """Gives what returns the next batch before its turn, None where it is not to be had so any more.
+    def early(self) -> Iterator[Iterator[Found]]:
+        """Gives what gives the next batches before their turn, as long as they are to be had so.
 
-        What it returns counts as held by the owner. A fetch that draws all the same is noticed, and warned of.
+        What it gives counts as held by the owner. A fetch that draws all the same is noticed, and warned of.
         """
         if self._is_from_ahead():
-            yield self._early_from_ahead  # on the thread, a draw waits for its turn
+            yield iter(self._early_from_ahead, None)  # on the thread, a draw waits for its turn
         elif self._fetches.source.draws_nothing:
-            yield self._early_in_step
+            yield self._early_when_due()
         else:
             has_drawn = watch_states()
-            yield self._early_in_step
+            yield self._early_when_due()
             if has_drawn():
                 self._draws = True
                 warnings.warn(LATE, SinkWarning, stacklevel=2)
@@ -185,14 +186,27 @@ class Supply:
         self.producer.hold(0, found[2])
         return found
 
-    def _early_in_step(self) -> Found | None:
+    def _early_when_due(self) -> Iterator[Found]:
+        """As `_when_due`, before they are."""
+        return self._early_in_step() if self._options.timeout is None else iter(self._early_on_demand, None)
+
+    def _early_in_step(self) -> Iterator[Found]:
         try:
-            if self._options.timeout is None:
-                found = self._in_step(False)
-            elif self._fetches.source.begin_due:
-                return None
-            else:
-                found = self._demand(in_turn=False)
+            for found in self._fetches.row():
+                self.producer.wanted -= 1
+                self.producer.hold(1, found[2])
+                yield found
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self.producer.wanted -= 1
+            raise
+
+    def _early_on_demand(self) -> Found | None:
+        if self._fetches.source.begin_due:
+            return None
+        try:
+            found = self._demand(in_turn=False)
         except NotYet:  # data without a length: its end is known when it is reached
             return None
         self.producer.hold(1, found[2])
@@ -256,10 +270,10 @@ class Supply:
         """Has the batch fetched that nobody has begun to fetch: here, or on the thread if there is a timeout."""
         return self._in_step() if self._options.timeout is None else self._demand()
 
-    def _in_step(self, in_turn: bool = True) -> Found:
+    def _in_step(self) -> Found:
         self.producer.wanted -= 1
         try:
-            return self._fetches.fetch(in_turn)
+            return self._fetches.fetch(True)
         except NotYet:
             self.producer.wanted += 1
             raise

@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
 from lightning_sink.data.generators import Draws, drawing_from
 from lightning_sink.data.resuming import finds_its_place, length_of, look_at
@@ -48,6 +49,15 @@ class Place(NamedTuple):
             "length": self.length,
             "draws": [self.begin.saved(), self.first.saved()],
         }
+
+
+LazyPlace = tuple[Place, int]
+"""A place of the traversal, and which of its batches it is to be behind: half a microsecond less than the place."""
+
+
+def place_of(lazy: LazyPlace) -> Place:
+    """Returns the place."""
+    return lazy[0]._replace(batch=lazy[1])
 
 
 class Traversals:
@@ -196,6 +206,20 @@ class Traversals:
         states = self._states() if self.keeps_states else None
         self.places.append(Place(self.traversal, self.batch, self._length, self._begin, self._first, states))  # type: ignore[arg-type]
         return batch
+
+    def row(self) -> Iterator[tuple[Any, LazyPlace]]:
+        """Gives the next batches of the traversal, and the place behind each; not the first one, which is in turn.
+
+        For loaders that keep no state.
+        """
+        if self.begin_due or self._fresh:
+            return
+        left = None if self.limit == float("inf") else int(self.limit) - self.batch
+        begin = Place(self.traversal, 0, self._length, self._begin, self._first)  # type: ignore[arg-type]
+        for number, batch in enumerate(islice(cast(Iterator[Any], self._iterator), left), start=self.batch + 1):
+            self.batch = number
+            yield batch, (begin, number)
+        self._ended = True
 
     def retry(self) -> bool:
         """Lets the next batch be the one that has just failed; tells whether that can be done."""

@@ -12,13 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.copies import copy_of, memory_of
+from lightning_sink.engine.copies import memory_of
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.loop import Layout, Outputs
 from lightning_sink.engine.private import copy_alike, copy_all
+from lightning_sink.engine.step import Column
 
 _SIZES = (16, 4, 1)
 """Steps in one graph, for steps that take little. A row of any length is few replays, and there are three captures."""
+
+_ALIGNMENT = 256
+"""Bytes to a multiple of which each step's begin, as with PyTorch's allocator for CUDA: kernels may count on it."""
 
 _SHORT = 1e-3
 """Seconds of a step beside which the launch of a graph is nothing: one in each will do, and takes the least memory."""
@@ -31,7 +35,7 @@ class Block:
         step: Runs one of them.
         fixed: The inputs that are the same for each, all on the device; None for those that are not.
         positions: Which are not.
-        row: Those of one step, to know what they are like.
+        first: Those of one step, to know what they are like.
         kept: Outputs of which every step's is wanted, with what they look like.
         size: How many steps.
 
@@ -47,19 +51,14 @@ class Block:
         step: Callable[..., Outputs],
         fixed: list[Tensor | None],
         positions: list[int],
-        row: list[Tensor],
+        first: list[Tensor],
         kept: dict[int, Layout],
         size: int,
     ) -> None:
         self.size, self._step, self._fixed, self._positions, self._kept = size, step, fixed, positions, [*kept]
         self.places = places_of(fixed)
-        self._given = [[copy_of(tensor) for _ in range(size)] for tensor in row]
-        packed = [tensor.is_contiguous() for tensor in row]
-        self._memory = [
-            own if is_packed else [*map(memory_of, own)] for own, is_packed in zip(self._given, packed, strict=True)
-        ]
-        self._packed = packed
-        device = next(tensor.device for tensor in (*row, *fixed) if tensor is not None)
+        self._varying = [Varying(tensor, size) for tensor in first]
+        device = next(tensor.device for tensor in (*first, *fixed) if tensor is not None)
         self.columns = [torch.empty((size, *shape), dtype=dtype, device=device) for dtype, shape in kept.values()]
         self._outputs = Outputs()
         self.is_captured = False
@@ -70,12 +69,10 @@ class Block:
         self._replay, self._outputs = graphs.capture(self._body)
         self.is_captured = True
 
-    def run(self, varying: list[Tensor]) -> None:
-        """Has the device run the steps with these inputs, step after step."""
-        count = len(self._positions)
-        for place, (memory, is_packed) in enumerate(zip(self._memory, self._packed, strict=True)):
-            given = varying[place::count]
-            copy_alike(memory, given if is_packed else [*map(memory_of, given)])
+    def run(self, columns: list[Column]) -> None:
+        """Has the device run the steps with these inputs."""
+        for varying, column in zip(self._varying, columns, strict=True):
+            varying.fill(column)
         self._replay()
 
     def _run(self) -> None:
@@ -85,8 +82,8 @@ class Block:
         outputs = Outputs()
         for number in range(self.size):
             given: list[Any] = self._fixed.copy()
-            for position, own in zip(self._positions, self._given, strict=True):
-                given[position] = own[number]
+            for position, varying in zip(self._positions, self._varying, strict=True):
+                given[position] = varying.tensors[number]
             outputs = self._step(*given)
             for column, index in zip(self.columns, self._kept, strict=True):
                 column[number].copy_(outputs[index].reshape(column[number].shape))
@@ -111,6 +108,35 @@ class Block:
             output = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             found.append(output.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride()))
         return tuple(found)
+
+
+class Varying:
+    """Memory for one of the inputs that differ from step to step.
+
+    Args:
+        like: One step's. Other steps' are laid as it is, and have its type.
+        size: How many steps.
+
+    Attributes:
+        tensors: Each step's.
+    """
+
+    def __init__(self, like: Tensor, size: int) -> None:
+        extent = memory_of(like)
+        each = -(-max(1, extent.nbytes) // _ALIGNMENT) * _ALIGNMENT // like.itemsize
+        memory = torch.empty(size * each, dtype=like.dtype, device=like.device)
+        self.tensors = [memory.as_strided(like.shape, like.stride(), number * each) for number in range(size)]
+        self._whole = memory.as_strided((size, *like.shape), (each, *like.stride()), 0)
+        self._is_packed = like.is_contiguous()
+        self._memory = self.tensors if self._is_packed else [*map(memory_of, self.tensors)]
+        self.fill([like] * size)
+
+    def fill(self, column: Column) -> None:
+        """Puts the steps' tensors there."""
+        if isinstance(column, Tensor):
+            self._whole.copy_(column)
+        else:
+            copy_alike(self._memory, column if self._is_packed else [*map(memory_of, column)])
 
 
 class Blocks:
@@ -143,7 +169,7 @@ class Blocks:
         fixed: list[Tensor | None],
         places: list[int | None],
         positions: list[int],
-        varying: list[Tensor],
+        varying: list[Column],
         kept: dict[int, Layout],
         steps: int,
     ) -> list[Block]:
@@ -153,7 +179,7 @@ class Blocks:
             fixed: The inputs that are the same for each, all on the device; None for those that are not.
             places: Where they lie.
             positions: Which are not.
-            varying: Those, step after step.
+            varying: Those, of all steps.
             kept: Outputs of which every step's is wanted, with what they look like.
             steps: How many steps.
         """
@@ -170,7 +196,7 @@ class Blocks:
                 if block is not None and block.places != places:
                     block = None  # before another one takes memory
                 if block is None:
-                    block = Block(self._step, fixed, positions, varying[: len(positions)], kept, size)
+                    block = Block(self._step, fixed, positions, [column[0] for column in varying], kept, size)
                     if not self._capture(block):
                         return self.find(fixed, places, positions, varying, kept, steps)
                 self._known[key] = block

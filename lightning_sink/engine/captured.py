@@ -8,6 +8,7 @@ has been launched by then, which leaves all of it anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from operator import is_
 from typing import Any, cast
 from weakref import ref
@@ -21,8 +22,10 @@ from lightning_sink.engine.draws import Draw
 from lightning_sink.engine.failures import with_type
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.loop import CompiledStep, Layout, Outputs, Repeated, Row, layout_of
+from lightning_sink.engine.masks import draw_in_a_row
 from lightning_sink.engine.placement import Placement
 from lightning_sink.engine.slots import storages
+from lightning_sink.engine.step import Column
 
 
 class _Fixed:
@@ -106,29 +109,36 @@ class CapturedStep(CompiledStep):
         """Whether rows run beside the thread that launches them."""
         return True
 
-    def row(self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]) -> Row:
+    def row(
+        self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
+    ) -> Row:
         """Returns steps in a row, to be run; the arguments are those of `Row`."""
         if not self._layouts:
-            return super().row(fixed, positions, rows, kept)
+            return super().row(fixed, positions, columns, kept, steps)
         same = self._fixed
         if same is None or not same.are(fixed):
             given = [*self.counterparts.instead(fixed), *(None for _ in self._on_host)]
             self._fixed = same = _Fixed(fixed, given, self._placement.written)
-        if not self._may_stage(same, positions, rows):
-            return super().row(fixed, positions, rows, kept)
-        if self._on_host:
-            rows = [[*row, *(draw() for draw in self._on_host)] for row in rows]
-        varying = self.graphs.bring([tensor for row in rows for tensor in row])
+        if not self._may_stage(same, positions, columns):
+            return super().row(fixed, positions, columns, kept, steps)
+        varying = self._bring([*columns, *draw_in_a_row(self._on_host, steps)])
         wanted = {index: self._layouts[index] for index in kept}
         places = [*positions, *range(len(fixed), len(same.given))]
-        blocks = self.blocks.find(same.given, same.places, places, varying, wanted, len(rows))
-        return CapturedRow(self, fixed, blocks, varying, wanted, len(rows))
+        blocks = self.blocks.find(same.given, same.places, places, varying, wanted, steps)
+        return CapturedRow(self, fixed, blocks, varying, wanted, steps)
 
-    def _may_stage(self, same: _Fixed, positions: list[int], rows: list[list[Tensor]]) -> bool:
+    def _may_stage(self, same: _Fixed, positions: list[int], columns: list[Column]) -> bool:
         """Tells whether steps may work on copies of the inputs that differ, made before any of the steps."""
         if not self._placement.written.isdisjoint(positions):
             return False
-        return same.written.isdisjoint(tensor.untyped_storage().data_ptr() for row in rows for tensor in row)
+        tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in columns)
+        return same.written.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in tensors)
+
+    def _bring(self, columns: list[Column]) -> list[Column]:
+        """Returns inputs that differ on the device, those of the host's by few copies."""
+        lists = [column for column in columns if isinstance(column, list)]
+        brought = iter(self.graphs.bring([*chain.from_iterable(lists)]))
+        return [column if isinstance(column, Tensor) else [*islice(brought, len(column))] for column in columns]
 
 
 class CapturedRow(Row):
@@ -138,7 +148,7 @@ class CapturedRow(Row):
         step: What runs them.
         fixed: The inputs that are the same for each, where the owner has them.
         blocks: Graphs of the steps, one behind the other.
-        varying: The inputs that differ, step after step, on the device.
+        varying: The inputs that differ, of all steps, on the device.
         kept: Outputs of which every step's is wanted, with what they look like.
         steps: How many steps.
     """
@@ -148,13 +158,13 @@ class CapturedRow(Row):
         step: CapturedStep,
         fixed: list[Tensor | None],
         blocks: list[Block],
-        varying: list[Tensor],
+        varying: list[Column],
         kept: dict[int, Layout],
         steps: int,
     ) -> None:
         self._captured, self._graphs = step, step.graphs
-        self._inputs, self._blocks, self._varying, self._steps = fixed, blocks, varying, steps
-        self._columns = {
+        self._inputs, self._blocks, self._varying = fixed, blocks, varying
+        self._values = {
             index: torch.empty((steps, *column.shape[1:]), dtype=column.dtype, device=column.device)
             for index, column in zip(kept, blocks[0].columns, strict=True)
         }
@@ -182,7 +192,7 @@ class CapturedRow(Row):
         try:
             begin = self._graphs.mark()
             self._run()
-            self._columns = counterparts.fetch({i: column[: self._done] for i, column in self._columns.items()})
+            self._values = counterparts.fetch({i: column[: self._done] for i, column in self._values.items()})
             self._marks = begin, self._graphs.mark()
         except BaseException:
             if before is not None and is_captured:
@@ -200,18 +210,15 @@ class CapturedRow(Row):
 
     def _run(self) -> None:
         """Runs the blocks, up to one that fails."""
-        place = 0
-        each = len(self._varying) // self._steps
         for block in self._blocks:
             try:
-                block.run(self._varying[place : place + each * block.size])
+                block.run([column[self._done : self._done + block.size] for column in self._varying])
             except Exception as error:
                 self._error = with_type(error)
                 break
             begin, self._done = self._done, self._done + block.size
-            for column, part in zip(self._columns.values(), block.columns, strict=True):
+            for column, part in zip(self._values.values(), block.columns, strict=True):
                 column[begin : self._done].copy_(part)
-            place += each * block.size
             self._outputs = block.outputs
         if self._done and not self._blocks[0].is_captured:
             outputs = self._blocks[0].outputs()  # while they are those of the last step that did not fail
@@ -225,7 +232,7 @@ class CapturedRow(Row):
         seconds = self._graphs.seconds(begin, end)
         if self._done:
             self._captured.blocks.took(seconds / self._done)
-        return Repeated(self._done, self._bring_back(), [*self._columns.values()], seconds, self._error)
+        return Repeated(self._done, self._bring_back(), [*self._values.values()], seconds, self._error)
 
     def _bring_back(self) -> Outputs | None:
         """Returns what the last step gave, if nothing else has taken its place; brings back what the steps left."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program
-from lightning_sink.engine.step import Sink, Step
+from lightning_sink.engine.step import Column, Sink
 
 _SECONDS = 0.05
 """What one call should take at most. Ctrl-C, SIGTERM and `max_time` take effect between two calls."""
@@ -47,12 +47,12 @@ class Call:
     Args:
         sink: Whose steps they are.
         program: What runs them.
-        chunk: Steps that come next.
+        batches: Those of the steps that come next.
         numbers: How many of these, and the counters and options that they take.
 
     Attributes:
-        steps: The steps.
-        is_whole: Whether they are all of the chunk.
+        steps: How many steps.
+        is_whole: Whether they are on all of the batches.
         done: How many were run; known, like the others, when they have been waited for.
         outputs: What the last of them gave; None where a call that was launched behind this one leaves all of it anew.
         losses: The losses of those that were run; None where they give none.
@@ -60,15 +60,15 @@ class Call:
         error: What the step behind them raised; None where all were run.
     """
 
-    def __init__(self, sink: Sink, program: Program, chunk: list[Step], numbers: Numbers) -> None:
-        self.steps, self.is_whole = chunk[: numbers.steps], numbers.steps == len(chunk)
+    def __init__(self, sink: Sink, program: Program, batches: list[Column], numbers: Numbers, is_whole: bool) -> None:
+        self.steps, self.is_whole = numbers.steps, is_whole
         self.done = 0
         self.outputs: tuple[Tensor, ...] | None = ()
         self.losses: Tensor | None = None
         self.logged: list[Tensor] = []
         self.error: Exception | None = None
         self._sink, self._program = sink, program
-        self._row = program.row([step.leaves for step in self.steps], numbers.rows)
+        self._row = program.row(batches, numbers.rows, numbers.steps)
         self._runs = False
 
     def launch(self) -> None:
@@ -90,7 +90,7 @@ class Call:
         repeated = self._row.wait()
         self._sink.ran_seconds += repeated.seconds
         self.done, self.outputs, self.error = repeated.done, repeated.outputs, repeated.error
-        if self.done < len(self.steps):
+        if self.done < self.steps:
             self._sink.pass_again(self.done, self._program.note)
         if self.done:
             self._program.seconds = repeated.seconds / self.done

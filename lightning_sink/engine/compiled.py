@@ -229,17 +229,18 @@ class CompiledEngine(Engine):
             self._row_runner = None
 
     def _prepare(self, sink: Sink, step: Step, program: Program, steps: int, behind: int = 0) -> Call | None:
-        chunk = sink.ahead(step, program.note, steps, behind)
-        if not chunk or not program.takes([item.leaves for item in chunk]):
+        batches = sink.ahead(step, program.note, steps, behind)
+        if batches is None or not program.takes(columns := batches.columns()):
             return None
-        numbers = pass_through(sink, program, self._hyper, len(chunk), behind)
+        numbers = pass_through(sink, program, self._hyper, len(batches), behind)
         if numbers.stale:
             self._maker.forget()
             if behind:
                 sink.pass_again(behind, program.note)
                 return None
             self._settle()
-        return Call(sink, program, chunk, numbers) if numbers.steps else None
+        is_whole = numbers.steps == len(batches)
+        return Call(sink, program, columns, numbers, is_whole) if numbers.steps else None
 
     def _finish(self, sink: Sink, step: Step, program: Program, call: Call) -> Call | None:
         """Waits for a call and accounts for it; returns the next one, launched.
@@ -250,8 +251,7 @@ class CompiledEngine(Engine):
         following = None
         try:
             if program.function.overlaps and call.is_whole and not call.failed:
-                steps = len(call.steps)
-                following = self._prepare(sink, step, program, most(program, steps), behind=steps)
+                following = self._prepare(sink, step, program, most(program, call.steps), behind=call.steps)
                 if following is not None:
                     following.launch()
         except BaseException:
@@ -265,10 +265,10 @@ class CompiledEngine(Engine):
             if following is not None:
                 following.wait()  # before its inputs are somebody else's
             raise
-        if not call.is_whole or call.done < len(call.steps):
+        if not call.is_whole or call.done < call.steps:
             return None  # the next step needs another program, or is the one that failed
         if following is None and self._programs.have(step.key):  # it may have been forgotten meanwhile
-            following = self._prepare(sink, step, program, most(program, len(call.steps)))
+            following = self._prepare(sink, step, program, most(program, call.steps))
             if following is not None:
                 following.launch()
         return following
@@ -280,7 +280,7 @@ class CompiledEngine(Engine):
                 self._unsettled = program, call.outputs
             self.compiled_steps += call.done
             result = self._result_of(program, call.outputs or ())  # asked for behind the last call only, which has them
-            sink.account_chunk(call.steps[: call.done], result, call.losses, call.logged, program.note)
+            sink.account_chunk(call.done, result, call.losses, call.logged, program.note)
 
     # -- between steps -----------------------------------------------------------------------------------------------
 

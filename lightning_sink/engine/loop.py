@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from lightning_sink.engine.failures import error_of, with_type
 from lightning_sink.engine.masks import RowDraws
 from lightning_sink.engine.native import NativeLoop
 from lightning_sink.engine.recording import Recording
+from lightning_sink.engine.step import Column, taken_apart
 
 Outputs = tuple[Tensor, ...]
 
@@ -60,8 +62,9 @@ class Row:
         step: What runs one.
         fixed: The inputs that are the same for each step; None for those that are not.
         positions: Which are not.
-        rows: Those inputs, for each step; laid as they are in any other.
+        columns: Those inputs, of all steps; each step's are laid as any other's.
         kept: Outputs of which every step's is wanted.
+        steps: How many steps.
     """
 
     def __init__(
@@ -69,10 +72,12 @@ class Row:
         step: Callable[..., Outputs],
         fixed: list[Tensor | None],
         positions: list[int],
-        rows: list[list[Tensor]],
+        columns: list[Column],
         kept: list[int],
+        steps: int,
     ) -> None:
-        self._step, self._fixed, self._positions, self._rows, self._kept = step, fixed, positions, rows, kept
+        self._step, self._fixed, self._positions, self._kept = step, fixed, positions, kept
+        self._columns, self._steps = columns, steps
         self._result = Repeated(0)
 
     @property
@@ -83,21 +88,22 @@ class Row:
     def launch(self) -> None:
         """Begins to run them; may end with that."""
         inputs: list[Any] = self._fixed.copy()
-        columns: list[list[Tensor]] = [[] for _ in self._kept]
+        kept: list[list[Tensor]] = [[] for _ in self._kept]
         began, done, outputs, error = time.perf_counter(), 0, Outputs(), None
-        for row in self._rows:
-            for position, tensor in zip(self._positions, row, strict=True):
-                inputs[position] = tensor
+        varying = [*map(taken_apart, self._columns)]
+        for number in range(self._steps):
+            for position, tensors in zip(self._positions, varying, strict=True):
+                inputs[position] = tensors[number]
             try:
                 outputs = self._step(*inputs)
             except Exception as raised:
                 error = with_type(raised)
                 break
             done += 1
-            for column, index in zip(columns, self._kept, strict=True):
-                column.append(outputs[index].reshape(layout_of(outputs[index])[1]).clone())
-        kept = [torch.stack(column) for column in columns] if done else []
-        self._result = Repeated(done, outputs, kept, time.perf_counter() - began, error)
+            for values, index in zip(kept, self._kept, strict=True):
+                values.append(outputs[index].reshape(layout_of(outputs[index])[1]).clone())
+        stacked = [*map(torch.stack, kept)] if done else []
+        self._result = Repeated(done, outputs, stacked, time.perf_counter() - began, error)
 
     def wait(self) -> Repeated:
         """Waits for their end; returns what became of them."""
@@ -110,7 +116,7 @@ class NativeRow(Row):
     Args:
         loop: Runs them.
         inputs: The inputs, None for those that differ.
-        varying: These, step after step.
+        columns: These, of all steps.
         positions: Where they go.
         kept: Outputs of which every step's is wanted, with what they look like.
         steps: How many.
@@ -125,7 +131,7 @@ class NativeRow(Row):
         self,
         loop: NativeLoop,
         inputs: list[Tensor | None],
-        varying: list[Tensor],
+        columns: list[Column],
         positions: list[int],
         kept: dict[int, Layout],
         steps: int,
@@ -135,18 +141,19 @@ class NativeRow(Row):
         draw_again: Callable[[int], None] | None,
     ) -> None:
         self._loop, self._one_thread, self._beside, self._draw_again = loop, one_thread, beside, draw_again
-        self._columns = [torch.empty((steps, *shape), dtype=dtype, device="cpu") for dtype, shape in kept.values()]
+        self._kept_values = [torch.empty((steps, *shape), dtype=dtype, device="cpu") for dtype, shape in kept.values()]
         places = [
             number
-            for index, column in zip(kept, self._columns, strict=True)
-            for number in (index, column.data_ptr(), column[0].nbytes)
+            for index, values in zip(kept, self._kept_values, strict=True)
+            for number in (index, values.data_ptr(), values[0].nbytes)
         ]
+        varying = [*chain.from_iterable(zip(*map(taken_apart, columns), strict=True))]
         self._run = loop.prepare(inputs, varying, positions, places, steps)
         self._result = Repeated(0)
 
     def __del__(self) -> None:
         if hasattr(self, "_run"):
-            del self._run  # waits where nobody has; the columns, which are written to, go after it
+            del self._run  # waits where nobody has; what is kept, which is written to, goes after it
 
     def launch(self) -> None:
         """Begins to run them."""
@@ -159,7 +166,7 @@ class NativeRow(Row):
         error = None if message is None else error_of(message)
         if error is not None and self._draw_again is not None:
             self._draw_again(done + 1)
-        return Repeated(done, outputs, [column[:done] for column in self._columns], seconds, error)
+        return Repeated(done, outputs, [values[:done] for values in self._kept_values], seconds, error)
 
 
 @contextmanager
@@ -204,9 +211,11 @@ class CompiledStep:
         """Whether rows run beside the thread that launches them."""
         return False
 
-    def row(self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]) -> Row:
+    def row(
+        self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
+    ) -> Row:
         """Returns steps in a row, to be run; the arguments are those of `Row`."""
-        return Row(self, fixed, positions, rows, kept)
+        return Row(self, fixed, positions, columns, kept, steps)
 
     def rest(self) -> None:
         """Ends what rows that run beside others need; the next one begins it anew."""
@@ -249,10 +258,12 @@ class NativeStep(CompiledStep):
         """
         return self._one_thread and self._loop.is_bare and bool(self._layouts)
 
-    def row(self, fixed: list[Tensor | None], positions: list[int], rows: list[list[Tensor]], kept: list[int]) -> Row:
+    def row(
+        self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
+    ) -> Row:
         """Returns steps in a row, to be run; the arguments are those of `Row`."""
         if not self._layouts:
-            return super().row(fixed, positions, rows, kept)
+            return super().row(fixed, positions, columns, kept, steps)
         generator = torch.get_rng_state() if self._draws else None
 
         def draw_again(steps: int) -> None:
@@ -261,16 +272,14 @@ class NativeStep(CompiledStep):
                 for draw in self._draws:
                     draw()
 
-        drawn = self._row_draws.make(len(rows))
-        varying = [tensor for row, more in zip(rows, drawn, strict=True) for tensor in (*row, *more)]
         behind = range(len(fixed), len(fixed) + len(self._draws))
         return NativeRow(
             self._loop,
             [*fixed, *(None for _ in behind)],
-            varying,
+            [*columns, *self._row_draws.make(steps)],
             [*positions, *behind],
             {index: self._layouts[index] for index in kept},
-            len(rows),
+            steps,
             one_thread=self._one_thread,
             beside=self.overlaps,
             draw_again=draw_again if self._draws else None,

@@ -35,8 +35,8 @@ class RowDraws:
         only_masks = len(masks) == len(draws) and bool(masks)
         self._natively = only_masks and draws_alike(loop)
 
-    def make(self, steps: int) -> list[tuple[Tensor, ...]]:
-        """Returns what each of the next steps draws."""
+    def make(self, steps: int) -> list[list[Tensor]]:
+        """Returns, for each draw of a step, what the next steps draw."""
         if self._natively:
             masks = [torch.empty((steps, *shape), dtype=torch.float32, device="cpu") for shape in self._shapes]
             before = torch.get_rng_state()
@@ -44,8 +44,14 @@ class RowDraws:
             self._loop.draw_masks(state, masks, self._probabilities)
             if torch.equal(torch.get_rng_state(), before):  # not where another thread has drawn meanwhile
                 torch.set_rng_state(state)
-                return list(zip(*(mask.unbind() for mask in masks), strict=True))
-        return [tuple(draw() for draw in self._draws) for _ in range(steps)]
+                return [[*mask.unbind()] for mask in masks]
+        return draw_in_a_row(self._draws, steps)
+
+
+def draw_in_a_row(draws: Sequence[Draw], steps: int) -> list[list[Tensor]]:
+    """Returns, for each draw of a step, what so many steps draw one after another."""
+    drawn = [[draw() for draw in draws] for _ in range(steps)]
+    return [[*tensors] for tensors in zip(*drawn, strict=True)]
 
 
 def probability_of_ones(draw: Draw) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
+from operator import is_
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from lightning_sink.engine.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.loop import CompiledStep, Row
 from lightning_sink.engine.private import pytree, version
-from lightning_sink.engine.step import Result
+from lightning_sink.engine.step import Column, Result, taken_apart
 
 
 class Program:
@@ -117,6 +118,8 @@ class Program:
             content = slot.get()
             if content is None or (content.shape, content.dtype, content.stride()) != layout:
                 return None
+            if content.is_conj() or content.is_neg():
+                return None
             arguments[position] = content.detach()
         return arguments
 
@@ -128,35 +131,34 @@ class Program:
         # No input asks for gradients, so there is nothing to switch off.
         return self.function(*arguments)
 
-    def row(self, batches: list[list[Tensor]], numbers: list[list[Tensor]]) -> Row:
-        """Returns steps in a row, one for each batch, to be run right behind one that it ran.
+    def row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Row:
+        """Returns steps in a row, to be run right behind one that it ran.
 
         Their kept outputs are the losses, where there are any, and what they log.
 
         Args:
-            batches: The leaves of each batch.
+            columns: For each leaf of a batch, that of each step's batch.
             numbers: What takes the place of `numbers` in each step; empty where they stay as they are.
+            steps: How many.
         """
         fixed, positions = self._template, self._positions
-        rows = [
-            [leaf.detach() if leaf.requires_grad else leaf for leaf in map(leaves.__getitem__, self._leaf_indices)]
-            for leaves in batches
-        ]
+        varying = [_without_gradient(columns[leaf][:steps]) for leaf in self._leaf_indices]
         if numbers:
             places = [position for position, _ in self.numbers]
             fixed = [None if position in places else tensor for position, tensor in enumerate(fixed)]
             positions = [*positions, *places]
-            rows = [[*row, *tensors] for row, tensors in zip(rows, numbers, strict=True)]
+            varying += [[*tensors] for tensors in zip(*numbers, strict=True)]
         with torch.enable_grad() if self.grad_mode else nullcontext():  # a device may capture the steps now
-            return self.function.row(fixed, positions, rows, self._kept)
+            return self.function.row(fixed, positions, varying, self._kept, steps)
 
     def may_repeat(self, outputs: tuple[Tensor, ...]) -> bool:
         """Tells whether steps may be run in a row, right behind one that gave these outputs."""
         return self._repeats and all(outputs[index].is_contiguous() for index in self._kept)
 
-    def takes(self, batches: list[list[Tensor]]) -> bool:
+    def takes(self, columns: list[Column]) -> bool:
         """Tells whether leaves that were the same in the recorded steps are so in these batches."""
-        return all(leaves[i] is leaves[j] for leaves in batches for i, j in self._same_leaves)
+        pairs = ((taken_apart(columns[i]), taken_apart(columns[j])) for i, j in self._same_leaves)
+        return all(all(map(is_, one, other)) for one, other in pairs)
 
     def store(self, outputs: tuple[Tensor, ...]) -> None:
         """Fills the slots with what the function returned."""
@@ -171,3 +173,9 @@ class Program:
         flat = [next(tensors) if value is TENSOR else value for value in self._constants]
         logged = list(outputs[self.num_outputs : self.num_results])
         return Result(pytree.tree_unflatten(flat, self._spec), logged, self.note)
+
+
+def _without_gradient(column: Column) -> Column:
+    if isinstance(column, Tensor):
+        return column.detach() if column.requires_grad else column
+    return [tensor.detach() if tensor.requires_grad else tensor for tensor in column]

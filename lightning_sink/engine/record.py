@@ -263,6 +263,11 @@ class Recorder(TorchDispatchMode):
         self._apart.use(tensor)
         if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
             self.hazard(f"a tensor of type `{type(tensor).__name__}` with layout {tensor.layout} takes part")
+        elif tensor.is_conj() or tensor.is_neg():
+            self.hazard(
+                "a tensor takes part that is conjugated or negated when it is read; `resolve_conj().resolve_neg()`"
+                " gives one that is so in memory"
+            )
         else:
             self._undo.watch(tensor)
 

@@ -17,6 +17,14 @@ from torch import Tensor
 
 from lightning_sink.engine.watch import Hazard
 
+Column = Tensor | list[Tensor]
+"""Tensors of one shape and type, one for each of some steps in a row, or all side by side: `[steps, ...]`."""
+
+
+def taken_apart(column: Column) -> list[Tensor]:
+    """Returns each step's tensor."""
+    return [*column.unbind()] if isinstance(column, Tensor) else column
+
 
 @dataclass
 class Step:
@@ -58,6 +66,15 @@ class Result:
     logged: list[Tensor]
     note: Any = None
     loss: Tensor | None = None
+
+
+class Batches(Protocol):
+    """The batches of steps that come next, all of one signature."""
+
+    def __len__(self) -> int: ...
+
+    def columns(self) -> list[Column]:
+        """Returns, for each leaf, that of each batch."""
 
 
 class Tape(Protocol):
@@ -164,8 +181,8 @@ class Sink(ABC):
     schedules: bool = False
     """Whether the owner changes the optimizers' options from step to step."""
 
-    def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> list[Step]:
-        """Returns steps that come next and need nothing but what a program does; none where there are no such steps.
+    def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> Batches | None:
+        """Returns the batches of steps that come next and need nothing but what a program does; None for no such steps.
 
         They stay the owner's: those that the engine does not account for, it is given again.
 
@@ -175,7 +192,7 @@ class Sink(ABC):
             most: How many at most.
             behind: How many were given before and are being run: these come behind them.
         """
-        return []
+        return None
 
     def passing(self, steps: int, note: Any) -> Generator[None, None, None]:
         """Goes through steps that `ahead` returned, before they are run: counts them and changes the options.
@@ -199,14 +216,14 @@ class Sink(ABC):
         raise NotImplementedError
 
     def account_chunk(
-        self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
+        self, steps: int, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
     ) -> None:
         """Does the owner's part of steps that a program ran in a row.
 
         Args:
-            steps: The first of those that `ahead` returned; those that were gone through, if any were.
+            steps: How many: on the first of the batches that `ahead` returned, and gone through, if any were.
             result: Makes the last one's full result.
-            loss: Their losses, of shape `[len(steps)]`; None where they give none.
+            loss: Their losses, of shape `[steps]`; None where they give none.
             logged: The values that they logged, of the same shape each.
             note: The note of the step that was recorded.
         """

@@ -13,11 +13,11 @@ from lightning_sink.data.gather import gathered
 from lightning_sink.data.private import worker_processes
 from lightning_sink.data.road import Road
 from lightning_sink.data.source import Source
-from lightning_sink.data.traversals import Traversals
+from lightning_sink.data.traversals import LazyPlace, Traversals, place_of
 
 
 class DatasetBatches(Source):
-    """The batches of an endless traversal; the note of each is its place, for people.
+    """The batches of an endless traversal; the note of each is the place behind it.
 
     Args:
         dataset: Any iterable of batches that can be iterated again.
@@ -47,12 +47,16 @@ class DatasetBatches(Source):
         """Begins it."""
         self._traversals.begin()
 
-    def fetch(self, in_turn: bool) -> tuple[Any, str]:
+    def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
         """Returns the next batch and its place."""
         self._traversals.in_turn = in_turn
         batch = self._traversals.next()
         place = self._traversals.places.popleft()
-        return batch, f"batch {place.batch - 1} of traversal {place.traversal}"
+        return batch, (place, place.batch)
+
+    def row(self) -> Iterator[tuple[Any, LazyPlace]]:
+        """Gives the next batches of the traversal, with their places."""
+        return self._traversals.row()
 
     def describe(self) -> str:
         """Names the next batch."""
@@ -73,6 +77,12 @@ class DatasetBatches(Source):
         """Lets go of the iterator, and so of its workers."""
         self._traversals.close()
         self._iterator = None
+
+
+def name_of(lazy: LazyPlace) -> str:
+    """Names the batch that a place is behind."""
+    place = place_of(lazy)
+    return f"batch {place.batch - 1} of traversal {place.traversal}"
 
 
 def as_arguments(batch: Any) -> tuple[Any, ...]:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.data.queue import BatchQueue
+from lightning_sink.data.run import Part
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.operands import replaced
 from lightning_sink.engine.passages import Passages
 from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
 from lightning_sink.engine.step import Result, Sink, Step, Tape
-from lightning_sink.functional.batches import Signature, as_arguments
+from lightning_sink.functional.batches import Signature, as_arguments, name_of
 from lightning_sink.functional.outputs import Outputs, values_of
 from lightning_sink.functional.state import State
 
@@ -78,7 +79,8 @@ class FunctionSink(Sink):
         try:
             if not self._queue.ready:
                 self._interrupt.raise_for_children()
-            batch, self._place = self._queue.take()
+            batch, place = self._queue.take()
+            self._place = name_of(place)
         finally:
             self._interrupt.held = True
         return batch
@@ -116,24 +118,18 @@ class FunctionSink(Sink):
 
     # -- steps in a row ----------------------------------------------------------------------------------------------
 
-    def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> list[Step]:
-        """Returns the next steps, as far as their batches look like this one's."""
+    def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> Part | None:
+        """Returns the next steps' batches, as far as they look like this one's."""
         room = self._length - self.done - behind
         if self.disturbed or self._interrupt.requested or room < 1:
-            return []
-        steps: list[Step] = []
+            return None
         self._interrupt.held = False
         try:
             batches = self._queue.look_ahead(min(most, room), behind)
         finally:
             self._interrupt.held = True
-        for batch, _ in batches:
-            arguments = as_arguments(batch)
-            leaves, signature = flatten(arguments)
-            if signature != step.signature:
-                break
-            steps.append(Step(arguments, leaves, signature, step.kind))
-        return steps
+        is_alike = batches is not None and flatten(as_arguments(batches.batch(0)))[1] == step.signature
+        return batches if is_alike else None
 
     def passing(self, steps: int, note: Any) -> Generator[None, None, None]:
         """Steps the schedulers behind each of some steps, before these are run."""
@@ -146,13 +142,14 @@ class FunctionSink(Sink):
             pass
 
     def account_chunk(
-        self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
+        self, steps: int, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
     ) -> None:
         """Takes note of steps that a program ran in a row."""
-        self._place = self._queue.skip(len(steps))[-1]
+        _, places = self._queue.skip(steps)
+        self._place = name_of(places[-1])
         if not self._passages.end():
-            for _ in steps:
+            for _ in range(steps):
                 self._step_schedulers()
-        self.outputs.add(loss, zip(note, logged, strict=True), len(steps))
-        self.done += len(steps)
+        self.outputs.add(loss, zip(note, logged, strict=True), steps)
+        self.done += steps
         self._result = result

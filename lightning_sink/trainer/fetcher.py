@@ -10,15 +10,16 @@ attributes `fetched`, `done`, `length` and the two profiler functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from lightning.pytorch.loops.fetchers import _DataFetcher, _profile_nothing
 
 from lightning_sink.data.private import worker_processes
 from lightning_sink.data.queue import BatchQueue
+from lightning_sink.data.run import Part
 from lightning_sink.data.source import Source
-from lightning_sink.data.traversals import Place
+from lightning_sink.data.traversals import LazyPlace, Place, place_of
 from lightning_sink.trainer.loaders import TrainingLoaders
 
 
@@ -28,7 +29,12 @@ class _Note(NamedTuple):
     batch_idx: int
     dataloader_idx: int
     done: bool
-    place: Place
+    lazy_place: LazyPlace
+
+    @property
+    def place(self) -> Place:
+        """The place behind the batch."""
+        return place_of(self.lazy_place)
 
 
 class LoaderBatches(Source):
@@ -63,7 +69,23 @@ class LoaderBatches(Source):
         # The fetcher stops at the end of an epoch, which is no end where traversals are endless.
         batch, batch_idx, dataloader_idx = traversals.next() if traversals.endless else next(self.fetcher)
         # Data of unknown length is fetched one batch further than it is given: its place is the oldest, not the last.
-        return batch, _Note(batch_idx, dataloader_idx, self.fetcher.done, traversals.places.popleft())
+        place = traversals.places.popleft()
+        return batch, _Note(batch_idx, dataloader_idx, self.fetcher.done, (place, place.batch))
+
+    def row(self) -> Iterator[tuple[Any, _Note]]:
+        """Gives the next batches of the traversal, with their notes."""
+        fetcher, traversals = self.fetcher, self.loaders.traversals
+        if traversals.keeps_states or not (traversals.endless or fetcher.length):
+            yield from super().row()  # where there is no length, the fetcher is one batch further
+            return
+        new = tuple.__new__  # what a named tuple's own does in three times the time
+        for (batch, batch_idx, dataloader_idx), place in traversals.row() if not fetcher.done else ():
+            if not traversals.endless:
+                fetcher.fetched += 1
+                fetcher.done = fetcher.fetched == fetcher.length
+            yield batch, new(_Note, (batch_idx, dataloader_idx, fetcher.done, place))
+            if fetcher.done:
+                return
 
     def describe(self) -> str:
         """Names the next batch."""
@@ -141,8 +163,8 @@ class SinkFetcher(_DataFetcher):
         self._loaders.taken_before, self._loaders.taken = self._loaders.taken, note.place
         return batch, note.batch_idx, note.dataloader_idx
 
-    def ahead(self, most: int, behind: int = 0) -> list[Any]:
-        """Returns batches that come next, at most so many, none of which is the epoch's last.
+    def ahead(self, most: int, behind: int = 0) -> Part | None:
+        """Returns batches that come next and are alike, at most so many, none of which is the epoch's last.
 
         They stay in the queue, and nothing that Lightning looks at has moved on.
 
@@ -151,21 +173,21 @@ class SinkFetcher(_DataFetcher):
             behind: How many batches are left out that come before them and were returned before.
         """
         if self._start_profiler is not _profile_nothing:
-            return []
+            return None
         if self.length is not None:
-            most = min(most, self.length - self._taken - behind - 1)
-        found = []
-        for batch, note in self.queue.look_ahead(most, behind):
-            if self.length is None and note.done:
-                break
-            found.append(batch)
-        return found
+            return self.queue.look_ahead(min(most, self.length - self._taken - behind - 1), behind)
+        found = self.queue.look_ahead(most, behind)
+        if found is not None and found.notes[-1].done:
+            found = found.cut(len(found) - 1)
+        return found or None
 
-    def skip(self, count: int) -> None:
-        """Takes the first of the batches that `ahead` returned: they have been trained."""
-        places = [self._loaders.taken, *(note.place for note in self.queue.skip(count))]
+    def skip(self, count: int) -> Any:
+        """Takes the first of the batches that `ahead` returned, which have been trained; returns the last of these."""
+        batch, notes = self.queue.skip(count)
+        places = [self._loaders.taken, *(note.place for note in notes[-2:])]
         self._taken += count
         self._loaders.taken_before, self._loaders.taken = places[-2:]
+        return batch
 
     def profile_nothing(self) -> None:
         """Leaves out the profiler, a microsecond a batch."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from torch import Tensor
 
 from lightning_sink.data.batch import flatten
+from lightning_sink.data.run import Part
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.passing import Passing
@@ -26,35 +28,32 @@ class LoopSink(TrainerSink):
         super().__init__(*arguments)
         self._passing = Passing(self._loop, self._counters)
 
-    def ahead(self, step: Step, note: Note, most: int, behind: int = 0) -> list[Step]:
-        """Returns steps between this one and the sink's last that nobody on the host has to see."""
+    def ahead(self, step: Step, note: Note, most: int, behind: int = 0) -> Part | None:
+        """Returns the batches of steps between this one and the sink's last that nobody on the host has to see."""
         if self._is_attended(note):
-            return []
+            return None
         if self._logs.is_full:
             if behind:
-                return []  # loggers are not to be called while steps run
+                return None  # loggers are not to be called while steps run
             self._logs.deliver()
         room = self._length - self._index - 1 - behind  # the last one is met by callbacks
         number = self._loop._batches_that_stepped + behind
         if self._hooks.monitors and self._selects:
             room = min(room, self._selects - 1 - number % self._selects)
         if room < 1:
-            return []
+            return None
         self.progress.tell(self._passing.waiting)
-        steps: list[Step] = []
         self._interrupt.held = False
         try:
             batches = self._fetcher.ahead(min(most, room), behind)
         finally:
             self._interrupt.held = True
+        if batches is None:
+            return None
+        first = batches.batch(0)
         # Batches of the same signature lie in the same place.
-        if batches and self._transfer.is_identity(batches[0]):
-            for raw in batches:
-                leaves, signature = flatten(raw)
-                if signature != step.signature:
-                    break
-                steps.append(Step(raw, leaves, signature, step.kind, step.clears))
-        return steps
+        is_alike = self._transfer.is_identity(first) and flatten(first)[1] == step.signature
+        return batches if is_alike else None
 
     def _is_attended(self, note: Note) -> bool:
         """Tells whether the host has something to do after every step."""
@@ -74,17 +73,17 @@ class LoopSink(TrainerSink):
         self._passing.go_again(steps, note)
 
     def account_chunk(
-        self, steps: list[Step], result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
+        self, steps: int, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
     ) -> None:
         """Does Lightning's part of steps that a program ran in a row."""
-        count, loop = len(steps), self._loop
-        self._fetcher.skip(count)
-        self._passing.end(count, note)
+        loop, before = self._loop, cast(Step, self._trained)
+        batch = self._fetcher.skip(steps)
+        self._passing.end(steps, note)
         number = loop._batches_that_stepped
-        loop._batches_that_stepped += count
-        self._index += count
-        self._logs.add_chunk(note.calls, logged, range(number, number + count), self._selects)
-        self.history.add(loss, [(entry.name, value) for entry, value in zip(note.calls, logged, strict=True)], count)
-        self.progress.trained(steps[-1], count)
-        self._result, self._trained = result, steps[-1]
-        self._batch.take(steps[-1].batch)
+        loop._batches_that_stepped += steps
+        self._index += steps
+        self._logs.add_chunk(note.calls, logged, range(number, number + steps), self._selects)
+        self.history.add(loss, [(entry.name, value) for entry, value in zip(note.calls, logged, strict=True)], steps)
+        self._result, self._trained = result, replace(before, batch=batch, leaves=flatten(batch)[0])
+        self.progress.trained(self._trained, steps)
+        self._batch.take(batch)

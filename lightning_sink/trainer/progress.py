@@ -112,8 +112,7 @@ class SinkProgress:
 
 def items_in(leaves: list[Tensor]) -> int:
     """Returns the items of a batch with these tensors."""
-    shape = leaves[0].shape if leaves else ()
-    return shape[0] if shape else 0
+    return leaves[0].size(0) if leaves and leaves[0].dim() else 0
 
 
 def sink_report(trainer: Trainer) -> SinkReport | None:

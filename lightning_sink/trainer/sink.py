@@ -137,7 +137,6 @@ class TrainerSink(Sink):
                 kind = self._kind()
                 step = Step(batch, leaves, signature, kind, clears=kind[0] and self._clears)
                 yield step
-                self._trained = step
             if self._last or self.skip_epoch or interrupt.requested:
                 self._logs.deliver()
                 return
@@ -211,7 +210,7 @@ class TrainerSink(Sink):
         result = Result(output, [], loss=loss)
         if self.skip_epoch:
             return result
-        self._result = lambda: result
+        self._result, self._trained = lambda: result, step
         cleared, made = (now - then for now, then in zip(self._counters.optimization, counted, strict=True))
         self._last = self._last or trainer.should_stop or self._is_due(made)
         noted = len(plain.log.calls)
@@ -267,7 +266,7 @@ class TrainerSink(Sink):
                 self._logs.add(calls, values, number, selected)
         self.history.add(loss, numbers_in(calls, values) if calls else [])
         self.progress.trained(step)
-        self._result = result
+        self._result, self._trained = result, step
         if not self._last:
             self._counters.completed()
             loop._batches_that_stepped += steps

@@ -18,9 +18,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_queue import LONG, FakePace, Numbers, queue_of, settle
+from test_queue import LONG, FakePace, Numbers, queue_of, settle, shown
 
-from lightning_sink.data.device import Arriving, Device, Streams
+from lightning_sink.data.device import Device, Streams
 from lightning_sink.data.options import QueueOptions
 
 COPY, COMPUTE = 0, 1
@@ -255,13 +255,14 @@ def train(fake, source, sinks, ways, patience, options):
                     continue
                 except StopIteration:
                     break
-                rows = queue.look_ahead(ahead)
-                rows += queue.look_ahead(ahead, behind=len(rows))
-                count = len(rows)
-                while rows:
-                    step(rows.pop(0))
-                if count:
-                    queue.skip(count)
+                parts = [queue.look_ahead(ahead)]
+                if parts[0] is not None:
+                    parts.append(queue.look_ahead(ahead, behind=len(parts[0])))
+                for part in parts:
+                    for found in shown(part):
+                        step(found)
+                for part in filter(None, parts):
+                    queue.skip(len(part))
             queue.rest()
             if how == "restart":
                 queue.pause()
@@ -385,11 +386,19 @@ def alone(fake, batch):
 
 
 def with_others(fake, batch):
-    load = Device(fake).load(3, 1 << 20)
-    load.add((X + 1,))
-    items = [load.add(batch), load.add(batch)]
+    load = Device(fake).load((batch, 0, 0), 3, 1 << 20)
+    if load is None:
+        return batch
+    assert load.add((batch, 1, 0))
     load.send()
-    return items[-1]
+    return Sent(load, 1)
+
+
+class Sent:
+    """A batch among others, to be taken as one that was sent by itself."""
+
+    def __init__(self, load, number):
+        self.take = lambda: load.batch(number)
 
 
 WAYS = pytest.mark.parametrize("send", [alone, with_others])
@@ -416,13 +425,22 @@ OTHERS = {
 }
 
 
-def assert_one_load_sends(given, copies):
+def loaded(fake, given, room):
+    """Sends batches as the queue does; returns them as they arrive."""
+    loads = []
+    for number, batch in enumerate(given):
+        if not (loads and loads[-1].add((batch, number, 0))):
+            if loads:
+                loads[-1].send()
+            loads.append(Device(fake).load((batch, number, 0), max(16, len(given)), room))
+    loads[-1].send()
+    return [load.batch(number) for load in loads for number in range(len(load))]
+
+
+def assert_loads_send(given, copies):
     """The batches arrive as if each was moved by itself, by so many copies."""
     fake = Fake([COPY])
-    load = Device(fake).load(len(given), 1 << 20)
-    items = [load.add(batch) for batch in given]
-    load.send()
-    arrived = [item.take() for item in items]
+    arrived = loaded(fake, given, 1 << 20)
     fake.finish()
     for found, batch in zip(arrived, given, strict=True):
         same(found, moved(batch))
@@ -432,23 +450,39 @@ def assert_one_load_sends(given, copies):
 @pytest.mark.parametrize("kind", OTHERS)
 def test_batches_that_are_not_alike_are_sent_apart(kind):
     given = [(X, Y), (X + 1, Y), OTHERS[kind], OTHERS[kind], (X, Y)]
-    assert_one_load_sends(given, copies=1 if kind == "with gaps" else 3)
+    assert_loads_send(given, copies=3)
 
 
-def test_batches_that_are_laid_otherwise_each_in_a_way_of_its_own_are_sent_by_one_copy():
-    rows = torch.arange(135.0).reshape(5, 27)
-    given = [(rows[:, :: abs(gap)][:, :9] * (2 if gap < 0 else 1),) for gap in (1, 2, -1, 3, 2, -3)]
-    assert_one_load_sends(given, copies=1)
+def test_batches_with_gaps_are_sent_by_one_copy():
+    rows = torch.arange(1350.0).reshape(5, 27, 10)
+    given = [(rows[:, ::3][:, :9, number], rows[:, :, number].T) for number in range(10)]
+    assert_loads_send(given, copies=1)
+
+
+ALIKE = {
+    "conjugate": lambda x: torch.complex(x, x).conj(),
+    "negative": lambda x: torch.complex(x, x).conj().imag,
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_what_only_says_that_it_is_another_is_not_sent_as_those_before_it(kind):
+    """Its shape, type and strides are theirs, its memory holds something else."""
+    lazy = ALIKE[kind](X)
+    plain = torch.empty_like(lazy).set_(
+        lazy.resolve_conj().resolve_neg().untyped_storage(), 0, lazy.shape, lazy.stride()
+    )
+    load = Device(Fake()).load(((plain, Y), 0, 0), 3, 1 << 20)
+    assert load.add(((plain, Y), 1, 0))
+    assert not load.add(((lazy, Y), 2, 0))
+    assert len(load) == 2
 
 
 def test_a_copy_is_no_larger_than_there_is_room():
     fake = Fake([COPY])
-    load = Device(fake).load(16, 3000)
-    items = [load.add((torch.full((256,), float(number)),)) for number in range(7)]
-    load.send()
-    arrived = [item.take()[0] for item in items]
+    arrived = loaded(fake, [(torch.full((256,), float(number)),) for number in range(7)], 3000)
     fake.finish()
-    assert [float(tensor[-1]) for tensor in arrived] == [*range(7)]
+    assert [float(tensor[-1]) for (tensor,) in arrived] == [*range(7)]
     assert fake.copies == 4  # two batches of a kilobyte in each
     assert {block.nbytes for block in fake.host.blocks} == {2048}
     assert {block.nbytes for block in fake.device.blocks} == {1024, 2048}
@@ -456,11 +490,10 @@ def test_a_copy_is_no_larger_than_there_is_room():
 
 def test_a_batch_larger_than_the_room_is_sent_by_itself():
     fake = Fake([COPY])
-    load = Device(fake).load(3, 100)
-    items = [load.add((X,)), load.add((torch.rand(1000),)), load.add((X,))]
-    load.send()
+    given = [(X,), (torch.rand(1000),), (X,)]
+    for found, batch in zip(loaded(fake, given, 100), given, strict=True):
+        same(found, moved(batch))
     assert fake.copies == 3
-    assert all(isinstance(item, Arriving) for item in items)
 
 
 @WAYS
@@ -539,9 +572,9 @@ def test_the_next_batch_is_not_fetched_over_one_that_was_not_sent():
             (x, _, _), found = queue.take()
             assert found == number
             assert x[0, 0] == 1000 * number
-            shown = queue.look_ahead(3)
-            assert len(shown) <= 1  # its memory is filled again by the next one
-            assert all(x[0, 0] == 1000 * number + 1000 for (x, _, _), _ in shown)
+            found = shown(queue.look_ahead(3))
+            assert len(found) <= 1  # its memory is filled again by the next one
+            assert all(x[0, 0] == 1000 * number + 1000 for (x, _, _), _ in found)
 
 
 def test_some_batches_are_sent_and_some_are_not():
@@ -554,14 +587,14 @@ def test_some_batches_are_sent_and_some_are_not():
     with queue_of(Mixed([500]), FakePace(False), QueueOptions(buffer_size=8), device=Device(fake)) as queue:
         queue.expect(400)
         while len(seen) < 200:
-            for get in (lambda: [queue.take()], lambda: queue.look_ahead(6)):
-                shown = get()
+            for get in (lambda: [queue.take()], lambda: shown(queue.look_ahead(6))):
+                found = get()
                 fake.finish()
-                for (x, *_), number in shown:
+                for (x, *_), number in found:
                     seen.append(number)
                     assert x[0, 0] == 1000 * number
-            if shown:
-                queue.skip(len(shown))
+            if found:
+                queue.skip(len(found))
     assert seen == [*range(len(seen))]
 
 
@@ -614,10 +647,10 @@ def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead):
             while len(issued) < 40:
                 issued.append(queue.take()[1])
                 settle(queue)
-                rows = queue.look_ahead(3)
-                issued.extend(number for _, number in rows)
-                if rows:
-                    queue.skip(len(rows))
+                part = queue.look_ahead(3)
+                if part is not None:
+                    issued.extend(part.notes)
+                    queue.skip(len(part))
 
         with pytest.raises(Failure, match="memory"):
             go_on()
@@ -628,31 +661,16 @@ def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead):
         assert later >= len(issued)
 
 
-def test_behind_memory_that_was_not_there_batches_are_sent_whole():
-    fake = Fake([COPY])
-    load = Device(fake).load(16, 3000)
-    items = [load.add((torch.full((256,), float(number)),)) for number in range(2)]
-    with mock.patch.object(fake, "pinned", side_effect=Failure("out of memory")), pytest.raises(Failure):
-        load.add((torch.full((256,), 2.0),))
-    items += [load.add((torch.full((256,), float(number)),)) for number in range(3, 5)]
+def test_a_load_that_was_sent_takes_no_more():
+    load = Device(Fake()).load(((X,), 0, 0), 3, 1000)
     load.send()
-    arrived = [item.take()[0] for item in items]
-    fake.finish()
-    assert [tensor.tolist() for tensor in arrived] == [[number] * 256 for number in (0, 1, 3, 4)]
-
-
-def test_a_load_of_nothing_is_no_copy():
-    fake = Fake()
-    Device(fake).load(3, 100).send()
-    assert fake.copies == 0
+    assert not load.add(((X,), 1, 0))
 
 
 def test_what_arrives_must_have_been_sent():
-    load = Device(Fake()).load(1, 100)
-    item = load.add((X,))
-    assert isinstance(item, Arriving)
+    load = Device(Fake()).load(((X,), 0, 0), 1, 100)
     with pytest.raises(AssertionError, match="sent"):
-        item.take()
+        load.batch(0)
 
 
 def test_streams_have_to_say_how():

@@ -6,7 +6,7 @@
 import pytest
 import torch
 from test_device import SENT, WAYS, Batches, X, same
-from test_queue import FakePace, queue_of, settle
+from test_queue import FakePace, queue_of, settle, shown
 
 from gpu import needs_gpu, no_synchronisation
 from lightning_sink.data.cuda import CudaStreams
@@ -51,7 +51,7 @@ def train(queue, sinks, source, slow_step=False, slow_fetch=False):
             step(*queue.take())
             if not slow_fetch:
                 settle(queue)
-            rows = queue.look_ahead(4)
+            rows = shown(queue.look_ahead(4))
             for batch, number in rows:
                 step(batch, number)
             if rows:
@@ -96,7 +96,7 @@ def test_what_is_kept_stays_as_it_is():
         for _ in range(50):
             kept.append(queue.take())
             torch.cuda._sleep(SLOW // 20)
-            rows = queue.look_ahead(4)
+            rows = shown(queue.look_ahead(4))
             kept += rows
             if rows:
                 queue.skip(len(rows))

@@ -54,14 +54,16 @@ class FakePace:
 
 
 class Numbers(Source):
-    """Gives `(traversal, index)` with its number as the note, and notices whoever uses it as no source may be used.
+    """Gives `[traversal, index]` with its number as the note, and notices whoever uses it as no source may be used.
 
     Args:
         lengths: Of the traversals; none behind the last one. A single one is not endless: it is begun already.
         act: Called with the number of the batch, inside of the fetch.
+        other: Every how many batches one is not like those before it; 0 for none.
     """
 
-    def __init__(self, lengths=(1 << 40,), act=lambda number: None):
+    def __init__(self, lengths=(1 << 40,), act=lambda number: None, other=0):
+        self.other = other
         self.lengths, self.act = list(lengths), act
         self.endless = len(self.lengths) > 1
         self.traversal, self.index, self.number = (-1 if self.endless else 0), 0, 0
@@ -103,7 +105,8 @@ class Numbers(Source):
             self.index, self.number = self.index + 1, self.number + 1
             index = self.index - 1
             self.act(number)
-            return [self.traversal, index], number
+            is_other = self.other and index % self.other == self.other - 1
+            return torch.tensor([self.traversal, index], dtype=torch.int32 if is_other else torch.int64), number
         finally:
             with contextlib.suppress(RuntimeError):
                 self._alone.release()
@@ -148,6 +151,11 @@ def until_suspended(queue):
     producer = queue._producer
     with producer._changed:
         assert producer._changed.wait_for(lambda: producer._suspended, LONG), "no fetch waits for its turn"
+
+
+def shown(part):
+    """Returns the batches of a part, with their notes."""
+    return [] if part is None else [(part.batch(number), note) for number, note in enumerate(part.notes)]
 
 
 def notes(queue, count):
@@ -252,7 +260,8 @@ class Plain:
             self.sources.append(self.source)
 
     def take(self):
-        return self.source.fetch(True)
+        batch, number = self.source.fetch(True)
+        return batch.tolist(), number
 
 
 class Queued(Plain):
@@ -284,15 +293,16 @@ class Queued(Plain):
     def take(self):
         self.pace.ahead = next(self.ways)
         left = self.taken_until - self.given
-        shown = self.queue.look_ahead(min(next(self.looks), left))
-        assert len(shown) <= self.options.batches
-        further = self.queue.look_ahead(min(next(self.looks), left - len(shown)), behind=len(shown))
+        first = shown(self.queue.look_ahead(min(next(self.looks), left)))
+        assert len(first) <= self.options.batches
+        further = shown(self.queue.look_ahead(min(next(self.looks), left - len(first)), behind=len(first)))
         assert len(further) <= self.options.batches
-        self.shown = self.shown or [*shown, *further]
+        self.shown = self.shown or [(batch.tolist(), number) for batch, number in (*first, *further)]
         try:
-            batch = self.queue.take()
-            assert not self.shown or self.shown.pop(0) == batch
-            return batch
+            batch, number = self.queue.take()
+            found = batch.tolist(), number
+            assert not self.shown or self.shown.pop(0) == found
+            return found
         finally:
             self.given += 1
             assert self.queue.ready <= 2 * self.options.batches
@@ -323,12 +333,13 @@ class Queued(Plain):
     options=options,
     looks=st.lists(st.integers(0, 6), min_size=1, max_size=5),
     step=st.sampled_from([draw, draw, tuple]),
+    other=st.integers(0, 4),
 )
 @settings(max_examples=200)
-def test_the_queue_is_a_plain_iterator(lengths, sinks, ways, patience, plan, failures, options, looks, step):
+def test_the_queue_is_a_plain_iterator(lengths, sinks, ways, patience, plan, failures, options, looks, step, other):
     if options.early_preload:
         ways = ways[:1]  # that it changes is a test of its own, below
-    check(lambda: Numbers(lengths, Plan(plan, failures)), sinks, ways, patience, options, looks, step)
+    check(lambda: Numbers(lengths, Plan(plan, failures), other), sinks, ways, patience, options, looks, step)
 
 
 def check(make_source, sinks, ways, patience, options, looks=(0,), step=draw):
@@ -433,7 +444,7 @@ def quiet(lengths, **attributes):
 
 
 def seen(queue, most, behind=0):
-    return [note for _, note in queue.look_ahead(most, behind)]
+    return [note for _, note in shown(queue.look_ahead(most, behind))]
 
 
 def test_looked_at_early_the_thread_fetches_no_more_once_the_way_is_in_step(make):
@@ -959,7 +970,7 @@ def test_batches_are_prepared_once_each_where_they_are_fetched(make, ahead, time
 
     def prepare(batch):
         threads.append(threading.current_thread())
-        return {"prepared": batch}
+        return {"prepared": batch.tolist()}
 
     source = Numbers()
     queue = make(source, FakePace(ahead), QueueOptions(timeout=timeout), prepare=prepare)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lightning_sink.data.resuming import look_at
 from lightning_sink.data.road import Road
 from lightning_sink.data.source import NotYet
-from lightning_sink.data.traversals import Traversals
+from lightning_sink.data.traversals import Traversals, place_of
 from lightning_sink.errors import EmptyDatasetError
 
 lengths = st.integers(1, 9)
@@ -69,6 +69,56 @@ def test_traversals_one_after_another(length, limit, count):
     assert found == list(itertools.islice(definition(length, limit), count))
     assert loader.fetched == count  # nothing is fetched to find out that there is no more than the limit
     assert loader.sampler.epochs == list(range(found[-1][0] + 1 if found else 0))  # told once for each
+
+
+def places_of(traversals, counts):
+    """Takes batches with the places behind them: one by one where a count is 0, and in rows of at most so many."""
+    found = []
+    for count in counts:
+        row = list(itertools.islice(traversals.row(), count))
+        found += [(batch, place_of(lazy)) for batch, lazy in row]
+        if not row:
+            batch = traversals.next()
+            found.append((batch, traversals.places.popleft()))
+    return found
+
+
+@given(length=lengths, limit=limits, counts=st.lists(st.integers(0, 12), max_size=12))
+def test_batches_in_a_row_are_those_one_by_one(length, limit, counts):
+    loader = Loader(length)
+    found = places_of(over(loader, limit=limit), counts)
+    one_by_one = places_of(over(Loader(length), limit=limit), [0] * len(found))
+    described = [(batch, place.traversal, place.batch, place.length) for batch, place in found]
+    assert described == [(batch, place.traversal, place.batch, place.length) for batch, place in one_by_one]
+    assert loader.fetched == len(found)
+
+
+def test_control_a_row_beyond_the_limit_is_noticed():
+    assert len(places_of(over(Loader(9), limit=4), [0, 12])) == 4
+
+
+def test_the_first_batch_of_a_traversal_is_in_no_row():
+    traversals = over(Loader(3))
+    assert list(traversals.row()) == []
+    traversals.begin()
+    assert list(traversals.row()) == []
+    assert take(traversals, 1) == [(0, 0)]
+    assert [batch for batch, _ in traversals.row()] == [(0, 1), (0, 2)]
+    assert traversals.begin_due
+
+
+def test_an_error_in_a_row_has_the_batches_before_it_counted():
+    class Fails(Loader):
+        def __iter__(self):
+            yield from itertools.islice(super().__iter__(), 2)
+            raise ZeroDivisionError
+
+    traversals, found = over(Fails(5)), []
+    take(traversals, 1)
+    with pytest.raises(ZeroDivisionError):
+        found.extend(batch for batch, _ in traversals.row())
+    assert found == [(0, 1)]
+    assert traversals.describe() == "batch 2 of traversal 0"
 
 
 def test_control_a_dropped_batch_is_noticed():

@@ -23,7 +23,7 @@ from lightning_sink.engine.passages import Passages
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Parts, Snapshot
-from lightning_sink.engine.step import Engine, Result, Sink, Step, Tape
+from lightning_sink.engine.step import Column, Engine, Result, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 
 Batch = Any
@@ -68,6 +68,13 @@ class Training:
         return loss.detach()
 
 
+class Following(list[Step]):
+    """Steps that come next."""
+
+    def columns(self) -> list[Column]:
+        return [list(column) for column in zip(*(step.leaves for step in self), strict=True)]
+
+
 class LoopSink(Sink):
     """A list of batches as one sink."""
 
@@ -101,12 +108,12 @@ class LoopSink(Sink):
     def account(self, step: Step, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any) -> None:
         self._done(loss)
 
-    def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> list[Step]:
+    def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> Following | None:
         if self._training.after is not Training.after:
-            return []
+            return None
         begin = self._next + behind
         following = map(self._step, self._batches[begin : begin + most])
-        return list(itertools.takewhile(lambda other: other.signature == step.signature, following))
+        return Following(itertools.takewhile(lambda other: other.signature == step.signature, following)) or None
 
     def passing(self, steps: int, note: Any) -> Iterator[None]:
         training, present = self._training, self._training.index
@@ -121,10 +128,10 @@ class LoopSink(Sink):
             pass
 
     def account_chunk(
-        self, steps: list[Step], result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any
+        self, steps: int, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any
     ) -> None:
-        assert loss.shape == (len(steps),)
-        self._next += len(steps)
+        assert loss.shape == (steps,)
+        self._next += steps
         counted = 0 if self._passages.end() else 1
         for value in loss:
             self._done(value, counted)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_loop import recording, repeat
+from test_loop import in_a_row, recording, repeat
 from torch import fx
 
 from fake_device import DEVICE
@@ -73,6 +73,29 @@ def test_every_step_counts_and_the_last_one_is_returned(count, on_host):
     assert parts.graphs.replays < 10
 
 
+@pytest.mark.parametrize("gap", [0, 60])
+@pytest.mark.parametrize("count", [1, 5, 16, 37])
+def test_inputs_that_lie_side_by_side_are_those_of_their_steps(count, gap):
+    """Also where other things lie between those of two steps."""
+    parts, total = adding(), zeros()
+    rows = torch.randn(count + 3, 4 + gap)
+    column = there(rows)[3:, :4]
+    row = parts.step.row([total, None], [1], [column], [0, 2], count)
+    row.launch()
+    found = row.wait()
+    assert found.done == count
+    assert torch.allclose(total.cpu(), rows[3:, :4].sum(0), atol=1e-5)
+    assert torch.equal(found.kept[1].cpu(), rows[3:, :4] * 2)
+
+
+def test_inputs_that_lie_side_by_side_are_as_good_where_rows_are_launched_one_by_one():
+    parts, total = adding(refuse=None), zeros()
+    rows = torch.randn(5, 4)
+    row = parts.step.row([total, None], [1], [there(rows)], [2], 5)
+    row.launch()
+    assert torch.equal(row.wait().kept[0].cpu(), rows * 2)
+
+
 def test_control_a_graph_whose_inputs_are_not_filled_gives_something_else(monkeypatch):
     monkeypatch.setattr("lightning_sink.engine.blocks.copy_alike", lambda targets, sources: None)
     parts, total = adding(), zeros()
@@ -104,7 +127,7 @@ def test_long_steps_are_captured_one_by_one():
 def test_a_capture_leaves_the_training_as_it_was():
     parts, total, row = adding(), zeros(), there(torch.ones(4))
     state = torch.get_rng_state(), torch.fake.get_rng_state()
-    parts.step.row([total, None], [1], [[row]] * 21, [0])
+    in_a_row(parts.step, [total, None], [1], [[row]] * 21, [0])
     assert torch.equal(total.cpu(), torch.zeros(4))
     assert torch.equal(row.cpu(), torch.ones(4))
     assert all(map(torch.equal, state, (torch.get_rng_state(), torch.fake.get_rng_state())))
@@ -122,7 +145,7 @@ def test_what_is_kept_may_have_many_numbers():
 
 def test_outputs_stay_when_later_rows_run():
     parts, total = adding(), zeros()
-    rows = [parts.step.row([total, None], [1], [[torch.full((4,), float(value))]], [0]) for value in (1, 2)]
+    rows = [in_a_row(parts.step, [total, None], [1], [[torch.full((4,), float(value))]], [0]) for value in (1, 2)]
     block = rows[0]._blocks[0]
     rows[0].launch()
     outputs = rows[0].wait().outputs
@@ -165,7 +188,7 @@ def test_inputs_that_lie_elsewhere_are_captured_again():
 
 def test_only_a_rows_own_end_is_waited_for():
     parts, total = adding(), zeros()
-    rows = [parts.step.row([total, None], [1], [[torch.ones(4)]] * 2, [0]) for _ in range(2)]
+    rows = [in_a_row(parts.step, [total, None], [1], [[torch.ones(4)]] * 2, [0]) for _ in range(2)]
     parts.graphs.waited.clear()
     for row in rows:
         row.launch()
@@ -174,7 +197,7 @@ def test_only_a_rows_own_end_is_waited_for():
     assert parts.graphs.waited == [parts.graphs.marks - 2]  # the last two are the second row's
     rows[1].wait()
     with pytest.raises(AssertionError, match="launched"):
-        parts.step.row([total, None], [1], [[torch.ones(4)]], [0]).wait()
+        in_a_row(parts.step, [total, None], [1], [[torch.ones(4)]], [0]).wait()
 
 
 LAYOUTS = {
@@ -229,7 +252,7 @@ def test_what_waits_for_the_device_cannot_be_captured(what):
     said, graphs = [], FakeGraphs(DEVICE)
     step = CapturedStep(function, graphs, Placement(), refuse=said.append)
     step(zeros(), zeros())
-    step.row([zeros(), None], [1], [[zeros()]], [])
+    in_a_row(step, [zeros(), None], [1], [[zeros()]], [])
     assert [str(error) for error in said] == ["operation not permitted when stream is capturing"]
 
 
@@ -273,10 +296,10 @@ def test_what_overlapping_rows_leave_is_right_behind_the_last():
     parts = Parts(counting(), ON_HOST)
     count, rate = torch.zeros(()), torch.tensor(0.5)
     parts(count, rate, zeros())
-    first = parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * 3, [1])
+    first = in_a_row(parts.step, [count, rate, None], [2], [[torch.ones(4)]] * 3, [1])
     first.launch()
     rate.fill_(2.0)
-    second = parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * 4, [1])
+    second = in_a_row(parts.step, [count, rate, None], [2], [[torch.ones(4)]] * 4, [1])
     second.launch()
     assert float(count) == 1.0
     one = first.wait()
@@ -296,7 +319,9 @@ def test_what_overlapping_rows_leave_is_right_behind_the_last():
 def test_a_row_before_one_that_is_not_captured_leaves_what_it_gave():
     """The later one may fail before its first step."""
     parts, total = adding(refuse=None), zeros()
-    rows = [parts.step.row([total, None], [1], [[there(torch.full((4,), value))]] * 2, []) for value in (1.0, 2.0)]
+    rows = [
+        in_a_row(parts.step, [total, None], [1], [[there(torch.full((4,), value))]] * 2, []) for value in (1.0, 2.0)
+    ]
     for row in rows:
         row.launch()
     outputs = [row.wait().outputs for row in rows]
@@ -308,7 +333,7 @@ def test_a_row_that_nobody_waits_for_counts():
     parts = Parts(counting(), ON_HOST)
     count, rate = torch.zeros(()), torch.tensor(0.5)
     parts(count, rate, zeros())
-    row = parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * 3, [])
+    row = in_a_row(parts.step, [count, rate, None], [2], [[torch.ones(4)]] * 3, [])
     row.launch()
     del row
     assert float(count) == 4.0
@@ -375,7 +400,7 @@ def failing_at(third):
 
 def test_steps_before_one_that_fails_count():
     parts, total, rows = failing_at(3.0), zeros(), torch.arange(6.0)[:, None].expand(6, 4)
-    row = parts.step.row([total, None], [1], [[row.contiguous()] for row in rows], [0])
+    row = in_a_row(parts.step, [total, None], [1], [[row.contiguous()] for row in rows], [0])
     row.launch()
     assert row.failed
     found = row.wait()
@@ -416,7 +441,9 @@ def test_where_a_graph_cannot_be_launched_every_step_before_it_counts(monkeypatc
     parts = Parts(counting(), ON_HOST)
     count, rate = torch.zeros(()), torch.tensor(0.5)
     parts(count, rate, zeros())
-    first, second = (parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * steps, [1]) for steps in (4, 20))
+    first, second = (
+        in_a_row(parts.step, [count, rate, None], [2], [[torch.ones(4)]] * steps, [1]) for steps in (4, 20)
+    )
     first.launch()
     failing_in(monkeypatch, "run", 1 + graphs, MemoryError("no room for a graph"))
     second.launch()
@@ -434,7 +461,9 @@ def test_where_a_row_is_interrupted_the_hosts_tensors_are_those_of_the_steps_tha
     parts = Parts(counting(), ON_HOST)
     count, rate = torch.zeros(()), torch.tensor(0.5)
     parts(count, rate, zeros())
-    first, second = (parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * steps, [1]) for steps in (4, 20))
+    first, second = (
+        in_a_row(parts.step, [count, rate, None], [2], [[torch.ones(4)]] * steps, [1]) for steps in (4, 20)
+    )
     first.launch()
     failing_in(monkeypatch, "run", 2, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -451,7 +480,7 @@ def test_where_a_launch_fails_behind_its_steps_the_hosts_tensors_are_those_of_th
     parts = Parts(counting(), ON_HOST, refuse=refuse if is_captured else None)
     count, rate = torch.zeros(()), torch.tensor(0.5)
     parts(count, rate, zeros())
-    before, row = (parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * 4, [0]) for _ in range(2))
+    before, row = (in_a_row(parts.step, [count, rate, None], [2], [[torch.ones(4)]] * 4, [0]) for _ in range(2))
     before.launch()
     monkeypatch.setattr(parts.step.counterparts, "fetch", lambda columns: refuse(MemoryError("no pinned memory")))
     with pytest.raises(MemoryError):
@@ -469,7 +498,7 @@ def test_a_row_of_which_nothing_ran_takes_no_others_place(monkeypatch):
     parts = Parts(counting(), ON_HOST)
     count, rate = torch.zeros(()), torch.tensor(0.5)
     parts(count, rate, zeros())
-    rows = [parts.step.row([count, rate, None], [2], [[torch.ones(4)]] * 4, [0]) for _ in range(3)]
+    rows = [in_a_row(parts.step, [count, rate, None], [2], [[torch.ones(4)]] * 4, [0]) for _ in range(3)]
     rows[0].launch()
     with monkeypatch.context() as patched:
         failing_in(patched, "run", 1, MemoryError("no room for a graph"))

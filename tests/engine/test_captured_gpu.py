@@ -6,7 +6,7 @@
 import pytest
 import torch
 from test_captured import ON_HOST, counting, drawing
-from test_loop import recording, repeat
+from test_loop import in_a_row, recording, repeat
 
 from gpu import needs_gpu, no_synchronisation
 from lightning_sink.data.cuda import CudaStreams
@@ -60,7 +60,7 @@ def test_launching_waits_for_nothing_and_memory_does_not_grow():
     repeat(step, [total, None], [1], rows, [0])
     with no_synchronisation():
         for _ in range(200):
-            row = step.row([total, None], [1], rows, [0])
+            row = in_a_row(step, [total, None], [1], rows, [0])
             row.launch()
             row.wait()
             reserved.append(torch.cuda.memory_reserved())
@@ -72,7 +72,7 @@ def test_launching_waits_for_nothing_and_memory_does_not_grow():
 def test_tensors_of_the_hosts_also_while_rows_overlap():
     step, count, rate = step_of(counting(), ON_HOST), torch.zeros(()), torch.tensor(0.5)
     step(count, rate, zeros())
-    rows = [step.row([count, rate, None], [2], [[torch.ones(4)]] * 21, [1]) for _ in range(2)]
+    rows = [in_a_row(step, [count, rate, None], [2], [[torch.ones(4)]] * 21, [1]) for _ in range(2)]
     for row in rows:
         row.launch()
     assert torch.equal(rows[0].wait().kept[0][:, 0].cpu(), torch.arange(2.0, 23.0) * 0.5)
@@ -116,7 +116,7 @@ def test_a_capture_that_fails_leaves_the_device_as_it_was():
     assert not torch.equal(state, torch.cuda.get_rng_state(CUDA))  # draws are made as ever
     again, total = adding(), zeros()
     repeat(again, [total, None], [1], [[zeros() + 1]] * 21, [])  # others can be captured
-    step.row([zeros(), None], [1], [[zeros()]], []).launch()
+    in_a_row(step, [zeros(), None], [1], [[zeros()]], []).launch()
     repeat(again, [total, None], [1], [[zeros() + 1]] * 21, [])
     assert float(total[0]) == 42.0
     assert memory_of_batches() == memory_of_batches()  # what two streams used is given back

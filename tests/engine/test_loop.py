@@ -34,8 +34,13 @@ def recording():
     return Recording(graph, inputs=[torch.zeros(4), torch.zeros(4)], largest=4)
 
 
+def in_a_row(step, fixed, positions, rows, kept):
+    """Returns steps in a row, of which each has these for the inputs that differ."""
+    return step.row(fixed, positions, [list(column) for column in zip(*rows, strict=True)], kept, len(rows))
+
+
 def repeat(step, fixed, positions, rows, kept):
-    row = step.row(fixed, positions, rows, kept)
+    row = in_a_row(step, fixed, positions, rows, kept)
     row.launch()
     try:
         return row.wait()
@@ -205,7 +210,7 @@ def test_rows_of_two_trainings_may_run_at_a_time(native):
     for step, total in zip((native, other), totals, strict=True):
         step(torch.zeros(4), torch.zeros(4))
         assert step.overlaps
-        rows.append(step.row([total, None], [1], [[torch.ones(4)]] * 20_000, [0]))
+        rows.append(in_a_row(step, [total, None], [1], [[torch.ones(4)]] * 20_000, [0]))
     for row in rows:
         row.launch()
     native.rest()
@@ -218,7 +223,7 @@ def test_rows_of_two_trainings_may_run_at_a_time(native):
 def test_rows_wait_for_those_before_them(native):
     native(torch.zeros(4), torch.zeros(4))
     total = torch.zeros(4)
-    rows = [native.row([total, None], [1], [[torch.ones(4)]] * count, [0]) for count in (20_000, 1, 10)]
+    rows = [in_a_row(native, [total, None], [1], [[torch.ones(4)]] * count, [0]) for count in (20_000, 1, 10)]
     for row in rows:
         row.launch()
     found = [row.wait() for row in reversed(rows)][::-1]
@@ -235,7 +240,7 @@ def test_rows_behind_one_that_fails_are_not_run():
     step(torch.zeros(1), torch.zeros(()), table, torch.tensor([0]))
     assert step.overlaps
     picked = [[1] * 5_000 + [50], [2] * 3, [3] * 3]
-    rows = [step.row([total, count, table, None], [3], [[torch.tensor([i])] for i in row], [0]) for row in picked]
+    rows = [in_a_row(step, [total, count, table, None], [3], [[torch.tensor([i])] for i in row], [0]) for row in picked]
     for row in rows:
         row.launch()
     found = [row.wait() for row in rows]
@@ -252,7 +257,7 @@ def test_rows_behind_one_that_fails_are_not_run():
 def test_a_row_that_nobody_waits_for_ends_before_its_memory_does(native):
     native(torch.zeros(4), torch.zeros(4))
     total = torch.zeros(4)
-    row = native.row([total, None], [1], [[torch.ones(4)]] * 20_000, [0])
+    row = in_a_row(native, [total, None], [1], [[torch.ones(4)]] * 20_000, [0])
     row.launch()
     del row
     native.rest()
@@ -265,7 +270,7 @@ def test_one_thread_stays_until_rest(native):
     before = leaks.running()
     native(torch.zeros(4), torch.zeros(4))
     for _ in range(3):
-        row = native.row([torch.zeros(4), None], [1], [[torch.ones(4)]] * 20, [0])
+        row = in_a_row(native, [torch.zeros(4), None], [1], [[torch.ones(4)]] * 20, [0])
         row.launch()
         assert row.wait().done == 20
         (found,) = leaks.left_behind(before, seconds=0.0)
@@ -278,11 +283,11 @@ FORKS = """
 import os, signal, sys
 sys.path[:0] = sys.argv[1:]
 import torch
-from engine.test_loop import compile_inductor, recording, repeat
+from engine.test_loop import compile_inductor, in_a_row, recording, repeat
 
 step = compile_inductor(recording())
 step(torch.zeros(4), torch.zeros(4))
-row = step.row([torch.zeros(4), None], [1], [[torch.ones(4)]] * 1_000_000, [0])
+row = in_a_row(step, [torch.zeros(4), None], [1], [[torch.ones(4)]] * 1_000_000, [0])
 row.launch()
 child = os.fork()
 if child == 0:
@@ -349,9 +354,9 @@ class Counting(CompiledStep):
 
     rows = 0
 
-    def row(self, fixed, positions, rows, kept):
-        type(self).rows += len(rows)
-        return super().row(fixed, positions, rows, kept)
+    def row(self, fixed, positions, columns, kept, steps):
+        type(self).rows += steps
+        return super().row(fixed, positions, columns, kept, steps)
 
 
 @pytest.mark.parametrize("make", [plain, noisy])

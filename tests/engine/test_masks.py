@@ -32,6 +32,10 @@ def mask(shape, probability, **options):
     return Draw(BERNOULLI, (probability,), {}, (tuple(fresh.shape), fresh.stride(), fresh.dtype, fresh.device))
 
 
+def step_by_step(draws, steps):
+    return list(zip(*draws.make(steps), strict=True))
+
+
 def one_by_one(draws, steps, state):
     torch.set_rng_state(state)
     return [[draw() for draw in draws] for _ in range(steps)], torch.get_rng_state()
@@ -41,7 +45,7 @@ def assert_drawn_alike(draws, steps, loop):
     state = torch.get_rng_state()
     expected, left = one_by_one(draws, steps, state)
     torch.set_rng_state(state)
-    found = RowDraws(draws, loop).make(steps)
+    found = step_by_step(RowDraws(draws, loop), steps)
     assert torch.equal(torch.get_rng_state(), left), "the generator"
     assert [len(step) for step in found] == [len(draws)] * steps
     for step, others in zip(found, expected, strict=True):
@@ -139,7 +143,7 @@ def test_numbers_that_another_thread_draws_meanwhile_are_not_drawn_again(loop):
 
     draws._loop = Late()
     torch.manual_seed(5)
-    found = draws.make(2)
+    found = step_by_step(draws, 2)
     left = torch.get_rng_state()
     torch.manual_seed(5)
     assert torch.equal(other[0], torch.rand(3))
@@ -156,7 +160,7 @@ def test_masks_are_the_hosts_whatever_the_default_device_is(loop):
     torch.manual_seed(6)
     with torch.device("meta"):
         assert draws_alike(loop)
-        found = draws.make(3)
+        found = step_by_step(draws, 3)
     assert all(torch.equal(a, b) for (a,), (b,) in zip(found, expected, strict=True))
 
 
@@ -184,7 +188,7 @@ def test_a_step_in_a_row_draws_what_single_ones_draw():
     expected = [step(x)[0].clone() for _ in range(6)]
     left = torch.get_rng_state()
     torch.manual_seed(4)
-    row = step.row([x], [], [[]] * 6, [0])
+    row = step.row([x], [], [], [0], 6)
     row.launch()
     found = row.wait()
     step.rest()

@@ -1,0 +1,184 @@
+"""Batches that come next, fetched before their turn, in runs of batches that are alike.
+
+Steps in a row are made of one program, for batches of one signature. So what comes next is kept as runs of such
+batches: `Run` as they were fetched, `Load` (`device.py`) side by side on a device. `Early` owns those of a queue, in
+order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from lightning_sink.data.batch import flatten
+
+Found = tuple[Any, Any, int]
+"""A batch, an `Arriving` where it is on its way to a device; its note and its bytes."""
+
+
+class Run(ABC):
+    """Batches that come one after another and have the same signature; numbered, from 0, and taken in order.
+
+    Attributes:
+        first: Number of the first that was not taken.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        # Note, bytes, and whatever else belongs to a batch. All in one entry: Ctrl-C may come at any time.
+        self._kept: deque[tuple[Any, int, Any]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def last(self) -> tuple[Any, int]:
+        """The last batch's note and bytes."""
+        return self._kept[-1][:2]
+
+    @abstractmethod
+    def add(self, found: Found) -> bool:
+        """Takes a batch as the last one, unless it is not like the others, or there is no room."""
+
+    @abstractmethod
+    def batch(self, number: int) -> Any:
+        """Returns a batch."""
+
+    @abstractmethod
+    def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
+        """Returns, for each tensor of a batch, that of each of some batches: a list, or one tensor `[batches, ...]`."""
+
+    def notes(self, begin: int, end: int) -> list[Any]:
+        """Returns the notes of some batches."""
+        return [note for note, _, _ in islice(self._kept, begin - self.first, end - self.first)]
+
+    def take(self, count: int) -> int:
+        """Forgets the first batches that were not taken; returns their bytes."""
+        self.first += count
+        return sum(self._kept.popleft()[1] for _ in range(count))
+
+
+class HeldRun(Run):
+    """A run of batches as they were fetched.
+
+    Args:
+        found: The first.
+    """
+
+    def __init__(self, found: Found) -> None:
+        super().__init__()
+        batch, note, size = found
+        leaves, self._signature = flatten(batch)
+        self._kept.append((note, size, (batch, leaves)))
+
+    def add(self, found: Found) -> bool:
+        """Takes a batch as the last one, unless it is not like the others."""
+        batch, note, size = found
+        leaves, signature = flatten(batch)
+        if signature != self._signature:
+            return False
+        self._kept.append((note, size, (batch, leaves)))
+        return True
+
+    def batch(self, number: int) -> Any:
+        """Returns a batch."""
+        return self._kept[number - self.first][2][0]
+
+    def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
+        """Returns, for each tensor of a batch, a list of those of some batches."""
+        rows = [leaves for _, _, (_, leaves) in islice(self._kept, begin - self.first, end - self.first)]
+        return [list(column) for column in zip(*rows, strict=True)]
+
+
+class Part:
+    """Some batches of a run, one after another.
+
+    Args:
+        run: The run.
+        begin: Number of the first.
+        end: Number behind the last.
+    """
+
+    def __init__(self, run: Run, begin: int, end: int) -> None:
+        self._run, self._begin, self._end = run, begin, end
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def __repr__(self) -> str:
+        return f"Part({len(self)} of {len(self._run)} batches)"
+
+    @property
+    def notes(self) -> list[Any]:
+        """Their notes."""
+        return self._run.notes(self._begin, self._end)
+
+    def batch(self, number: int) -> Any:
+        """Returns one of them, by its place among these."""
+        return self._run.batch(self._begin + number)
+
+    def columns(self) -> list[Tensor | list[Tensor]]:
+        """Returns, for each tensor of a batch, that of each: a list, or one tensor `[batches, ...]`."""
+        return self._run.columns(self._begin, self._end)
+
+    def cut(self, most: int) -> Part:
+        """Returns the first of them."""
+        return Part(self._run, self._begin, min(self._end, self._begin + most))
+
+
+class Early:
+    """The batches that were fetched before their turn.
+
+    Args:
+        let_go: Told of batches that are no longer kept here: how many, and their bytes.
+    """
+
+    def __init__(self, let_go: Callable[[int, int], None]) -> None:
+        self._let_go = let_go
+        self._runs: deque[Run] = deque()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    @property
+    def last(self) -> tuple[Any, int]:
+        """The last batch's note and bytes; None and 0 where there is no batch."""
+        return self._runs[-1].last if self._runs else (None, 0)
+
+    def hold(self, found: Found) -> None:
+        """Takes a batch as it is."""
+        if not (self._runs and self._runs[-1].add(found)):
+            self._runs.append(HeldRun(found))
+
+    def append(self, run: Run) -> None:
+        """Takes a run."""
+        self._runs.append(run)
+
+    def part(self, begin: int, most: int) -> Part | None:
+        """Returns batches that are alike, behind the first `begin` ones; None where there are none."""
+        for run in self._runs:
+            if begin < len(run):
+                end = min(len(run), begin + most)
+                return Part(run, run.first + begin, run.first + end) if end > begin else None
+            begin -= len(run)
+        return None
+
+    def take(self, count: int) -> tuple[Any, list[Any]]:
+        """Forgets the first batches, which are alike; returns the last of them, and the notes of all."""
+        run = self._runs[0]
+        batch, notes = run.batch(run.first + count - 1), run.notes(run.first, run.first + count)
+        self._let_go(count, run.take(count))
+        if not run:
+            self._runs.popleft()
+        return batch, notes
+
+    def clear(self) -> None:
+        """Forgets all."""
+        while self._runs:
+            run = self._runs.popleft()
+            self._let_go(len(run), run.take(len(run)))

@@ -1,0 +1,95 @@
+"""Batches in a row are those that are fetched one by one, with their notes, whatever Lightning makes of the loaders."""
+
+import itertools
+
+import pytest
+import torch
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.trainer.fetcher import LoaderBatches
+from lightning_sink.trainer.loaders import TrainingLoaders
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(7))
+
+
+class Stateful:
+    """A loader with a state."""
+
+    def __init__(self):
+        self.given = 0
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        for number in range(6):
+            self.given += 1
+            yield number
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+
+
+def in_memory(rows):
+    return DataLoader(TensorDataset(torch.arange(rows)), batch_size=2)
+
+
+LOADERS = {
+    "gathered": lambda: in_memory(12),
+    "as it is": lambda: DataLoader(range(12), batch_size=2),
+    "without a length": lambda: DataLoader(Stream(), batch_size=2),
+    "stateful": Stateful,
+    "several": lambda: CombinedLoader({"a": in_memory(12), "b": in_memory(6)}, "max_size_cycle"),
+    "one after another": lambda: CombinedLoader([in_memory(6), in_memory(8)], "sequential"),
+}
+
+
+def batches_of(make, epoch_batches):
+    loaders = TrainingLoaders.adopt(make(), epoch_batches, QueueOptions(), lambda: 4, torch.device("cpu"))
+    fetcher = _PrefetchDataFetcher()
+    fetcher.setup(loaders)
+    iter(fetcher)
+    return LoaderBatches(fetcher, loaders)
+
+
+def described(found):
+    batch, note = found
+    place = note.place
+    where = place.traversal, place.batch, place.length, place.states
+    return str(batch), note.batch_idx, note.dataloader_idx, note.done, where
+
+
+def take(source, in_rows, most=40):
+    """Takes batches, the first of each traversal in turn; returns them, and how many came in rows."""
+    found, rows = [], 0
+    while len(found) < most:
+        row = list(itertools.islice(source.row(), 3)) if in_rows else []
+        found += map(described, row)
+        rows += len(row)
+        if not row:
+            try:
+                found.append(described(source.fetch(True)))
+            except StopIteration:
+                break
+    return found, rows, source.fetcher.fetched, source.fetcher.done, source.describe()
+
+
+@pytest.mark.parametrize("epoch_batches", [None, 5])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_batches_in_a_row_are_those_one_by_one(kind, epoch_batches):
+    expected, none, *left = take(batches_of(LOADERS[kind], epoch_batches), False)
+    found, rows, *left_by_rows = take(batches_of(LOADERS[kind], epoch_batches), True)
+    assert none == 0
+    assert rows > 0 or kind == "one after another"
+    assert found[: len(expected)] == expected
+    if epoch_batches is None:
+        assert left_by_rows == left
