@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.accelerators import Accelerator
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from lightning_sink.data.device import Streams
+from lightning_sink.data.streams import Streams
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 DEVICE = "fake:0"

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_sink.data.device import Device, Streams
+from lightning_sink.data.device import Device
+from lightning_sink.data.streams import Streams
 
 
 class CudaStreams(Streams):

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning_sink.data.device import Arriving, Device, Load
+from lightning_sink.data.device import Arriving, Device
 from lightning_sink.data.fetches import Fetches
+from lightning_sink.data.load import Load
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import QueueReport, Telemetry
 from lightning_sink.data.reuse import Reuse

@@ -1,7 +1,7 @@
 """Batches that come next, fetched before their turn, in runs of batches that are alike.
 
 Steps in a row are made of one program, for batches of one signature. So what comes next is kept as runs of such
-batches: `Run` as they were fetched, `Load` (`device.py`) side by side on a device. `Early` owns those of a queue, in
+batches: `Run` as they were fetched, `Load` (`load.py`) side by side on a device. `Early` owns those of a queue, in
 order.
 """
 

@@ -20,8 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_queue import LONG, FakePace, Numbers, queue_of, settle, shown
 
-from lightning_sink.data.device import Device, Streams
+from lightning_sink.data.device import Device
 from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.streams import Streams
 
 COPY, COMPUTE = 0, 1
 TORN = 0xEE

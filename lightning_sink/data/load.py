@@ -1,0 +1,150 @@
+"""Batches that programs will use, side by side: packed on the host, sent by one copy, and used there as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import memmove
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.data.batch import flatten
+from lightning_sink.data.run import Found, Run
+from lightning_sink.data.streams import Copy, Streams
+
+_ALIGNMENT = 256
+"""Bytes to a multiple of which a tensor begins, as with PyTorch's own allocator for CUDA."""
+
+
+class Load(Run):
+    """A run of batches that lie side by side and are sent at once. Made by `Device.load`, with the first of them.
+
+    Args:
+        streams: The device.
+        found: The first.
+        tensors: Its tensors.
+        rebuild: Makes a batch of others in their place.
+        batches: How many there may be.
+        room: Bytes that the copy may have.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        found: Found,
+        tensors: list[Tensor],
+        rebuild: Callable[[list[Tensor]], Any],
+        batches: int,
+        room: int,
+    ) -> None:
+        super().__init__()
+        self._streams, self._rebuild, self._size = streams, rebuild, 0
+        leaves, self._signature = flatten(found[0])
+        is_flat = type(found[0]) in (tuple, list) and all(type(item) is Tensor for item in found[0])
+        self._flat = type(found[0]) if is_flat else None
+        places: dict[int, list[int]] = {}  # a tensor that comes twice is sent twice, as `Tensor.to` makes two of it
+        for place, leaf in enumerate(leaves):
+            places.setdefault(id(leaf), []).append(place)
+        self._order = [places[id(tensor)].pop(0) for tensor in tensors]
+        self._layouts: list[_Layout] = []
+        for tensor in leaves:
+            self._layouts.append(_Layout(tensor, self._size))
+            self._size += -(-self._layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._most = max(1, min(batches, room // max(1, self._size)))
+        whole = torch.empty(max(1, self._size * self._most), dtype=torch.uint8, device="meta")
+        arena = streams.pinned(whole)
+        self._base = arena.data_ptr()
+        self._arena: Tensor | None = arena
+        self._targets = [
+            # What lies in one piece, as it will, is moved; into other places a copy is made.
+            (tensor.shape, tensor.dtype, given, layout.offset, layout.nbytes)
+            + (None if given == layout.stride else self._column(arena, layout, self._most).unbind(),)
+            for tensor, layout in zip(leaves, self._layouts, strict=True)
+            for given in [tensor.stride()]
+        ]
+        self._copy: Copy | None = None
+        self._columns: list[Tensor] = []
+        self._pack(leaves, found)
+
+    def add(self, found: Found) -> bool:
+        """Takes a batch as the last one, whose memory may be filled again then.
+
+        False, and nothing was taken, where it is not like the others, there is no room, or they have been sent.
+        """
+        batch = found[0]
+        if self._arena is None or len(self._kept) >= self._most:
+            return False
+        if type(batch) is self._flat:
+            return len(batch) == len(self._targets) and self._pack(batch, found)
+        leaves, signature = flatten(batch)
+        return signature == self._signature and self._pack(leaves, found)
+
+    def _pack(self, leaves: Sequence[Any], found: Found) -> bool:
+        """Copies tensors to the next place, if each is like the first batch's; looks at each once."""
+        number = len(self._kept)
+        begin = self._base + self._size * number
+        for tensor, (shape, dtype, stride, offset, nbytes, copies) in zip(leaves, self._targets, strict=True):
+            if (
+                type(tensor) is not Tensor
+                or tensor.shape != shape
+                or tensor.dtype is not dtype
+                or not tensor.is_cpu
+                or tensor.requires_grad
+                or tensor.is_conj()
+                or tensor.is_neg()
+                or tensor.stride() != stride
+            ):
+                return False
+            if copies is None:
+                memmove(begin + offset, tensor.data_ptr(), nbytes)
+            else:
+                copies[number].copy_(tensor)
+        self._kept.append((found[1], found[2], None))
+        return True
+
+    def send(self) -> None:
+        """Issues the copy."""
+        assert self._arena is not None, "a load is sent once"  # noqa: S101
+        self._copy = Copy(self._streams, [self._arena[: max(1, self._size * len(self))]])
+        self._arena, self._targets = None, []
+
+    def _arrive(self) -> list[Tensor]:
+        """Makes the caller's stream wait for them, and returns each tensor of all batches."""
+        assert self._copy is not None, "a load is sent before its batches are taken"  # noqa: S101
+        if not self._columns:
+            self._copy.arrive()
+            (there,) = self._copy.tensors
+            count = self.first + len(self)
+            self._columns = [self._column(there, layout, count) for layout in self._layouts]
+        return self._columns
+
+    def batch(self, number: int) -> Any:
+        """Returns a batch, on the device."""
+        # Each tensor counts its own writes, which views would share.
+        leaves = [column[number].data for column in self._arrive()]
+        return self._rebuild([leaves[place] for place in self._order])
+
+    def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
+        """Returns each tensor of some batches, side by side."""
+        return [column[begin:end] for column in self._arrive()]
+
+    def _column(self, arena: Tensor, layout: _Layout, count: int) -> Tensor:
+        """Returns the tensors at one place of each batch, in an arena's memory."""
+        column = torch.empty(0, dtype=layout.dtype, device=arena.device)
+        place, each = layout.offset // layout.dtype.itemsize, self._size // layout.dtype.itemsize
+        return column.set_(arena.untyped_storage(), place, (count, *layout.shape), (each, *layout.stride))
+
+
+class _Layout:
+    """What `Tensor.to` makes of a tensor, and where it lies in what is sent of a batch.
+
+    Args:
+        tensor: The tensor.
+        offset: Bytes before it.
+    """
+
+    def __init__(self, tensor: Tensor, offset: int) -> None:
+        like = torch.empty_like(tensor, device="meta")
+        self.shape, self.dtype, self.stride, self.nbytes = like.shape, like.dtype, like.stride(), like.nbytes
+        self.offset = offset
