@@ -407,3 +407,32 @@ def test_nested_tensors_train_eagerly(engine):
         return DataLoader(loader(20, last=8).dataset, batch_size=8, collate_fn=collate)
 
     compare(Ragged, engine, -1, "batches are of too many kinds", data=data, max_epochs=3)
+
+
+class Compressed(Plain):
+    """Its rows are sparse."""
+
+    def training_step(self, batch, batch_idx):
+        rows, y = batch
+        return super().training_step((rows.to_dense(), y), batch_idx)
+
+
+@ENGINES
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+def test_compressed_rows_train_eagerly(engine):
+    given = [(x.to_sparse_csr(), y) for x, y in loader(20, last=8)]
+    data = lambda: DataLoader(given, batch_size=None)  # noqa: E731
+    compare(Compressed, engine, -1, "with layout torch.sparse_csr takes part", data=data, max_epochs=3)
+
+
+class Signed(Plain):
+    """The sign of a zero in the batch decides."""
+
+    def training_step(self, batch, batch_idx):
+        x, y, zero = batch
+        return super().training_step((x * math.copysign(1.0, zero), y), batch_idx)
+
+
+@ENGINES
+def test_a_zero_is_no_negative_zero(engine):
+    compare(Signed, engine, -1, data=with_numbers([0.0, -0.0] * 10), max_epochs=4)

@@ -89,7 +89,8 @@ def _apart(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]] | N
     if kind is dict and batch and all(map(_is_plain, batch.values())):
         names = [*batch]
         return list(batch.values()), lambda tensors: dict(zip(names, tensors, strict=True))
-    leaves, spec = pytree.tree_flatten(batch)
+    # What has a `to` of its own is moved by it: of a `PackedSequence` a part stays on the host.
+    leaves, spec = pytree.tree_flatten(batch, is_leaf=lambda item: hasattr(item, "to"))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     is_known = all(type(leaf) in _PLAIN or _is_plain(leaf) for leaf in leaves)
     if not places or not is_known:

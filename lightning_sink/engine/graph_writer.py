@@ -75,7 +75,7 @@ class GraphWriter:
         recording = self._recording
         recording.graph.output(tuple(self.node(tensor) for tensor in outputs))
         recording.graph.erase_node(self._anchor)
-        layouts = [f"{tuple(t.shape)}{t.stride()}{t.dtype}{t.device}{t.requires_grad}" for t in recording.inputs]
+        layouts = [f"{_layout(tensor)}{tensor.requires_grad}" for tensor in recording.inputs]
         returned = [str(self._indices[self._nodes[tensor]]) for tensor in outputs]
         recording.text = "\n".join([*layouts, *self._lines, ",".join(returned)])
 
@@ -94,6 +94,6 @@ class GraphWriter:
 
 
 def _layout(tensor: Tensor) -> Any:
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device

@@ -261,8 +261,9 @@ class Recorder(TorchDispatchMode):
         self._places.append(_place(tensor))
         self.recording.first_use.append(user_line())
         self._apart.use(tensor)
-        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
-            self.hazard(f"a tensor of type `{type(tensor).__name__}` with layout {tensor.layout} takes part")
+        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else f"with layout {tensor.layout}"
+            self.hazard(f"a tensor of type `{type(tensor).__name__}` {kind} takes part")
         elif tensor.is_conj() or tensor.is_neg():
             self.hazard(
                 "a tensor takes part that is conjugated or negated when it is read; `resolve_conj().resolve_neg()`"

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,6 +30,7 @@ KINDS = {
     "named tuple": lambda: Pair(x(), x(4)),
     "dataclass": lambda: Record(x()),
     "numbers and text": lambda: (x(), 3, "a", None, 1.5),
+    "other numbers": lambda: (x(), 0.0, float("inf"), 1j, np.float32(2.5), np.int64(3)),
     "empty": lambda: (),
 }
 
@@ -61,6 +63,14 @@ def test_tensors_come_in_a_fixed_order():
         ((x(), 1), (x(), 2)),
         ((x(), 1), (x(), True)),
         ((x(), 1), (x(), 1.0)),
+        ((x(), 0.0), (x(), -0.0)),
+        ((x(), 0j), (x(), complex(-0.0, 0.0))),
+        ((x(), np.float32(0.0)), (x(), np.float32(-0.0))),
+        ((x(), np.float64(0.0)), (x(), np.float64(-0.0))),
+        ((x(), np.int32(1)), (x(), np.int64(1))),
+        (x(dtype=torch.complex64), x(dtype=torch.complex64).conj()),
+        (x(dtype=torch.complex64).imag, x(dtype=torch.complex64).conj().imag),
+        (x(), x().to_sparse()),
         ((x(), "a"), (x(), "b")),
         ({"a": x()}, {"b": x()}),
         ({"a": x(), "b": x()}, {"b": x(), "a": x()}),
@@ -73,6 +83,17 @@ def test_tensors_come_in_a_fixed_order():
 def test_what_makes_another_program_makes_another_signature(one, other):
     for wrap in (lambda item: item, lambda item: [item], lambda item: {"a": (item,)}):
         assert flatten(wrap(one))[1] != flatten(wrap(other))[1]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_tensors_that_have_no_strides_or_no_shape():
+    rows, columns, others = x().to_sparse_csr(), x().to_sparse_csc(), x(3, 2).to_sparse_csr()
+    nested = [torch.nested.nested_tensor([x(), x(1, 3)]) for _ in range(2)]
+    signatures = [flatten((item, x()))[1] for item in (x(), rows, columns, others, *nested)]
+    assert len(set(signatures)) == len(signatures)
+    assert flatten([x().to_sparse_csr()])[1] == flatten([rows])[1]
+    assert flatten([nested[0]]) == ([nested[0]], flatten([nested[0]])[1])
 
 
 def test_what_cannot_be_hashed_is_compared_by_identity():

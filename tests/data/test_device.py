@@ -537,6 +537,7 @@ class Odd:
 
 
 KEPT = {
+    "what has a `to` of its own": lambda: (torch.nn.utils.rnn.pack_sequence([X, X[:1]]), Y),
     "an object": lambda: (X, Odd()),
     "no tensor": lambda: (1, "a"),
     "nothing": lambda: (),

@@ -82,7 +82,10 @@ def test_a_value_is_equal_to_its_like(value):
     assert fingerprint(copy.deepcopy(value)) == fingerprint(value)
 
 
-@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0, False), ([1], (1,)), (None, 0)])
+ZEROS = [(0.0, -0.0), ([1, 0.0], [1, -0.0]), (0j, complex(0.0, -0.0)), ({"a": [object, 0.0]}, {"a": [object, -0.0]})]
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0, False), ([1], (1,)), (None, 0), *ZEROS])
 def test_values_that_make_other_operations_are_not_equal(one, other):
     assert fingerprint(one) != fingerprint(other)
 
