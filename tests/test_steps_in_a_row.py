@@ -1,5 +1,6 @@
 """Steps that nobody on the host has to see are run many in one call, and nothing of it shows."""
 
+import collections
 import functools
 import time
 from unittest import mock
@@ -71,6 +72,47 @@ def test_a_row_goes_on_behind_a_traversals_end(chunks, make, options, last, monk
     assert plain.generators == sink.generators
     # 13 traversals end within the sinks. A smaller batch is trained by itself, and so is the one behind it.
     assert 120 - sum(chunks) < (15 if last == 8 else 45)
+
+
+class Restarts:
+    """Says that it has more batches than it gives, and begins again behind its end."""
+
+    def __init__(self):
+        self.batches = list(loader(50, last=8))
+        self.given = 0
+
+    def __len__(self):
+        return 55
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.given += 1
+        if self.given % 51 == 0:
+            raise StopIteration
+        return self.batches[self.given % 51 - 1]
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_the_end_of_an_epoch_is_met_once(chunks, engine):
+    plain, _ = compare(Net, engine, -1, data=Restarts, max_epochs=3)
+    assert plain.trainer.global_step == 150
+    assert sum(chunks) > 60 or engine == "eager"
+
+
+Pair = collections.namedtuple("Pair", "x y")
+
+
+@pytest.mark.parametrize("kind", [lambda batch: Pair(*batch), lambda batch: collections.OrderedDict(enumerate(batch))])
+def test_batches_with_names_make_rows(chunks, kind):
+    class Named(Net):
+        def training_step(self, batch, batch_idx):
+            return super().training_step((batch[0], batch[1]), batch_idx)
+
+    given = [kind(batch) for batch in loader(60, last=8)]
+    compare(Named, "traced", -1, data=lambda: DataLoader(given, batch_size=None))
+    assert sum(chunks) > 60
 
 
 class First(Net):

@@ -94,7 +94,7 @@ def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int
         signature.append((type(item), len(item)))
         children = list(item)
     elif isinstance(item, Mapping):
-        signature.append((type(item), tuple(item)))
+        signature.append((type(item), tuple(item), tuple(map(type, item))))
         children = list(item.values())
     elif depth and (attributes := _attributes(item)):
         signature.append((type(item), tuple(attributes)))

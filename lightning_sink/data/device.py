@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sink.data.batch import flatten
 from lightning_sink.data.load import Load
 from lightning_sink.data.private import pytree
 from lightning_sink.data.run import Found
@@ -75,7 +76,12 @@ class Device:
             room: Bytes that the copy may have; a batch that is larger has one of its own.
         """
         apart = _apart(found[0])
-        return None if apart is None else Load(self._streams, found, *apart, batches, room)
+        if apart is None:
+            return None
+        leaves, signature = flatten(found[0])
+        if sorted(map(id, leaves)) != sorted(map(id, apart[0])):
+            return None  # a container that one of the two ways through a batch does not look into
+        return Load(self._streams, found, leaves, signature, *apart, batches, room)
 
 
 def _apart(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.data.batch import flatten
+from lightning_sink.data.batch import Signature, flatten
 from lightning_sink.data.run import Found, Run
 from lightning_sink.data.streams import Copy, Streams
 
@@ -23,7 +23,9 @@ class Load(Run):
     Args:
         streams: The device.
         found: The first.
-        tensors: Its tensors.
+        leaves: Its tensors, in the order of `flatten`.
+        signature: What batches have in common that are like it.
+        tensors: Its tensors, in the order of `rebuild`.
         rebuild: Makes a batch of others in their place.
         batches: How many there may be.
         room: Bytes that the copy may have.
@@ -33,14 +35,15 @@ class Load(Run):
         self,
         streams: Streams,
         found: Found,
+        leaves: list[Tensor],
+        signature: Signature,
         tensors: list[Tensor],
         rebuild: Callable[[list[Tensor]], Any],
         batches: int,
         room: int,
     ) -> None:
         super().__init__()
-        self._streams, self._rebuild, self._size = streams, rebuild, 0
-        leaves, self._signature = flatten(found[0])
+        self._streams, self._rebuild, self._signature, self._size = streams, rebuild, signature, 0
         is_flat = type(found[0]) in (tuple, list) and all(type(item) is Tensor for item in found[0])
         self._flat = type(found[0]) if is_flat else None
         places: dict[int, list[int]] = {}  # a tensor that comes twice is sent twice, as `Tensor.to` makes two of it
@@ -87,6 +90,8 @@ class Load(Run):
         for tensor, (shape, dtype, stride, offset, nbytes, copies) in zip(leaves, self._targets, strict=True):
             if (
                 type(tensor) is not Tensor
+                or tensor.layout is not torch.strided
+                or tensor.is_nested
                 or tensor.shape != shape
                 or tensor.dtype is not dtype
                 or not tensor.is_cpu

@@ -240,12 +240,14 @@ class BatchQueue:
                     break  # the next fetch may fill its memory again
             except BaseException as error:  # in its turn, whatever it is
                 self._failure = error
-                if found is not None and found[1] is not (self._early if load is None else load).last[0]:
+                last_note, _ = (self._early if load is None else load).last
+                if found is not None and found[1] is not last_note:  # it has not been kept
                     self._producer.hold(-1, -found[2])
                 break
         try:
             self._send(load)
         except BaseException as error:
+            error.__context__ = self._failure  # which would have come behind it
             self._failure = error
 
     def _load(self, found: Found, batches: int) -> Load | None:

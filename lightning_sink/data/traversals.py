@@ -184,6 +184,8 @@ class Traversals:
             EmptyDatasetError: When an endless traversal gives no batch.
         """
         due = self.begin_due
+        if self._ended and not self.endless:
+            raise StopIteration  # some iterators begin again behind their end, which plain training meets once
         if due or self._fresh:
             if not self.in_turn:
                 raise NotYet
@@ -197,6 +199,7 @@ class Traversals:
             batch = next(self._iterator)  # type: ignore[arg-type]
         except StopIteration:
             if not self.endless:
+                self._ended = True
                 raise
             if self.batch == 0:
                 raise EmptyDatasetError(_ONCE.format(self.traversal) if self.traversal else _EMPTY) from None
@@ -212,7 +215,7 @@ class Traversals:
 
         For loaders that keep no state.
         """
-        if self.begin_due or self._fresh:
+        if self.begin_due or self._fresh or self._ended:
             return
         left = None if self.limit == float("inf") else int(self.limit) - self.batch
         begin = Place(self.traversal, 0, self._length, self._begin, self._first)  # type: ignore[arg-type]

@@ -47,12 +47,13 @@ class Call:
     Args:
         sink: Whose steps they are.
         program: What runs them.
-        batches: Those of the steps that come next.
-        numbers: How many of these, and the counters and options that they take.
+        columns: For each leaf, those of the batches that come next.
+        numbers: How many of these are taken, and the counters and options that go with them.
+        is_whole: Whether all are taken.
 
     Attributes:
         steps: How many steps.
-        is_whole: Whether they are on all of the batches.
+        is_whole: Whether they are on all of the batches that come next.
         done: How many were run; known, like the others, when they have been waited for.
         outputs: What the last of them gave; None where a call that was launched behind this one leaves all of it anew.
         losses: The losses of those that were run; None where they give none.
@@ -60,7 +61,7 @@ class Call:
         error: What the step behind them raised; None where all were run.
     """
 
-    def __init__(self, sink: Sink, program: Program, batches: list[Column], numbers: Numbers, is_whole: bool) -> None:
+    def __init__(self, sink: Sink, program: Program, columns: list[Column], numbers: Numbers, is_whole: bool) -> None:
         self.steps, self.is_whole = numbers.steps, is_whole
         self.done = 0
         self.outputs: tuple[Tensor, ...] | None = ()
@@ -68,7 +69,7 @@ class Call:
         self.logged: list[Tensor] = []
         self.error: Exception | None = None
         self._sink, self._program = sink, program
-        self._row = program.row(batches, numbers.rows, numbers.steps)
+        self._row = program.row(columns, numbers.rows, numbers.steps)
         self._runs = False
 
     def launch(self) -> None:

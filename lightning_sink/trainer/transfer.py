@@ -9,6 +9,7 @@ Private names of Lightning (2.6): `LightningModule._on_before_batch_transfer` an
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -116,8 +117,13 @@ class Transfer:
         kind = type(item)
         if kind is Tensor:
             return bool(item.device == self._device)
-        if kind in (tuple, list):
+        if kind in (tuple, list) or _is_named_tuple(kind):
             return all(map(self._is_here, item))
-        if kind is dict:
+        if kind in (dict, OrderedDict):
             return all(map(self._is_here, item.values()))
         return item is None or kind in (int, float, bool, str)
+
+
+def _is_named_tuple(kind: type[Any]) -> bool:
+    """Tells whether this is a named tuple, and no more."""
+    return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and not hasattr(kind, "to")

@@ -74,6 +74,7 @@ def test_tensors_come_in_a_fixed_order():
         ((x(), "a"), (x(), "b")),
         ({"a": x()}, {"b": x()}),
         ({"a": x(), "b": x()}, {"b": x(), "a": x()}),
+        ({1: x()}, {True: x()}),
         ([x()], (x(),)),
         ([[x()], x()], [[x(), x()]]),
         (Record(x(), "a"), Record(x(), "b")),

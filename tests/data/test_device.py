@@ -7,6 +7,7 @@ PyTorch's caching allocators do: the host's behind the copies that read it, the 
 streams that it was said to be used by. A copy and a step take two operations each, so that others can come in between.
 """
 
+import collections
 import ctypes
 import itertools
 import threading
@@ -534,6 +535,32 @@ def test_a_label_that_is_kept_keeps_nothing_else():
 
 class Odd:
     pass
+
+
+class Bag:
+    """Known to PyTorch by one of the two tensors that it holds."""
+
+    def __init__(self, x):
+        self.x, self.scale = x, torch.nn.Parameter(torch.ones(2))
+
+
+torch.utils._pytree.register_pytree_node(Bag, lambda bag: ([bag.x], None), lambda parts, _: Bag(*parts))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: (X, collections.deque([Y])), lambda: Bag(X), lambda: (X, collections.deque([X]))]
+)
+def test_what_only_one_way_through_a_batch_looks_into_is_not_sent_with_others(make):
+    assert Device(Fake()).load((make(), 0, 0), 3, 1 << 20) is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+@pytest.mark.parametrize("make", [lambda: torch.nested.nested_tensor([X, X[:1]]), X.to_sparse_csr, X.to_sparse])
+def test_what_has_no_strides_is_not_taken_for_those_before_it(make):
+    load = Device(Fake()).load(((X, Y), 0, 0), 3, 1 << 20)
+    assert not load.add(((make(), Y), 1, 0))
+    assert len(load) == 1
 
 
 KEPT = {

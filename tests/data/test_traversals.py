@@ -93,6 +93,37 @@ def test_batches_in_a_row_are_those_one_by_one(length, limit, counts):
     assert loader.fetched == len(found)
 
 
+class Restarts:
+    """Begins again behind its end, as some iterators do that are their own loaders."""
+
+    def __init__(self):
+        self.given = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.given += 1
+        if self.given % 4 == 0:
+            raise StopIteration
+        return self.given
+
+
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_a_traversal_that_has_ended_gives_no_more(in_a_row):
+    traversals = over(Restarts(), endless=False)
+    traversals.begin()
+    found = [traversals.next()]
+    found += [batch for batch, _ in traversals.row()] if in_a_row else take(traversals, 2)
+    for _ in range(3):
+        assert list(traversals.row()) == []
+        with pytest.raises(StopIteration):
+            traversals.next()
+    assert found == [1, 2, 3]
+    traversals.begin()
+    assert traversals.next() == 5
+
+
 def test_control_a_row_beyond_the_limit_is_noticed():
     assert len(places_of(over(Loader(9), limit=4), [0, 12])) == 4
 
