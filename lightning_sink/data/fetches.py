@@ -55,7 +55,7 @@ class Fetches:
             try:
                 self.source.begin()
             except BaseException as error:
-                self._note_place(error, False)
+                self.note_place(error)
                 raise
 
     def fetch(self, in_turn: bool, *, on_thread: bool = False) -> Found:
@@ -65,7 +65,7 @@ class Fetches:
             in_turn: Whether the training has used every batch before and waits for this one.
             on_thread: Whether this is the queue's thread.
         """
-        began = time.perf_counter()
+        began, note = time.perf_counter(), None
         try:
             batch, note = self.source.fetch(in_turn)
             size = nbytes(batch)
@@ -75,7 +75,7 @@ class Fetches:
             if self._device is not None:
                 batch = self._device.send(batch)
         except BaseException as error:
-            self._note_place(error, on_thread)
+            self.note_place(error, note, on_thread)
             raise
         self._telemetry.fetched(time.perf_counter() - began, size)
         return batch, note, size
@@ -83,16 +83,16 @@ class Fetches:
     def row(self) -> Iterator[Found]:
         """Fetches the next batches of the traversal, before their turn, and leaves them for the queue to send."""
         prepare, fetched, clock = self._prepare, self._telemetry.fetched, time.perf_counter
-        began = clock()
+        began, note = clock(), None
         try:
             for batch, note in self.source.row():
                 size = nbytes(batch)
                 found = (batch if prepare is None else prepare(batch)), note, size
                 fetched(clock() - began, size)
                 yield found
-                began = clock()
+                began, note = clock(), None
         except BaseException as error:
-            self._note_place(error, False)
+            self.note_place(error, note)
             raise
 
     def retry(self, error: BaseException | None) -> bool:
@@ -122,9 +122,17 @@ class Fetches:
             return Item(error=error, is_last=True)
         return Item(found, size=found[2])
 
-    def _note_place(self, error: BaseException, on_thread: bool) -> None:
+    def note_place(self, error: BaseException, note: Any = None, on_thread: bool = False) -> None:
+        """Adds to an error which batch it is of.
+
+        Args:
+            error: The error.
+            note: The batch's; None where the source has not given it.
+            on_thread: Whether this is the queue's thread.
+        """
         if not isinstance(error, _NO_ERRORS):
-            note_place(error, self.source.describe(), on_thread)
+            place = self.source.describe() if note is None else self.source.name(note)
+            note_place(error, place, on_thread)
 
 
 _LOADER, _HOOKS = "the loader", "one of the batch-transfer hooks"

@@ -253,7 +253,11 @@ class BatchQueue:
     def _load(self, found: Found, batches: int) -> Load | None:
         if self._device is None or type(found[0]) is Arriving:
             return None
-        return self._device.load(found, batches, min(self._options.buffer_bytes, _COPY))
+        try:
+            return self._device.load(found, batches, min(self._options.buffer_bytes, _COPY))
+        except BaseException as error:
+            self._fetches.note_place(error, found[1])
+            raise
 
     def _send(self, load: Load | None) -> None:
         """Sends what was loaded; where that fails, it is lost, and the error is raised in the turn of its first."""
@@ -261,7 +265,9 @@ class BatchQueue:
             return
         try:
             load.send()
-        except BaseException:
+        except BaseException as error:
+            (first,) = load.notes(0, 1)
+            self._fetches.note_place(error, first)
             self._producer.hold(-len(load), -load.take(len(load)))
             raise
         self._early.append(load)

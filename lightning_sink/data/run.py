@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_sink.data.batch import flatten
 
 Found = tuple[Any, Any, int]
-"""A batch, an `Arriving` where it is on its way to a device; its note and its bytes."""
+"""A batch, its note and its bytes. As it was fetched it may be an `Arriving`, on its way to a device."""
 
 
 class Run(ABC):
@@ -119,7 +119,7 @@ class Part:
         return self._run.notes(self._begin, self._end)
 
     def batch(self, number: int) -> Any:
-        """Returns one of them, by its place among these."""
+        """Returns one of them; they are numbered from 0 here."""
         return self._run.batch(self._begin + number)
 
     def columns(self) -> list[Tensor | list[Tensor]]:

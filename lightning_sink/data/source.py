@@ -56,6 +56,10 @@ class Source(ABC):
     def describe(self) -> str:
         """Names the next batch for people: "batch 3 of traversal 0"."""
 
+    @abstractmethod
+    def name(self, note: Any) -> str:
+        """Names the batch that a note goes with, likewise."""
+
     def abort(self) -> bool:
         """Ends, from another thread, what a fetch waits for; tells whether there was something to end."""
         return False

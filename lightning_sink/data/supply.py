@@ -191,16 +191,15 @@ class Supply:
         return self._early_in_step() if self._options.timeout is None else iter(self._early_on_demand, None)
 
     def _early_in_step(self) -> Iterator[Found]:
-        try:
-            for found in self._fetches.row():
-                self.producer.wanted -= 1
-                self.producer.hold(1, found[2])
-                yield found
-        except GeneratorExit:
-            raise
-        except BaseException:
-            self.producer.wanted -= 1
-            raise
+        producer, founds = self.producer, self._fetches.row()
+        while True:
+            producer.wanted -= 1
+            found = next(founds, None)
+            if found is None:
+                producer.wanted += 1
+                return
+            producer.hold(1, found[2])
+            yield found
 
     def _early_on_demand(self) -> Found | None:
         if self._fetches.source.begin_due:

@@ -60,6 +60,11 @@ def place_of(lazy: LazyPlace) -> Place:
     return lazy[0]._replace(batch=lazy[1])
 
 
+def name_of(lazy: LazyPlace) -> str:
+    """Names the batch that a place is behind."""
+    return f"batch {lazy[1] - 1} of traversal {lazy[0].traversal}"
+
+
 class Traversals:
     """Gives the batches of loaders, traversal by traversal.
 

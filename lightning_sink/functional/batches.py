@@ -13,7 +13,7 @@ from lightning_sink.data.gather import gathered
 from lightning_sink.data.private import worker_processes
 from lightning_sink.data.road import Road
 from lightning_sink.data.source import Source
-from lightning_sink.data.traversals import LazyPlace, Traversals, place_of
+from lightning_sink.data.traversals import LazyPlace, Traversals, name_of
 
 
 class DatasetBatches(Source):
@@ -62,6 +62,10 @@ class DatasetBatches(Source):
         """Names the next batch."""
         return self._traversals.describe()
 
+    def name(self, note: LazyPlace) -> str:
+        """Names the batch that a place is behind."""
+        return name_of(note)
+
     def retry(self) -> bool:
         """Gives the rows of a failed fetch back to the loader."""
         return self._traversals.retry()
@@ -77,12 +81,6 @@ class DatasetBatches(Source):
         """Lets go of the iterator, and so of its workers."""
         self._traversals.close()
         self._iterator = None
-
-
-def name_of(lazy: LazyPlace) -> str:
-    """Names the batch that a place is behind."""
-    place = place_of(lazy)
-    return f"batch {place.batch - 1} of traversal {place.traversal}"
 
 
 def as_arguments(batch: Any) -> tuple[Any, ...]:

@@ -10,12 +10,13 @@ from torch import Tensor
 from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
+from lightning_sink.data.traversals import name_of
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.operands import replaced
 from lightning_sink.engine.passages import Passages
 from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
 from lightning_sink.engine.step import Result, Sink, Step, Tape
-from lightning_sink.functional.batches import Signature, as_arguments, name_of
+from lightning_sink.functional.batches import Signature, as_arguments
 from lightning_sink.functional.outputs import Outputs, values_of
 from lightning_sink.functional.state import State
 

@@ -19,7 +19,7 @@ from lightning_sink.data.private import worker_processes
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
 from lightning_sink.data.source import Source
-from lightning_sink.data.traversals import LazyPlace, Place, place_of
+from lightning_sink.data.traversals import LazyPlace, Place, name_of, place_of
 from lightning_sink.trainer.loaders import TrainingLoaders
 
 
@@ -90,6 +90,10 @@ class LoaderBatches(Source):
     def describe(self) -> str:
         """Names the next batch."""
         return self.loaders.traversals.describe()
+
+    def name(self, note: _Note) -> str:
+        """Names the batch that a note goes with."""
+        return name_of(note.lazy_place)
 
     def retry(self) -> bool:
         """Gives the rows of a failed fetch back to the loader, if there is one only and it reads rows."""

@@ -681,9 +681,10 @@ def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead):
                     issued.extend(part.notes)
                     queue.skip(len(part))
 
-        with pytest.raises(Failure, match="memory"):
+        with pytest.raises(Failure, match="memory") as caught:
             go_on()
         assert issued == list(range(len(issued)))
+        assert f"while fetching batch number {len(issued)}" in caught.value.__notes__[0]
         assert queue._producer.held_bytes == 0
         fake.fails = lambda: None
         later = queue.take()[1]  # what failed is not given a second time, and nothing is out of order

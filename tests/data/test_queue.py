@@ -114,6 +114,9 @@ class Numbers(Source):
     def describe(self):
         return f"batch {self.index} of traversal {self.traversal}"
 
+    def name(self, note):
+        return f"batch number {note}"
+
     def abort(self):
         self.aborted += 1
 
@@ -815,7 +818,9 @@ def test_an_error_arrives_in_its_place_as_it_is(make, ahead, timeout, place, whe
         queue.take()
     assert caught.value is failure
     (note,) = (note for note in failure.__notes__ if "lightning_sink" in note)
-    assert note.startswith(f"[lightning_sink] while fetching batch {place + 1} of traversal 0")
+    # This source counts a batch before it fails; where a hook fails, it has given it.
+    named = f"batch {place + 1} of traversal 0" if where == "fetch" else f"batch number {place}"
+    assert note.startswith(f"[lightning_sink] while fetching {named}")
     assert notes(queue, 2) == [place + 1, place + 2]
 
 

@@ -45,6 +45,8 @@ class Batches(Source):
 
     def describe(self):
         return self.traversals.describe()
+    def name(self, note):
+        return "a batch"
 
 queue = BatchQueue(Batches(DataLoader(batches(4), batch_size=None)), QueueOptions())
 def epoch():
