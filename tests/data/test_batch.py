@@ -68,6 +68,8 @@ def test_tensors_come_in_a_fixed_order():
         ((x(), np.float32(0.0)), (x(), np.float32(-0.0))),
         ((x(), np.float64(0.0)), (x(), np.float64(-0.0))),
         ((x(), np.int32(1)), (x(), np.int64(1))),
+        ((x(), np.datetime64(1, "s")), (x(), np.datetime64(1, "D"))),
+        ((x(), np.timedelta64(1, "s")), (x(), np.timedelta64(1, "ms"))),
         (x(dtype=torch.complex64), x(dtype=torch.complex64).conj()),
         (x(dtype=torch.complex64).imag, x(dtype=torch.complex64).conj().imag),
         (x(), x().to_sparse()),
