@@ -46,10 +46,10 @@ class Load(Run):
         self._streams, self._rebuild, self._signature, self._size = streams, rebuild, signature, 0
         is_flat = type(found[0]) in (tuple, list) and all(type(item) is Tensor for item in found[0])
         self._flat = type(found[0]) if is_flat else None
-        places: dict[int, list[int]] = {}  # a tensor that comes twice is sent twice, as `Tensor.to` makes two of it
-        for place, leaf in enumerate(leaves):
-            places.setdefault(id(leaf), []).append(place)
-        self._order = [places[id(tensor)].pop(0) for tensor in tensors]
+        numbers: dict[int, list[int]] = {}  # a tensor that comes twice is sent twice, as `Tensor.to` makes two of it
+        for number, leaf in enumerate(leaves):
+            numbers.setdefault(id(leaf), []).append(number)
+        self._order = [numbers[id(tensor)].pop(0) for tensor in tensors]
         self._layouts: list[_Layout] = []
         for tensor in leaves:
             self._layouts.append(_Layout(tensor, self._size))
@@ -59,12 +59,14 @@ class Load(Run):
         arena = streams.pinned(whole)
         self._base = arena.data_ptr()
         self._arena: Tensor | None = arena
-        self._targets = [
-            # What lies in one piece, as it will, is moved; into other places a copy is made.
-            (tensor.shape, tensor.dtype, given, layout.offset, layout.nbytes)
-            + (None if given == layout.stride else self._column(arena, layout, self._most).unbind(),)
+        # What lies in one piece, as it will there, is moved; what does not is copied into these places.
+        places = [
+            None if tensor.stride() == layout.stride else self._column(arena, layout, self._most).unbind()
             for tensor, layout in zip(leaves, self._layouts, strict=True)
-            for given in [tensor.stride()]
+        ]
+        self._targets = [
+            (tensor.shape, tensor.dtype, tensor.stride(), layout.offset, layout.nbytes, copies)
+            for tensor, layout, copies in zip(leaves, self._layouts, places, strict=True)
         ]
         self._copy: Copy | None = None
         self._columns: list[Tensor] = []

@@ -223,21 +223,12 @@ class BatchQueue:
                 if found is None:
                     break
                 last = found[2]
-                if load is not None and load.add(found):
-                    continue
-                full, load = load, None
-                self._send(full)
-                load = self._load(found, batches - number)
-                if load is not None:
-                    continue
-                item, note, size = found
-                self._early.hold((_arrived(item), note, size))
-                if type(item) is Arriving:
-                    continue
-                if not self._reuse.ended:
-                    self._look_at(item)
-                if self._device is not None:
-                    break  # the next fetch may fill its memory again
+                if load is None or not load.add(found):
+                    full, load = load, None
+                    self._send(full)
+                    load = self._load(found, batches - number)
+                    if load is None and not self._hold(found):
+                        break
             except BaseException as error:  # in its turn, whatever it is
                 self._failure = error
                 last_note, _ = (self._early if load is None else load).last
@@ -249,6 +240,16 @@ class BatchQueue:
         except BaseException as error:
             error.__context__ = self._failure  # which would have come behind it
             self._failure = error
+
+    def _hold(self, found: Found) -> bool:
+        """Keeps a batch as it is; tells whether another may be fetched, which may fill its memory again."""
+        item, note, size = found
+        self._early.hold((_arrived(item), note, size))
+        if type(item) is Arriving:
+            return True
+        if not self._reuse.ended:
+            self._look_at(item)
+        return self._device is None
 
     def _load(self, found: Found, batches: int) -> Load | None:
         if self._device is None or type(found[0]) is Arriving:

@@ -118,7 +118,7 @@ class Program:
             content = slot.get()
             if content is None or (content.shape, content.dtype, content.stride()) != layout:
                 return None
-            if content.is_conj() or content.is_neg():
+            if content.is_conj() or content.is_neg():  # which would be lost: programs read memory
                 return None
             arguments[position] = content.detach()
         return arguments
