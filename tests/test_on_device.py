@@ -6,6 +6,7 @@ What CUDA's own streams and graphs do is tried in `data/test_device_gpu.py`, `en
 
 import gc
 import warnings
+from unittest import mock
 
 import lightning as L
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fake_device import DEVICE, FakeAccelerator, waits
 from lightning_sink import SinkDataModule, SinkStrategy
+from lightning_sink.data.queue import BatchQueue
 from lightning_sink.engine.blocks import Block
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
@@ -207,6 +209,31 @@ def test_data_on_the_device_stays_there(fake):
     found = once(Net, data, strategy, **options())
     assert_parity(plainly(Net), found)
     assert [stream.copies for stream in fake.streams] == [0]
+
+
+class Own:
+    """A batch that knows by itself how it is moved."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def to(self, device, **options):
+        return Own(self.x.to(device, **options), self.y.to(device, **options))
+
+
+class OfOwn(Still):
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch.x, batch.y), batch_idx)
+
+
+def test_batches_that_the_queue_does_not_move_are_not_looked_ahead_of(fake, monkeypatch):
+    looks = mock.Mock(return_value=None)
+    monkeypatch.setattr(BatchQueue, "look_ahead", looks)
+    given = [Own(x, y) for x, y in loader(20, last=8)]
+    compared(OfOwn, "cudagraph", -1, data=lambda: DataLoader(given, batch_size=None))
+    assert looks.call_count == 0
+    compared(Still, "cudagraph", -1, data=lambda: loader(20, last=8))
+    assert looks.call_count > 0  # the control
 
 
 class Hooked(Net):

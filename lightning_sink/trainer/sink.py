@@ -81,6 +81,7 @@ class TrainerSink(Sink):
         self._kind_of_all: tuple[bool, bool, Hashable] | None = None
         self._index = 0
         self._first = self._last = True
+        self._is_here = False  # whether the present batch came as the step sees it
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
         self._result: Callable[[], Result] = lambda: Result(None, [])
@@ -117,7 +118,8 @@ class TrainerSink(Sink):
             )
             self.progress.tell()
             self._batch.take(raw)
-            inner = not self._first and not self._last and self._transfer.is_identity(raw)
+            self._is_here = self._transfer.is_identity(raw)
+            inner = not self._first and not self._last and self._is_here
             batch = raw if inner else self._batch.get()
             self._counters.ready()
             if not inner:
