@@ -61,6 +61,7 @@ class Block:
         device = next(tensor.device for tensor in (*first, *fixed) if tensor is not None)
         self.columns = [torch.empty((size, *shape), dtype=dtype, device=device) for dtype, shape in kept.values()]
         self._outputs = Outputs()
+        self._leaves: _Leaves | None = None
         self.is_captured = False
         self._replay: Callable[[], None] = self._run
 
@@ -71,9 +72,20 @@ class Block:
 
     def run(self, columns: list[Column]) -> None:
         """Has the device run the steps with these inputs."""
+        targets, sources = list[Tensor](), list[Tensor]()
         for varying, column in zip(self._varying, columns, strict=True):
-            varying.fill(column)
+            if isinstance(column, Tensor):
+                varying.whole.copy_(column)
+            else:
+                targets += varying.memory
+                sources += varying.memory_of(column)
+        copy_all(targets, sources)
         self._replay()
+
+    def write_back(self, inputs: dict[int, Tensor]) -> None:
+        """Writes what the only step has left of inputs that differ, by their positions, to where they came from."""
+        tensors = {place: varying.tensors[0] for place, varying in zip(self._positions, self._varying, strict=True)}
+        copy_all([*inputs.values()], [tensors[position] for position in inputs])
 
     def _run(self) -> None:
         self._outputs = self._body()
@@ -95,18 +107,42 @@ class Block:
 
         Those that share memory do so there too; what shares it with an input that stays is that input's.
         """
-        stays = set(_storages(tensor for tensor in self._fixed if tensor is not None))
-        flat: dict[int, Tensor] = {}
-        for tensor, storage in zip(self._outputs, _storages(self._outputs), strict=True):
-            if storage not in stays and storage not in flat:
-                flat[storage] = _whole(tensor)
-        fresh = {storage: torch.empty_like(whole) for storage, whole in flat.items()}
-        copy_all([*fresh.values()], [*flat.values()])
+        if self._leaves is None or not self.is_captured:
+            self._leaves = _Leaves(self._outputs, self._fixed)
+        return self._leaves.copied()
+
+
+class _Leaves:
+    """Where copies of a block's outputs go, looked at once: the outputs of a graph stay where they are.
+
+    Args:
+        outputs: The outputs.
+        fixed: The inputs that are the same for each step.
+    """
+
+    def __init__(self, outputs: Outputs, fixed: list[Tensor | None]) -> None:
+        stays = set(_storages(tensor for tensor in fixed if tensor is not None))
+        places = _storages(outputs)
+        self._sources: list[Tensor] = []
+        numbers: dict[int, int] = {}
+        for tensor, place in zip(outputs, places, strict=True):
+            if place not in stays and place not in numbers:
+                numbers[place] = len(self._sources)
+                self._sources.append(tensor if places.count(place) == 1 and _is_whole(tensor) else _whole(tensor))
+        self._outputs = [(output, numbers.get(place)) for output, place in zip(outputs, places, strict=True)]
+
+    def copied(self) -> Outputs:
+        """Returns copies of the outputs, as they are now."""
+        fresh = [torch.empty_like(source) for source in self._sources]
+        copy_all(fresh, self._sources)
         found = []
-        for tensor, storage in zip(self._outputs, _storages(self._outputs), strict=True):
-            memory = fresh[storage].untyped_storage() if storage in fresh else tensor.untyped_storage()
-            output = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            found.append(output.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride()))
+        for output, number in self._outputs:
+            if number is not None and self._sources[number] is output:
+                found.append(fresh[number])
+                continue
+            memory = (output if number is None else fresh[number]).untyped_storage()
+            tensor = torch.empty(0, dtype=output.dtype, device=output.device)
+            found.append(tensor.set_(memory, output.storage_offset(), output.shape, output.stride()))
         return tuple(found)
 
 
@@ -119,6 +155,8 @@ class Varying:
 
     Attributes:
         tensors: Each step's.
+        whole: All of them: `[size, ...]`.
+        memory: Each one's memory, as a tensor that lies in one piece.
     """
 
     def __init__(self, like: Tensor, size: int) -> None:
@@ -126,17 +164,14 @@ class Varying:
         each = -(-max(1, extent.nbytes) // _ALIGNMENT) * _ALIGNMENT // like.itemsize
         memory = torch.empty(size * each, dtype=like.dtype, device=like.device)
         self.tensors = [memory.as_strided(like.shape, like.stride(), number * each) for number in range(size)]
-        self._whole = memory.as_strided((size, *like.shape), (each, *like.stride()), 0)
+        self.whole = memory.as_strided((size, *like.shape), (each, *like.stride()), 0)
         self._is_packed = like.is_contiguous()
-        self._memory = self.tensors if self._is_packed else [*map(memory_of, self.tensors)]
-        self.fill([like] * size)
+        self.memory = self.memory_of(self.tensors)
+        copy_alike(self.memory, self.memory_of([like] * size))
 
-    def fill(self, column: Column) -> None:
-        """Puts the steps' tensors there."""
-        if isinstance(column, Tensor):
-            self._whole.copy_(column)
-        else:
-            copy_alike(self._memory, column if self._is_packed else [*map(memory_of, column)])
+    def memory_of(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Returns the memory of tensors that are laid as these are."""
+        return tensors if self._is_packed else [*map(memory_of, tensors)]
 
 
 class Blocks:
@@ -183,12 +218,8 @@ class Blocks:
             kept: Outputs of which every step's is wanted, with what they look like.
             steps: How many steps.
         """
-        if self._marks is not None:
-            self._graphs.wait(self._marks[1])
-            self._seconds, self._marks = self._graphs.seconds(*self._marks), None
         found, left = list[Block](), steps
-        short = self._seconds < _SHORT and self._refuse is not None
-        for size in _SIZES if short else _SIZES[-1:]:
+        for size in _SIZES if self.are_worth_several else _SIZES[-1:]:
             count, left = divmod(left, size)
             if count:
                 key = size, len(positions), *positions, *kept
@@ -203,6 +234,14 @@ class Blocks:
                 found += [block] * count
         return found
 
+    @property
+    def are_worth_several(self) -> bool:
+        """Whether steps are captured and take so little that their launch counts. Waits for the last one, once."""
+        if self._marks is not None:
+            self._graphs.wait(self._marks[1])
+            self._seconds, self._marks = self._graphs.seconds(*self._marks), None
+        return self._seconds < _SHORT and self._refuse is not None
+
     def _capture(self, block: Block) -> bool:
         """Captures a block where that is to be; tells whether it went well."""
         if self._refuse is not None:
@@ -213,6 +252,12 @@ class Blocks:
                 refuse(error)
                 return False
         return True
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Tells whether a tensor is all that lies in its memory, each element once."""
+    is_packed = tensor.is_contiguous() and not tensor.requires_grad
+    return is_packed and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -27,6 +27,9 @@ from lightning_sink.engine.placement import Placement
 from lightning_sink.engine.slots import storages
 from lightning_sink.engine.step import Column
 
+_OFTEN = 8
+"""Steps that are launched one by one before a graph is captured for those that are run so."""
+
 
 class _Fixed:
     """The inputs that are the same for the steps of a row, and for those of most of the rows behind it.
@@ -79,7 +82,9 @@ class CapturedStep(CompiledStep):
         self.last: Callable[[], CapturedRow | None] = lambda: None
         self._on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
         self._layouts: list[Layout] = []
-        self._fixed: _Fixed | None = None
+        self._fixed: dict[int, _Fixed] = {}
+        self._alone, self._is_worth_one = 0, False
+        self._places: list[int | None] = []
 
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step. Waits for it where it leaves something on the host."""
@@ -104,6 +109,43 @@ class CapturedStep(CompiledStep):
         drawn = [next(hosts) if number in self._placement.draws else draw() for number, draw in enumerate(self._draws)]
         return self._function(*given[:count], *drawn)
 
+    def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
+        """Runs one step, by a graph of its own where steps are often run so and their launch counts."""
+        self._alone += 1
+        if self._alone == _OFTEN:
+            self._is_worth_one = self.blocks.are_worth_several
+        if not self._is_worth_one:
+            return self(*inputs)
+        at = frozenset(positions)
+        fixed = [None if number in at else tensor for number, tensor in enumerate(inputs)]
+        columns: list[Column] = [[inputs[position]] for position in positions]
+        same, before = self._same(fixed, positions), self._places
+        self._places = same.places
+        written = self._placement.written & at
+        if self._places != before or not (self._may_stage(same, columns) and self._may_write(written, inputs, at)):
+            return self(*inputs)
+        (block,), varying = self._find(same, positions, columns, kept, 1)
+        self.counterparts.launch(fixed)
+        try:
+            block.run(varying)
+        except BaseException:
+            self.counterparts.give_up()
+            raise
+        outputs = Outputs()
+        try:
+            block.write_back({number: inputs[number] for number in written})
+            outputs = block.outputs()
+        finally:  # what the step did to the host's tensors counts, also where there is no memory for the rest
+            outputs = self.counterparts.bring_back(fixed, outputs)
+        return outputs
+
+    def _may_write(self, written: frozenset[int], inputs: list[Tensor], at: frozenset[int]) -> bool:
+        """Tells whether inputs that differ may be written to in a copy, and be what that is then."""
+        if not written:
+            return True
+        places = storages(inputs[number] for number in at)
+        return written.isdisjoint(self._placement.inputs) and len({*places}) == len(places)
+
     @property
     def overlaps(self) -> bool:
         """Whether rows run beside the thread that launches them."""
@@ -113,26 +155,32 @@ class CapturedStep(CompiledStep):
         self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
     ) -> Row:
         """Returns steps in a row, to be run; the arguments are those of `Row`."""
-        if not self._layouts:
+        same = self._same(fixed, positions)
+        if not self._layouts or not self._may_stage(same, columns) or self._placement.written.intersection(positions):
             return super().row(fixed, positions, columns, kept, steps)
-        same = self._fixed
+        blocks, varying = self._find(same, positions, columns, kept, steps)
+        return CapturedRow(self, fixed, blocks, varying, kept, steps)
+
+    def _same(self, fixed: list[Tensor | None], positions: list[int]) -> _Fixed:
+        same = self._fixed.get(len(positions))
         if same is None or not same.are(fixed):
             given = [*self.counterparts.instead(fixed), *(None for _ in self._on_host)]
-            self._fixed = same = _Fixed(fixed, given, self._placement.written)
-        if not self._may_stage(same, positions, columns):
-            return super().row(fixed, positions, columns, kept, steps)
-        varying = self._bring([*columns, *draw_in_a_row(self._on_host, steps)])
-        wanted = {index: self._layouts[index] for index in kept}
-        places = [*positions, *range(len(fixed), len(same.given))]
-        blocks = self.blocks.find(same.given, same.places, places, varying, wanted, steps)
-        return CapturedRow(self, fixed, blocks, varying, wanted, steps)
+            self._fixed[len(positions)] = same = _Fixed(fixed, given, self._placement.written)
+        return same
 
-    def _may_stage(self, same: _Fixed, positions: list[int], columns: list[Column]) -> bool:
+    def _may_stage(self, same: _Fixed, columns: list[Column]) -> bool:
         """Tells whether steps may work on copies of the inputs that differ, made before any of the steps."""
-        if not self._placement.written.isdisjoint(positions):
-            return False
         tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in columns)
         return same.written.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in tensors)
+
+    def _find(
+        self, same: _Fixed, positions: list[int], columns: list[Column], kept: list[int], steps: int
+    ) -> tuple[list[Block], list[Column]]:
+        """Returns blocks for steps in a row, and the inputs that differ, on the device, with what the host draws."""
+        varying = self._bring([*columns, *draw_in_a_row(self._on_host, steps)])
+        wanted = {index: self._layouts[index] for index in kept}
+        places = [*positions, *range(len(same.given) - len(self._on_host), len(same.given))]
+        return self.blocks.find(same.given, same.places, places, varying, wanted, steps), varying
 
     def _bring(self, columns: list[Column]) -> list[Column]:
         """Returns inputs that differ on the device, those of the host's by few copies."""
@@ -149,7 +197,7 @@ class CapturedRow(Row):
         fixed: The inputs that are the same for each, where the owner has them.
         blocks: Graphs of the steps, one behind the other.
         varying: The inputs that differ, of all steps, on the device.
-        kept: Outputs of which every step's is wanted, with what they look like.
+        kept: Outputs of which every step's is wanted.
         steps: How many steps.
     """
 
@@ -159,7 +207,7 @@ class CapturedRow(Row):
         fixed: list[Tensor | None],
         blocks: list[Block],
         varying: list[Column],
-        kept: dict[int, Layout],
+        kept: list[int],
         steps: int,
     ) -> None:
         self._captured, self._graphs = step, step.graphs

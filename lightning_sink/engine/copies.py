@@ -18,7 +18,12 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 def memory_of(tensor: Tensor) -> Tensor:
-    """Returns all memory from a tensor's first element to its last, in a row."""
+    """Returns all memory from a tensor's first element to its last as a tensor that lies in one piece.
+
+    That of tensors that are laid alike has the same shape.
+    """
+    if tensor.is_contiguous():
+        return tensor.detach() if tensor.requires_grad else tensor
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.detach().as_strided((extent if tensor.numel() else 0,), (1,))
 

@@ -206,6 +206,16 @@ class CompiledStep:
         with on_one_thread() if self._one_thread else nullcontext():
             return self._function(*inputs, *drawn)
 
+    def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
+        """Runs one step, of a training's.
+
+        Args:
+            inputs: The inputs.
+            positions: Which are others at each step, or may be.
+            kept: Outputs of which every step's would be wanted in a row.
+        """
+        return self(*inputs)
+
     @property
     def overlaps(self) -> bool:
         """Whether rows run beside the thread that launches them."""

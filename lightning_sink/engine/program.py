@@ -68,6 +68,7 @@ class Program:
             (tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs
         ]
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
+        self._moving = [*self._positions, *(position for position, _, _ in self._slots)]
         self.reads_slots = bool(self._slots)
         left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
         finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
@@ -125,11 +126,9 @@ class Program:
 
     def __call__(self, arguments: list[Tensor]) -> tuple[Tensor, ...]:
         """Runs the step on its inputs."""
-        if self.grad_mode:
-            with torch.enable_grad():
-                return self.function(*arguments)
         # No input asks for gradients, so there is nothing to switch off.
-        return self.function(*arguments)
+        with torch.enable_grad() if self.grad_mode else nullcontext():
+            return self.function.once(arguments, self._moving, self._kept)
 
     def row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Row:
         """Returns steps in a row, to be run right behind one that it ran.

@@ -97,7 +97,7 @@ def test_inputs_that_lie_side_by_side_are_as_good_where_rows_are_launched_one_by
 
 
 def test_control_a_graph_whose_inputs_are_not_filled_gives_something_else(monkeypatch):
-    monkeypatch.setattr("lightning_sink.engine.blocks.copy_alike", lambda targets, sources: None)
+    monkeypatch.setattr("lightning_sink.engine.blocks.copy_all", lambda targets, sources: None)
     parts, total = adding(), zeros()
     rows = torch.arange(12.0).reshape(3, 4)
     parts.repeat([total, None], [1], [[there(row)] for row in rows], [0])

@@ -1,0 +1,174 @@
+"""Steps that are run one at a time are replayed too, where that is often done; they are the same steps then."""
+
+import pytest
+import torch
+from test_captured import DEVICE, ON_HOST, Parts, adding, counting, drawing, refuse, there, zeros
+from test_loop import recording, repeat
+
+from lightning_sink.engine.blocks import Block
+from lightning_sink.engine.draws import Draw
+from lightning_sink.engine.placement import Placement
+
+pytestmark = pytest.mark.usefixtures("fake")
+
+WRITTEN = Placement(written=frozenset({0}))
+
+
+def alone(parts, count, inputs, positions=(1,), kept=(0,)):
+    """Runs steps one at a time; returns what each gave."""
+    return [parts.step.once(list(inputs(number)), [*positions], [*kept]) for number in range(count)]
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_steps_alone_are_replayed_and_leave_what_they_left(on_host):
+    placement = Placement(inputs=frozenset({1} if on_host else ()), written=frozenset({0}))
+    parts, total = adding(placement=placement), zeros()
+    rows = torch.arange(84.0).reshape(21, 4)
+    found = alone(parts, 21, lambda number: (total, rows[number] if on_host else there(rows[number])))
+    assert parts.graphs.captures == 1
+    assert parts.graphs.replays >= 10
+    assert torch.equal(total.cpu(), rows.sum(0))
+    assert torch.equal(torch.stack([sums.cpu() for sums, _, _ in found]), rows.sum(1).cumsum(0))
+    assert torch.equal(torch.stack([twice.cpu() for _, _, twice in found]), rows * 2)  # later ones leave them alone
+
+
+def test_a_few_are_not_worth_a_graph():
+    parts, total = adding(), zeros()
+    alone(parts, 6, lambda number: (total, zeros()))
+    assert parts.graphs.captures == 0
+
+
+def test_long_ones_are_not_either_and_are_waited_for_once():
+    parts, total = Parts(recording()), zeros()
+    parts.graphs.seconds = lambda begin, end: 1.0
+    alone(parts, 21, lambda number: (total, there(torch.ones(4))))
+    assert (parts.graphs.captures, len(parts.graphs.waited)) == (0, 1)
+    assert torch.equal(total.cpu(), torch.full((4,), 21.0))
+
+
+def test_replays_wait_for_nothing():
+    parts, total = adding(), zeros()
+    alone(parts, 21, lambda number: (total, zeros()))
+    waited = len(parts.graphs.waited)
+    alone(parts, 21, lambda number: (total, zeros()))
+    assert len(parts.graphs.waited) == waited
+
+
+def test_rows_and_steps_alone_share_a_graph():
+    parts, total = adding(), zeros()
+    repeat(parts.step, [total, None], [1], [[there(torch.ones(4))]], [0])
+    assert parts.graphs.captures == 1
+    alone(parts, 21, lambda number: (total, there(torch.ones(4))))
+    assert parts.graphs.captures == 1
+    assert torch.equal(total.cpu(), torch.full((4,), 22.0))
+
+
+def test_what_differs_and_is_written_to_is_written_to_wherever_it_lies():
+    """As gradients are, in the middle of an accumulation."""
+    parts, totals = adding(placement=WRITTEN), [there(torch.full((4,), float(number))) for number in range(5)]
+    rows = torch.arange(84.0).reshape(21, 4)
+    alone(parts, 21, lambda number: (totals[number % 5], there(rows[number])), positions=(0, 1))
+    assert parts.graphs.replays >= 10
+    for number, total in enumerate(totals):
+        assert torch.equal(total.cpu(), rows[number::5].sum(0) + number)
+
+
+def test_control_without_being_written_back_it_is_not(monkeypatch):
+    monkeypatch.setattr(Block, "write_back", lambda self, inputs: None)
+    parts, total = adding(placement=WRITTEN), zeros()
+    alone(parts, 21, lambda number: (total, there(torch.ones(4))), positions=(0, 1))
+    assert float(total[0]) < 21.0
+
+
+def test_what_is_written_to_between_other_numbers_leaves_these_alone():
+    parts, around = adding(placement=WRITTEN), torch.zeros(4, 3)
+    held = there(around)
+    alone(parts, 21, lambda number: (held[:, 1], there(torch.ones(4))), positions=(0, 1))
+    assert parts.graphs.replays >= 10
+    assert torch.equal(held.cpu(), torch.tensor([0.0, 21.0, 0.0]).expand(4, 3))
+
+
+def test_inputs_that_share_memory_are_given_as_they_are():
+    parts, total = adding(placement=WRITTEN), there(torch.ones(4))
+    alone(parts, 10, lambda number: (total, total), positions=(0, 1))  # each adds the total to itself
+    alone(parts, 10, lambda number: (total, total))
+    assert torch.equal(total.cpu(), torch.full((4,), 2.0**20))
+    assert parts.graphs.replays == 0
+
+
+def test_inputs_that_move_at_each_step_are_not_captured_each_time():
+    parts, totals = adding(placement=WRITTEN), [zeros(), zeros()]
+    alone(parts, 40, lambda number: (totals[number % 2], there(torch.ones(4))))
+    assert parts.graphs.captures == 0
+    assert [float(total[0]) for total in totals] == [20.0, 20.0]
+    alone(parts, 40, lambda number: (totals[number // 20], there(torch.ones(4))))
+    assert parts.graphs.captures == 2
+    assert [float(total[0]) for total in totals] == [40.0, 40.0]
+
+
+def test_tensors_of_the_hosts_are_there_when_a_step_begins_and_here_when_it_ends():
+    parts, count, rate = Parts(counting(), ON_HOST), torch.zeros(()), torch.tensor(0.5)
+    for number in range(21):
+        rate.fill_(float(number))
+        twice, product = parts.step.once([count, rate, there(torch.ones(4))], [2], [0])
+        assert (float(count), float(twice), twice.is_cpu) == (number + 1.0, 2.0 * number, True)
+        assert torch.equal(product.cpu(), torch.full((4,), number * (number + 1.0)))
+    assert parts.graphs.replays >= 10
+    count.zero_()  # somebody sets it back
+    parts.step.once([count, rate, there(torch.ones(4))], [2], [0])
+    assert float(count) == 1.0
+
+
+def test_what_differs_and_is_written_to_on_the_host_is_given_as_it_is():
+    parts, counts = Parts(counting(), ON_HOST), [torch.zeros(()), torch.zeros(())]
+    alone(parts, 20, lambda n: (counts[n % 2], torch.tensor(0.5), there(torch.ones(4))), positions=(0, 2))
+    assert [float(count) for count in counts] == [10.0, 10.0]
+
+
+def test_draws_are_those_of_steps_that_are_launched_wherever_they_are_made():
+    rand, totals = torch.ops.aten.rand.default, []
+    draws = [Draw(rand, ([4],), {"device": torch.device(place)}) for place in ("cpu", DEVICE)]
+    for replayed in (False, True):
+        torch.manual_seed(3)
+        parts = Parts(drawing(), Placement(draws=frozenset({0}), written=frozenset({0})), draws)
+        total, row = zeros(), there(torch.ones(4))
+        for _ in range(21):
+            parts.step.once([total, row], [1], []) if replayed else parts(total, row)
+        assert (parts.graphs.replays > 0) == replayed
+        totals += [total.cpu(), torch.get_rng_state(), torch.fake.get_rng_state()]
+    assert all(map(torch.equal, totals[:3], totals[3:]))
+
+
+def test_where_they_cannot_be_captured_that_is_said_once():
+    said = []
+    parts, total = adding(refuse=said.append), zeros()
+    parts.graphs.capture = lambda body: refuse(RuntimeError("no"))
+    alone(parts, 21, lambda number: (total, there(torch.ones(4))))
+    assert [str(error) for error in said] == ["no"]
+    assert torch.equal(total.cpu(), torch.full((4,), 21.0))
+
+
+def failing(monkeypatch, method):
+    """Has the twentieth step fail there; returns what the host's count was behind it, and behind the next one."""
+    parts, count, fails = Parts(counting(), ON_HOST), torch.zeros(()), getattr(Block, method)
+
+    def step():
+        parts.step.once([count, torch.tensor(0.5), there(torch.ones(4))], [2], [0])
+
+    for _ in range(19):
+        step()
+    monkeypatch.setattr(Block, method, lambda *args: refuse(RuntimeError("no memory")))
+    with pytest.raises(RuntimeError, match="no memory"):
+        step()
+    monkeypatch.setattr(Block, method, fails)
+    behind = float(count)
+    step()
+    return behind, float(count)
+
+
+def test_a_step_that_cannot_be_launched_counts_for_nothing(monkeypatch):
+    assert failing(monkeypatch, "run") == (19.0, 20.0)
+
+
+def test_where_there_is_no_room_for_outputs_the_step_counts(monkeypatch):
+    assert failing(monkeypatch, "outputs") == (20.0, 21.0)
