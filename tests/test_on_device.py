@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
 
 from fake_device import DEVICE, FakeAccelerator, waits
 from lightning_sink import SinkDataModule, SinkStrategy
@@ -201,6 +202,29 @@ MORE = {
 def test_options_of_the_trainer(name):
     make = Net if name != "bfloat16" else Wide
     compared(make, "cudagraph", **MORE[name])
+
+
+class Measured(Net):
+    """The host measures behind each step, so no two are run in a row."""
+
+    def __init__(self):
+        super().__init__("adam")
+        self.accuracy = MulticlassAccuracy(3)
+
+    def training_step(self, batch, batch_idx):
+        self.accuracy(self.net(batch[0]), batch[1])
+        self.log("measured", self.accuracy)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_steps_that_are_not_run_in_rows_are_replayed_too(accumulate, fake):
+    make = Measured if accumulate == 1 else lambda: Net("adam")
+    found = compared(make, "cudagraph", 20, data=lambda: loader(60), accumulate_grad_batches=accumulate)
+    (graphs,) = fake.graphs
+    assert graphs.captures == accumulate, "a graph for each kind of step"
+    assert graphs.replays > 60
+    assert not [text for text in found.warned if "runs eagerly" in text or "captured" in text]
 
 
 def test_data_on_the_device_stays_there(fake):

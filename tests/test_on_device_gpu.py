@@ -7,9 +7,10 @@ from torch import nn
 
 from gpu import needs_gpu
 from lightning_sink import SinkDataModule, SinkStrategy
+from lightning_sink.engine.blocks import Block
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, loader, once
-from test_on_device import MODULES, MORE, OPTIMIZERS, Looking, OptimizedBy, Still, Wide, states
+from test_on_device import MODULES, MORE, OPTIMIZERS, Looking, Measured, OptimizedBy, Still, Wide, states
 
 ENGINES = ["eager", "traced", "inductor", "cudagraph"]
 
@@ -49,6 +50,16 @@ def test_a_training_is_plain_lightnings(name, engine):
 @pytest.mark.parametrize("name", MORE)
 def test_options_of_the_trainer(name, engine):
     compared(Wide if name == "bfloat16" else Net, engine, **MORE[name])
+
+
+@needs_gpu
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_steps_that_are_not_run_in_rows_are_replayed_too(accumulate, monkeypatch):
+    replays, run = [], Block.run
+    monkeypatch.setattr(Block, "run", lambda self, columns: (replays.append(self.is_captured), run(self, columns))[1])
+    make = Measured if accumulate == 1 else lambda: Net("adam")
+    compared(make, "cudagraph", 20, data=lambda: loader(60), accumulate_grad_batches=accumulate)
+    assert sum(replays) > 60
 
 
 @needs_gpu

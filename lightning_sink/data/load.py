@@ -13,6 +13,9 @@ from lightning_sink.data.batch import Signature, flatten
 from lightning_sink.data.run import Found, Run
 from lightning_sink.data.streams import Copy, Streams
 
+_ROW = 16
+"""Batches to a multiple of which a copy is cut, where it is cut: steps in a row are replayed so many at once."""
+
 _ALIGNMENT = 256
 """Bytes to a multiple of which a tensor begins, as with PyTorch's own allocator for CUDA."""
 
@@ -54,7 +57,8 @@ class Load(Run):
         for tensor in leaves:
             self._layouts.append(_Layout(tensor, self._size))
             self._size += -(-self._layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._most = max(1, min(batches, room // max(1, self._size)))
+        fit = room // max(1, self._size)
+        self._most = max(1, min(batches, fit - fit % _ROW if fit > _ROW else fit))
         whole = torch.empty(max(1, self._size * self._most), dtype=torch.uint8, device="meta")
         arena = streams.pinned(whole)
         self._base = arena.data_ptr()

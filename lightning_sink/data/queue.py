@@ -28,7 +28,7 @@ from lightning_sink.data.supply import Supply
 
 _ENDLESS = 1 << 62
 
-_COPY = 4 << 20
+_COPY = 16 << 20
 """Bytes that are sent to a device by one copy: so many are pinned before it is known how many batches there will be."""
 
 _SECONDS = 0.05

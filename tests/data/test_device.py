@@ -691,6 +691,15 @@ def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead):
         assert later >= len(issued)
 
 
+def test_a_copy_that_cannot_take_all_is_cut_where_steps_in_a_row_are():
+    """A batch takes 256 bytes there."""
+    for room, batches, expected in ((256 * 41, 100, 32), (256 * 41, 20, 20), (256 * 15, 100, 15), (256 * 16, 100, 16)):
+        load = Device(Fake()).load(((torch.zeros(8),), 0, 0), batches, room)
+        while load.add(((torch.zeros(8),), 0, 0)):
+            pass
+        assert len(load) == expected
+
+
 def test_a_load_that_was_sent_takes_no_more():
     load = Device(Fake()).load(((X,), 0, 0), 3, 1000)
     load.send()

@@ -99,6 +99,18 @@ def test_draws_are_those_of_steps_one_by_one():
 
 
 @needs_gpu
+def test_steps_that_are_run_alone_are_replayed_without_a_wait():
+    step = step_of(recording(), Placement(written=frozenset({0})))
+    totals, rows = [zeros() + number for number in range(5)], torch.arange(400.0, device=CUDA).reshape(100, 4)
+    found = [step.once([totals[n % 5], rows[n]], [0, 1], [0])[2] for n in range(20)]
+    with no_synchronisation():
+        found += [step.once([totals[n % 5], rows[n]], [0, 1], [0])[2] for n in range(20, 100)]
+    assert torch.equal(torch.stack(found).cpu(), rows.cpu() * 2)
+    for number, total in enumerate(totals):
+        assert torch.equal(total.cpu(), rows[number::5].sum(0).cpu() + number)
+
+
+@needs_gpu
 def test_a_capture_that_fails_leaves_the_device_as_it_was():
     said, stream = [], torch.cuda.current_stream(CUDA)
 
