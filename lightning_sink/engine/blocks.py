@@ -12,17 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.copies import memory_of
+from lightning_sink.engine.block_memory import OutputCopies, Varying
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.loop import Layout, Outputs
-from lightning_sink.engine.private import copy_alike, copy_all
+from lightning_sink.engine.private import copy_all
 from lightning_sink.engine.step import Column
 
 _SIZES = (16, 4, 1)
 """Steps in one graph, for steps that take little. A row of any length is few replays, and there are three captures."""
-
-_ALIGNMENT = 256
-"""Bytes to a multiple of which each step's begin, as with PyTorch's allocator for CUDA: kernels may count on it."""
 
 _SHORT = 1e-3
 """Seconds of a step beside which the launch of a graph is nothing: one in each will do, and takes the least memory."""
@@ -61,7 +58,7 @@ class Block:
         device = next(tensor.device for tensor in (*first, *fixed) if tensor is not None)
         self.columns = [torch.empty((size, *shape), dtype=dtype, device=device) for dtype, shape in kept.values()]
         self._outputs = Outputs()
-        self._leaves: _Leaves | None = None
+        self._copies: OutputCopies | None = None
         self.is_captured = False
         self._replay: Callable[[], None] = self._run
 
@@ -107,71 +104,9 @@ class Block:
 
         Those that share memory do so there too; what shares it with an input that stays is that input's.
         """
-        if self._leaves is None or not self.is_captured:
-            self._leaves = _Leaves(self._outputs, self._fixed)
-        return self._leaves.copied()
-
-
-class _Leaves:
-    """Where copies of a block's outputs go, looked at once: the outputs of a graph stay where they are.
-
-    Args:
-        outputs: The outputs.
-        fixed: The inputs that are the same for each step.
-    """
-
-    def __init__(self, outputs: Outputs, fixed: list[Tensor | None]) -> None:
-        stays = set(_storages(tensor for tensor in fixed if tensor is not None))
-        places = _storages(outputs)
-        self._sources: list[Tensor] = []
-        numbers: dict[int, int] = {}
-        for tensor, place in zip(outputs, places, strict=True):
-            if place not in stays and place not in numbers:
-                numbers[place] = len(self._sources)
-                self._sources.append(tensor if places.count(place) == 1 and _is_whole(tensor) else _whole(tensor))
-        self._outputs = [(output, numbers.get(place)) for output, place in zip(outputs, places, strict=True)]
-
-    def copied(self) -> Outputs:
-        """Returns copies of the outputs, as they are now."""
-        fresh = [torch.empty_like(source) for source in self._sources]
-        copy_all(fresh, self._sources)
-        found = []
-        for output, number in self._outputs:
-            if number is not None and self._sources[number] is output:
-                found.append(fresh[number])
-                continue
-            memory = (output if number is None else fresh[number]).untyped_storage()
-            tensor = torch.empty(0, dtype=output.dtype, device=output.device)
-            found.append(tensor.set_(memory, output.storage_offset(), output.shape, output.stride()))
-        return tuple(found)
-
-
-class Varying:
-    """Memory for one of the inputs that differ from step to step.
-
-    Args:
-        like: One step's. Other steps' are laid as it is, and have its type.
-        size: How many steps.
-
-    Attributes:
-        tensors: Each step's.
-        whole: All of them: `[size, ...]`.
-        memory: Each one's memory, as a tensor that lies in one piece.
-    """
-
-    def __init__(self, like: Tensor, size: int) -> None:
-        extent = memory_of(like)
-        each = -(-max(1, extent.nbytes) // _ALIGNMENT) * _ALIGNMENT // like.itemsize
-        memory = torch.empty(size * each, dtype=like.dtype, device=like.device)
-        self.tensors = [memory.as_strided(like.shape, like.stride(), number * each) for number in range(size)]
-        self.whole = memory.as_strided((size, *like.shape), (each, *like.stride()), 0)
-        self._is_packed = like.is_contiguous()
-        self.memory = self.memory_of(self.tensors)
-        copy_alike(self.memory, self.memory_of([like] * size))
-
-    def memory_of(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Returns the memory of tensors that are laid as these are."""
-        return tensors if self._is_packed else [*map(memory_of, tensors)]
+        if self._copies is None or not self.is_captured:
+            self._copies = OutputCopies(self._outputs, self._fixed)
+        return self._copies.make()
 
 
 class Blocks:
@@ -254,21 +189,6 @@ class Blocks:
         return True
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    """Tells whether a tensor is all that lies in its memory, each element once."""
-    is_packed = tensor.is_contiguous() and not tensor.requires_grad
-    return is_packed and tensor.nbytes == tensor.untyped_storage().nbytes()
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
-
-
 def places_of(tensors: list[Tensor | None]) -> list[int | None]:
     """Returns where tensors begin."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
-def _storages(tensors: Any) -> list[int]:
-    return [tensor.untyped_storage().data_ptr() for tensor in tensors]

@@ -1,0 +1,92 @@
+"""The memory around a graph: what its inputs are put into, and copies of what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.copies import memory_of
+from lightning_sink.engine.loop import Outputs
+from lightning_sink.engine.private import copy_alike, copy_all
+
+_ALIGNMENT = 256
+"""Bytes to a multiple of which each step's begin, as with PyTorch's allocator for CUDA: kernels may count on it."""
+
+
+class OutputCopies:
+    """Makes copies of what a block left. The outputs of a graph stay where they are, so these are looked at once.
+
+    Args:
+        outputs: The outputs.
+        fixed: The inputs that are the same for each step.
+    """
+
+    def __init__(self, outputs: Outputs, fixed: list[Tensor | None]) -> None:
+        stays = set(_storages(tensor for tensor in fixed if tensor is not None))
+        places = _storages(outputs)
+        self._sources: list[Tensor] = []
+        numbers: dict[int, int] = {}
+        for tensor, place in zip(outputs, places, strict=True):
+            if place not in stays and place not in numbers:
+                numbers[place] = len(self._sources)
+                self._sources.append(tensor if places.count(place) == 1 and _is_whole(tensor) else _whole(tensor))
+        self._outputs = [(output, numbers.get(place)) for output, place in zip(outputs, places, strict=True)]
+
+    def make(self) -> Outputs:
+        """Returns copies of the outputs, as they are now."""
+        fresh = [torch.empty_like(source) for source in self._sources]
+        copy_all(fresh, self._sources)
+        found = []
+        for output, number in self._outputs:
+            if number is not None and self._sources[number] is output:
+                found.append(fresh[number])
+                continue
+            memory = (output if number is None else fresh[number]).untyped_storage()
+            tensor = torch.empty(0, dtype=output.dtype, device=output.device)
+            found.append(tensor.set_(memory, output.storage_offset(), output.shape, output.stride()))
+        return tuple(found)
+
+
+class Varying:
+    """Memory for one of the inputs that differ from step to step.
+
+    Args:
+        like: One step's. Other steps' are laid as it is, and have its type.
+        size: How many steps.
+
+    Attributes:
+        tensors: Each step's.
+        whole: All of them: `[size, ...]`.
+        memory: Each one's memory, as a tensor that lies in one piece.
+    """
+
+    def __init__(self, like: Tensor, size: int) -> None:
+        extent = memory_of(like)
+        each = -(-max(1, extent.nbytes) // _ALIGNMENT) * _ALIGNMENT // like.itemsize
+        memory = torch.empty(size * each, dtype=like.dtype, device=like.device)
+        self.tensors = [memory.as_strided(like.shape, like.stride(), number * each) for number in range(size)]
+        self.whole = memory.as_strided((size, *like.shape), (each, *like.stride()), 0)
+        self._is_packed = like.is_contiguous()
+        self.memory = self.memory_of(self.tensors)
+        copy_alike(self.memory, self.memory_of([like] * size))
+
+    def memory_of(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Returns the memory of tensors that are laid as these are."""
+        return tensors if self._is_packed else [*map(memory_of, tensors)]
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Tells whether a tensor is all that lies in its memory, each element once."""
+    is_packed = tensor.is_contiguous() and not tensor.requires_grad
+    return is_packed and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[int]:
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors]
