@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import Slot, Snapshot, storages
+from lightning_sink.engine.slots import Slot, Snapshot, share_memory, storages
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.watch import Hazard
 
@@ -146,7 +146,8 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> list[Bi
         return [Hazard("the step fills other places each time")]
     bindings = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]
     hazards = [item for item in bindings if isinstance(item, Hazard)]
-    hazards += _aliases(second.recording)
+    if share_memory(second.recording.inputs, second.recording.written_inputs):
+        hazards.append(Hazard("a tensor that the step writes to shares its memory with another one"))
     hazards += [
         Hazard(f"the value of {b.name}, which a step replaces, decides what Python does", second.recording.first_use[i])
         for i, b in enumerate(bindings)
@@ -174,16 +175,6 @@ def _bind(first: Observation, second: Observation, index: int, volatile: set[str
     if new.requires_grad or not torch.equal(new, old):
         return Hazard("a tensor is made anew in each step from Python or numpy values", where)
     return Binding(f"constant {index}", tensor=new)
-
-
-def _aliases(recording: Recording) -> list[Hazard]:
-    storages: dict[int, int] = {}
-    for tensor in recording.inputs:
-        pointer = tensor.untyped_storage().data_ptr()
-        storages[pointer] = storages.get(pointer, 0) + 1
-    if any(storages.get(pointer, 0) > 1 for pointer in recording.written if pointer):
-        return [Hazard("a tensor that the step writes to shares its memory with another one")]
-    return []
 
 
 def _difference(first: Recording, second: Recording) -> Hazard:

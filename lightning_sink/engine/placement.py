@@ -16,7 +16,7 @@ from torch import fx
 
 from lightning_sink.engine.operands import replaced
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import storages
+from lightning_sink.engine.slots import share_memory
 
 _MOST = 1 << 16
 """Elements of a tensor of the host's that is brought to the device for each row of steps."""
@@ -53,9 +53,8 @@ def place(recording: Recording, device: torch.device) -> Placement:
     placeholders = recording.graph.find_nodes(op="placeholder")
     hosts = [number for number, node in enumerate(placeholders) if _is_on_host(node)]
     inputs = frozenset(number for number in hosts if number < count)
-    places = storages(recording.inputs)
-    written = frozenset(number for number, place in enumerate(places) if place in recording.written)
-    _check(recording, inputs, [places[number] for number in inputs & written])
+    written = recording.written_inputs
+    _check(recording, inputs, written)
     if any(node.meta.get("draws") and _is_on_host(node) for node in recording.graph.nodes):
         raise ValueError("random numbers are drawn on the host in a way that depends on data")
     (output,) = recording.graph.find_nodes(op="output")
@@ -66,13 +65,12 @@ def place(recording: Recording, device: torch.device) -> Placement:
     return Placement(inputs, frozenset(number - count for number in hosts if number >= count), outputs, written)
 
 
-def _check(recording: Recording, inputs: frozenset[int], written: list[int | None]) -> None:
+def _check(recording: Recording, inputs: frozenset[int], written: frozenset[int]) -> None:
     for number in inputs:
         tensor, where = recording.inputs[number], recording.first_use[number] if recording.first_use else ""
         if tensor.numel() > _MOST:
             raise ValueError(f"a tensor of {tensor.numel():,} elements that lies on the host takes part ({where})")
-    places = storages(recording.inputs[number] for number in inputs)
-    if any(places.count(place) > 1 for place in written):
+    if share_memory(recording.inputs, inputs & written):
         raise ValueError("tensors on the host that share their memory are written to")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_sink.engine.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.loop import CompiledStep, Row
 from lightning_sink.engine.private import pytree, version
+from lightning_sink.engine.slots import share_memory
 from lightning_sink.engine.step import Column, Result, taken_apart
 
 
@@ -78,6 +79,8 @@ class Program:
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
+        self._written = observation.recording.written_inputs
+        self._places: list[int] = []
         self.looked_at = -1
         self.seconds = 1.0
 
@@ -89,7 +92,7 @@ class Program:
         return present and all(guard.holds() for guard in self.guards)
 
     def refresh(self) -> bool:
-        """Takes the tensors that stay in place anew; returns whether each is still where it was."""
+        """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""
         homes = ((home, b.tensor) for b in self.bindings if b.home is not None for home in (b.home, *b.twins))
         if any(home.get() is not tensor for home, tensor in homes):
             return False
@@ -103,7 +106,17 @@ class Program:
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
-        return True
+        return not self._shares_what_it_writes()
+
+    def _shares_what_it_writes(self) -> bool:
+        """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""
+        before, self._places = self._places, [tensor.data_ptr() for tensor in self._template if tensor is not None]
+        if self._places == before and not self._slots:
+            return False
+        inputs: list[Tensor | None] = self._template.copy()
+        for position, slot, _ in self._slots:
+            inputs[position] = slot.get()
+        return share_memory(inputs, self._written)
 
     def arguments(self, leaves: list[Tensor]) -> list[Tensor] | None:
         """Returns the inputs for one batch; None where a slot holds nothing or something of another shape."""

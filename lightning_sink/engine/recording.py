@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.guards import Guard
+from lightning_sink.engine.slots import storages
 from lightning_sink.engine.watch import Hazard
 
 
@@ -45,6 +46,11 @@ class Recording:
     grad_mode: bool = False
     read: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def written_inputs(self) -> frozenset[int]:
+        """The inputs that lie in storages that the step writes to."""
+        return frozenset(number for number, place in enumerate(storages(self.inputs)) if place in self.written)
 
     @property
     def path(self) -> tuple[tuple[Any, Any], ...]:

@@ -7,7 +7,8 @@ after a recorded step; the program then reads the slot before each run and fills
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,13 @@ def storages(tensors: Iterable[Tensor | None]) -> list[int | None]:
     """Returns where the memory of each tensor begins; None for one that has none of its own."""
     held = (tensor if tensor is not None and _has_memory(tensor) else None for tensor in tensors)
     return [None if tensor is None else tensor.untyped_storage().data_ptr() for tensor in held]
+
+
+def share_memory(tensors: Iterable[Tensor | None], numbers: Collection[int]) -> bool:
+    """Tells whether one of the tensors with these numbers shares its memory with another one of all."""
+    places = storages(tensors)
+    counts = Counter(places)
+    return any(places[number] is not None and counts[places[number]] > 1 for number in numbers)
 
 
 def _has_memory(tensor: Tensor) -> bool:

@@ -113,6 +113,50 @@ def test_a_program_sees_that_what_stayed_has_been_replaced():
     assert not made.refresh()
 
 
+def adding_to_a_total():
+    module = nn.Module()
+    module.total, module.scale, module.last = torch.zeros(3), torch.ones(3), torch.zeros(3)
+
+    def step(x):
+        module.total.add_(x)
+        loss = (x * module.scale * module.last).sum()
+        module.last = module.last + 1
+        return loss
+
+    return module, program(module, step)
+
+
+def by_data(module, tensor):
+    module.scale.data = tensor
+
+
+def by_set(module, tensor):
+    module.scale.set_(tensor)
+
+
+def by_name(module, tensor):
+    module.last = tensor
+
+
+@pytest.mark.parametrize("change", [by_data, by_set, by_name])
+def test_a_program_sees_that_what_it_writes_to_shares_its_memory_by_now(change):
+    module, made = adding_to_a_total()
+    assert made.refresh()
+    change(module, torch.full((3,), 2.0))
+    assert made.refresh(), "another tensor shares nothing"
+    change(module, module.total.view(3))
+    assert not made.refresh()
+
+
+def test_what_is_only_read_may_share_its_memory():
+    module, made = adding_to_a_total()
+    assert made.refresh()
+    module.last = module.scale.view(3)
+    assert made.refresh()
+    module.scale.data = module.scale.data[:0].expand(0)
+    assert not made.refresh(), "of another shape"
+
+
 def test_a_program_sees_that_what_was_one_tensor_is_two():
     module = nn.Module()
     module.first = module.second = torch.ones(3)
