@@ -8,6 +8,7 @@
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/_neg_view_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -96,7 +97,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
 
 at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
   at::NoGradGuard guard;
-  const_cast<at::Tensor&>(to).resize_(from.sizes());
+  if (to.sizes() != from.sizes()) const_cast<at::Tensor&>(to).resize_(from.sizes());  // else strides would be lost
   seen(to).copy_(seen(from));
   return to;
 }
@@ -221,7 +222,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("_reshape_alias", at::native::_reshape_alias);
   m.impl("unfold", at::native::unfold);
+  m.impl("_neg_view", at::native::_neg_view);
 }
+
+// Copying is how what only says that it is negated becomes so, and `seen` says it, too.
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&elsewhere>()); }
 

@@ -227,6 +227,32 @@ def test_steps_that_are_not_run_in_rows_are_replayed_too(accumulate, fake):
     assert not [text for text in found.warned if "runs eagerly" in text or "captured" in text]
 
 
+class KeptTwice(Still):
+    """The hidden state has two names; what each holds goes into the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.Linear(11, 5), nn.Linear(5, 3)
+        self.register_buffer("hidden", torch.zeros(8, 5))
+        self.last = None
+
+    def on_train_start(self):
+        self.last = self.hidden
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        hidden = torch.tanh(self.cell(torch.cat([x, self.hidden], 1)))
+        self.hidden = self.last = hidden.detach()
+        return nn.functional.cross_entropy(self.out(hidden), y)
+
+
+def test_a_tensor_that_a_step_keeps_under_two_names_is_one(fake):
+    compared(KeptTwice, "cudagraph", 20, data=lambda: loader(60, last=8))
+    (graphs,) = fake.graphs
+    assert graphs.captures == 1
+    assert graphs.replays > 80, "the programs are thrown away behind each replay"
+
+
 def test_data_on_the_device_stays_there(fake):
     strategy = SinkStrategy(6, epoch="dataset", engine="cudagraph")
     data = lambda: SinkDataModule.from_loaders(loader(), cache="device")  # noqa: E731

@@ -24,18 +24,21 @@ class OutputCopies:
     """
 
     def __init__(self, outputs: Outputs, fixed: list[Tensor | None]) -> None:
+        distinct = {id(output): output for output in outputs}
+        numbers = {key: number for number, key in enumerate(distinct)}
+        self._order = [numbers[id(output)] for output in outputs]
         stays = set(_storages(tensor for tensor in fixed if tensor is not None))
-        places = _storages(outputs)
+        places = _storages(distinct.values())
         self._sources: list[Tensor] = []
-        numbers: dict[int, int] = {}
-        for tensor, place in zip(outputs, places, strict=True):
-            if place not in stays and place not in numbers:
-                numbers[place] = len(self._sources)
+        sources: dict[int, int] = {}
+        for tensor, place in zip(distinct.values(), places, strict=True):
+            if place not in stays and place not in sources:
+                sources[place] = len(self._sources)
                 self._sources.append(tensor if places.count(place) == 1 and _is_whole(tensor) else _whole(tensor))
-        self._outputs = [(output, numbers.get(place)) for output, place in zip(outputs, places, strict=True)]
+        self._outputs = [(output, sources.get(place)) for output, place in zip(distinct.values(), places, strict=True)]
 
     def make(self) -> Outputs:
-        """Returns copies of the outputs, as they are now."""
+        """Returns copies of the outputs, as they are now; of one that occurs twice one and the same."""
         fresh = [torch.empty_like(source) for source in self._sources]
         copy_all(fresh, self._sources)
         found = []
@@ -46,7 +49,7 @@ class OutputCopies:
             memory = (output if number is None else fresh[number]).untyped_storage()
             tensor = torch.empty(0, dtype=output.dtype, device=output.device)
             found.append(tensor.set_(memory, output.storage_offset(), output.shape, output.stride()))
-        return tuple(found)
+        return tuple([found[number] for number in self._order])
 
 
 class Varying:

@@ -97,7 +97,8 @@ class Block:
             for column, index in zip(self.columns, self._kept, strict=True):
                 column[number].copy_(outputs[index].reshape(column[number].shape))
         # What only says that it is conjugated or negated would still say so, of other memory.
-        return tuple([output.resolve_conj().resolve_neg() for output in outputs])
+        resolved = {id(output): output.resolve_conj().resolve_neg() for output in outputs}
+        return tuple([resolved[id(output)] for output in outputs])
 
     def outputs(self) -> Outputs:
         """Returns the last step's outputs as they are now: what is run later leaves these alone.
@@ -124,7 +125,7 @@ class Blocks:
         self._step, self._graphs, self._refuse = step, graphs, refuse
         self._known: dict[tuple[int, ...], Block] = {}
         self._marks: tuple[Any, Any] | None = None
-        self._seconds = 0.0
+        self._seconds: float | None = None
 
     def ran(self, begin: Any, end: Any) -> None:
         """Takes note of the events around a step: how long it took is looked at when it has to be known."""
@@ -154,7 +155,7 @@ class Blocks:
             steps: How many steps.
         """
         found, left = list[Block](), steps
-        for size in _SIZES if self.are_worth_several else _SIZES[-1:]:
+        for size in _SIZES if self.take_little() else _SIZES[-1:]:
             count, left = divmod(left, size)
             if count:
                 key = size, len(positions), *positions, *kept
@@ -169,13 +170,15 @@ class Blocks:
                 found += [block] * count
         return found
 
-    @property
-    def are_worth_several(self) -> bool:
-        """Whether steps are captured and take so little that their launch counts. Waits for the last one, once."""
-        if self._marks is not None:
+    def take_little(self) -> bool:
+        """Tells whether steps are captured and take so little that their launch counts.
+
+        Waits for the one that was launched last, unless it is known by then what one takes.
+        """
+        if self._seconds is None and self._marks is not None:
             self._graphs.wait(self._marks[1])
-            self._seconds, self._marks = self._graphs.seconds(*self._marks), None
-        return self._seconds < _SHORT and self._refuse is not None
+            self._seconds = self._graphs.seconds(*self._marks)
+        return self._refuse is not None and (self._seconds or 0.0) < _SHORT
 
     def _capture(self, block: Block) -> bool:
         """Captures a block where that is to be; tells whether it went well."""

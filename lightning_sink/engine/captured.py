@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from operator import is_
@@ -40,11 +41,21 @@ class _Fixed:
     def __init__(self, fixed: list[Tensor | None], given: list[Tensor | None], written: frozenset[int]) -> None:
         self._fixed, self.given = fixed, given
         self.places = places_of(given)
-        self.written = {place for place in storages(fixed[number] for number in written) if place is not None}
+        memory = storages(fixed)
+        self._memory = {place for place in memory if place is not None}
+        self._written = {memory[number] for number in written} - {None}
 
     def are(self, fixed: list[Tensor | None]) -> bool:
         """Tells whether they are these."""
-        return len(fixed) == len(self._fixed) and all(map(is_, fixed, self._fixed))
+        return all(map(is_, fixed, self._fixed))
+
+    def leave(self, others: Sequence[int | None]) -> bool:
+        """Tells whether steps write through these to no memory of others."""
+        return self._written.isdisjoint(others)
+
+    def hold(self, places: Sequence[int | None]) -> bool:
+        """Tells whether some of these lie in that memory."""
+        return not self._memory.isdisjoint(places)
 
 
 class CapturedStep(CompiledStep):
@@ -79,25 +90,25 @@ class CapturedStep(CompiledStep):
         self.last: Callable[[], CapturedRow | None] = lambda: None
         self._on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
         self._layouts: list[Layout] = []
-        self._fixed: dict[int, _Fixed] = {}
-        self._alone, self._is_worth_one = 0, False
+        self._fixed: dict[tuple[int, ...], _Fixed] = {}
+        self._alone = 0
         self._places: list[int | None] = []
 
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step. Waits for it where it leaves something on the host."""
         graphs, counterparts = self.graphs, self.counterparts
         given = cast(list[Tensor], counterparts.instead(inputs))
+        outputs, ran = Outputs(), False
         counterparts.launch(inputs)
         try:
             drawn = graphs.bring([draw() for draw in self._on_host])
             begin = graphs.mark()
-            outputs = self._step(*given, *drawn)
+            outputs, ran = self._step(*given, *drawn), True
             self.blocks.ran(begin, graphs.mark())
-        except BaseException:
-            counterparts.give_up()
-            raise
-        self._layouts = self._layouts or [layout_of(output) for output in outputs]
-        return counterparts.bring_back(inputs, outputs)
+            self._layouts = self._layouts or [layout_of(output) for output in outputs]
+        finally:
+            outputs = self._end(inputs, outputs, ran=ran)
+        return outputs
 
     def _step(self, *given: Tensor) -> Outputs:
         """Runs one step on the device: the inputs, and behind them what was drawn on the host."""
@@ -109,39 +120,47 @@ class CapturedStep(CompiledStep):
     def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
         """Runs one step, by a graph of its own where steps are often run so and their launch counts."""
         self._alone += 1
-        if self._alone == _OFTEN:
-            self._is_worth_one = self.blocks.are_worth_several
-        if not self._is_worth_one:
+        if self._alone < _OFTEN or not self.blocks.take_little():
             return self(*inputs)
-        at = frozenset(positions)
-        fixed = [None if number in at else tensor for number, tensor in enumerate(inputs)]
-        columns: list[Column] = [[inputs[position]] for position in positions]
-        same, before = self._same(fixed, positions), self._places
-        self._places = same.places
-        written = self._placement.written & at
-        if self._places != before or not (self._may_stage(same, columns) and self._may_write(written, inputs, at)):
+        differ = frozenset(positions)
+        fixed = [None if number in differ else tensor for number, tensor in enumerate(inputs)]
+        same = self._same(fixed, positions)
+        if not self._stay(same) or not self._may_stage_and_write(same, inputs, positions):
             return self(*inputs)
-        (block,), varying = self._find(same, positions, columns, kept, 1)
+        (block,), varying = self._find(same, positions, [[inputs[position]] for position in positions], kept, 1)
+        outputs, ran = Outputs(), False
         self.counterparts.launch(fixed)
         try:
             block.run(varying)
-        except BaseException:
-            self.counterparts.give_up()
-            raise
-        outputs = Outputs()
-        try:
-            block.write_back({number: inputs[number] for number in written})
+            ran = True
+            block.write_back({number: inputs[number] for number in positions if number in self._placement.written})
             outputs = block.outputs()
-        finally:  # what the step did to the host's tensors counts, also where there is no memory for the rest
-            outputs = self.counterparts.bring_back(fixed, outputs)
+        finally:
+            outputs = self._end(fixed, outputs, ran=ran)
         return outputs
 
-    def _may_write(self, written: frozenset[int], inputs: list[Tensor], at: frozenset[int]) -> bool:
-        """Tells whether inputs that differ may be written to in a copy, and be what that is then."""
-        if not written:
-            return True
-        places = storages(inputs[number] for number in at)
-        return written.isdisjoint(self._placement.inputs) and len({*places}) == len(places)
+    def _end(self, inputs: Sequence[Tensor | None], outputs: Outputs, *, ran: bool) -> Outputs:
+        """Brings back what a step left: it counts where it ran, also where there is no memory for the rest."""
+        if ran:
+            return self.counterparts.bring_back(inputs, outputs)
+        self.counterparts.give_up()
+        return outputs
+
+    def _stay(self, same: _Fixed) -> bool:
+        """Tells whether the inputs that are the same lie where they did for the step before, which a graph is for."""
+        before, self._places = self._places, same.places
+        return self._places == before
+
+    def _may_stage_and_write(self, same: _Fixed, inputs: list[Tensor], positions: list[int]) -> bool:
+        """Tells whether a step may work on copies of the inputs that differ, and write to them, and be what it is."""
+        places = storages(inputs[position] for position in positions)
+        written = self._placement.written.intersection(positions)
+        if not written or not same.leave(places):
+            return same.leave(places)
+        counts = Counter(places)
+        targets = [p for number, p in zip(positions, places, strict=True) if number in written and p is not None]
+        alone = all(counts[place] == 1 for place in targets) and not same.hold(targets)
+        return alone and written.isdisjoint(self._placement.inputs)
 
     @property
     def overlaps(self) -> bool:
@@ -153,22 +172,19 @@ class CapturedStep(CompiledStep):
     ) -> Row:
         """Returns steps in a row, to be run; the arguments are those of `Row`."""
         same = self._same(fixed, positions)
-        if not self._layouts or not self._may_stage(same, columns) or self._placement.written.intersection(positions):
+        tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in columns)
+        may_stage = self._placement.written.isdisjoint(positions) and same.leave(storages(tensors))
+        if not self._layouts or not may_stage:
             return super().row(fixed, positions, columns, kept, steps)
         blocks, varying = self._find(same, positions, columns, kept, steps)
         return CapturedRow(self, fixed, blocks, varying, kept, steps)
 
     def _same(self, fixed: list[Tensor | None], positions: list[int]) -> _Fixed:
-        same = self._fixed.get(len(positions))
+        same = self._fixed.get(tuple(positions))
         if same is None or not same.are(fixed):
             given = [*self.counterparts.instead(fixed), *(None for _ in self._on_host)]
-            self._fixed[len(positions)] = same = _Fixed(fixed, given, self._placement.written)
+            self._fixed[tuple(positions)] = same = _Fixed(fixed, given, self._placement.written)
         return same
-
-    def _may_stage(self, same: _Fixed, columns: list[Column]) -> bool:
-        """Tells whether steps may work on copies of the inputs that differ, made before any of the steps."""
-        tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in columns)
-        return same.written.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in tensors)
 
     def _find(
         self, same: _Fixed, positions: list[int], columns: list[Column], kept: list[int], steps: int

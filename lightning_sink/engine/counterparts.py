@@ -61,20 +61,21 @@ class Counterparts:
             outputs: What the last step gave, on the device; nothing if none was run.
 
         Returns:
-            The outputs, with those on the host that eager steps have there.
+            The outputs, with those on the host that eager steps have there; one that occurs twice does so again.
         """
         self._launched -= 1
-        hosts = sorted(self._placement.outputs) if outputs else []
+        hosts = self._placement.outputs if outputs else frozenset[int]()
+        to_host = {id(outputs[number]): outputs[number] for number in sorted(hosts)}
         numbers = [n for n in sorted(self._placement.inputs & self._placement.written) if inputs[n] is not None]
-        wanted = [*(self._there[number] for number in numbers), *(outputs[number] for number in hosts)]
+        wanted = [*(self._there[number] for number in numbers), *to_host.values()]
         if not wanted:
             return outputs
         fetched = self._graphs.fetch(wanted)
         self._graphs.wait(self._graphs.mark())
         targets = [tensor for number in numbers if (tensor := inputs[number]) is not None]
         copy_all(targets, fetched[: len(numbers)])
-        there = {**dict(enumerate(outputs)), **dict(zip(hosts, fetched[len(numbers) :], strict=True))}
-        return tuple(there.values())
+        here = dict(zip(to_host, fetched[len(numbers) :], strict=True))
+        return tuple([here[id(output)] if number in hosts else output for number, output in enumerate(outputs)])
 
     def fetch(self, columns: dict[int, Tensor]) -> dict[int, Tensor]:
         """Returns what is kept of steps' outputs where eager steps have it, to be read when that was waited for."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_captured import DEVICE, ON_HOST, Parts, adding, counting, drawing, refuse, there, zeros
 from test_loop import recording, repeat
+from torch import fx
 
 from lightning_sink.engine.blocks import Block
 from lightning_sink.engine.draws import Draw
@@ -88,6 +89,40 @@ def test_what_is_written_to_between_other_numbers_leaves_these_alone():
     assert torch.equal(held.cpu(), torch.tensor([0.0, 21.0, 0.0]).expand(4, 3))
 
 
+def reading_what_it_wrote():
+    """Adds a row to a total, in place, and gives another tensor as it is then."""
+    graph = fx.Graph()
+    other, total, row = (graph.placeholder(name) for name in ("other", "total", "row"))
+    graph.call_function(torch.ops.aten.add_.Tensor, (total, row))
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (other, 1.0)),))
+    return type(recording())(graph, inputs=[torch.zeros(4), torch.zeros(4), torch.zeros(4)], largest=4)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_what_is_written_to_is_seen_through_an_input_that_stays(is_shared):
+    parts, totals = Parts(reading_what_it_wrote(), Placement(written=frozenset({1}))), [zeros(), zeros()]
+    other = totals[0].view(4) if is_shared else zeros()
+    found = alone(parts, 40, lambda n: (other, totals[n // 20], there(torch.ones(4))), positions=(1, 2))
+    assert [float(values[0]) for (values,) in found[:20]] == [is_shared * (number + 1.0) for number in range(20)]
+    assert parts.graphs.replays >= (10 if is_shared else 30)  # nothing is shared with the second total
+
+
+def test_inputs_that_are_only_read_may_share_memory():
+    """Two views of one tensor, as a batch may be."""
+    parts, totals = Parts(reading_what_it_wrote(), Placement(written=frozenset({1}))), [zeros() for _ in range(3)]
+    rows = there(torch.ones(8))
+    found = alone(parts, 21, lambda n: (rows[:4], totals[n % 3], rows[4:]), positions=(0, 1, 2))
+    assert parts.graphs.replays >= 10
+    assert [float(total[0]) for total in totals] == [7.0] * 3
+    assert all(torch.equal(values.cpu(), torch.ones(4)) for (values,) in found)
+
+
+def test_nothing_is_said_of_memory_where_there_is_none():
+    parts, empty = Parts(reading_what_it_wrote(), Placement(written=frozenset({1}))), zeros(0)
+    alone(parts, 21, lambda n: (empty[:0], zeros(0), empty[:0]), positions=(0, 1, 2))
+    assert parts.graphs.replays >= 10
+
+
 def test_inputs_that_share_memory_are_given_as_they_are():
     parts, total = adding(placement=WRITTEN), there(torch.ones(4))
     alone(parts, 10, lambda number: (total, total), positions=(0, 1))  # each adds the total to itself
@@ -139,16 +174,67 @@ def test_draws_are_those_of_steps_that_are_launched_wherever_they_are_made():
     assert all(map(torch.equal, totals[:3], totals[3:]))
 
 
-def test_where_they_cannot_be_captured_that_is_said_once():
-    said = []
+def test_where_they_cannot_be_captured_that_is_said_once_and_they_are_launched(monkeypatch):
+    said, runs, run = [], [], Block.run
     parts, total = adding(refuse=said.append), zeros()
     parts.graphs.capture = lambda body: refuse(RuntimeError("no"))
+    monkeypatch.setattr(Block, "run", lambda block, columns: (runs.append(block), run(block, columns)))
     alone(parts, 21, lambda number: (total, there(torch.ones(4))))
     assert [str(error) for error in said] == ["no"]
     assert torch.equal(total.cpu(), torch.full((4,), 21.0))
+    assert len(runs) == 1  # the others are not put elsewhere first
 
 
-def failing(monkeypatch, method):
+def giving_one_tensor_twice(negated):
+    """Gives the sum of two numbers, which may lie on the host, twice, and one that is as large beside them."""
+    graph = fx.Graph()
+    total, row = graph.placeholder("total"), graph.placeholder("row")
+    added = graph.call_function(torch.ops.aten.add.Tensor, (total, row))
+    once = graph.call_function(torch.ops.aten._neg_view.default, (added,)) if negated else added
+    graph.output((once, graph.call_function(torch.ops.aten.add.Tensor, (total, row)), once))
+    return type(recording())(graph, inputs=[torch.zeros(4), torch.zeros(4)], largest=4)
+
+
+@pytest.mark.parametrize("is_row", [False, True])
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("negated", [False, True])
+def test_an_output_that_occurs_twice_is_one_tensor(negated, on_host, is_row):
+    """As where a step keeps a tensor under two names."""
+    placement = Placement(outputs=frozenset({0, 2} if on_host else ()))
+    parts, total = Parts(giving_one_tensor_twice(negated), placement), zeros()
+    if is_row:
+        parts(total, zeros())
+        outputs = repeat(parts.step, [total, None], [1], [[there(torch.ones(4))]] * 5, []).outputs
+    else:
+        outputs = alone(parts, 21, lambda number: (total, there(torch.ones(4))))[-1]
+    assert parts.graphs.replays
+    assert outputs[0] is outputs[2]
+    assert outputs[0] is not outputs[1]
+    assert outputs[0].is_cpu == on_host
+    assert torch.equal(outputs[0].resolve_neg().cpu(), torch.full((4,), -1.0 if negated else 1.0))
+
+
+def test_graphs_are_for_the_inputs_that_differ_and_not_for_as_many_others():
+    parts, total = adding(placement=WRITTEN), zeros()
+    rows = there(torch.arange(4.0))
+    alone(parts, 20, lambda number: (total, there(torch.ones(4))))
+    alone(parts, 20, lambda number: (zeros(), rows), positions=(0,))
+    alone(parts, 20, lambda number: (total, there(torch.ones(4))))
+    assert torch.equal(total.cpu(), torch.full((4,), 40.0))
+    assert parts.graphs.captures <= 3
+
+
+def test_nothing_is_waited_for_behind_one_that_had_to_be_launched():
+    parts, total = adding(placement=WRITTEN), zeros()
+    alone(parts, 21, lambda number: (total, zeros()))
+    waited, replays = len(parts.graphs.waited), parts.graphs.replays
+    alone(parts, 21, lambda number: (total, total if number % 7 == 0 else zeros()))
+    repeat(parts.step, [total, None], [1], [[zeros()]] * 3, [])
+    assert parts.graphs.replays > replays
+    assert len(parts.graphs.waited) == waited + 1  # for the row, by whoever wants what it gave
+
+
+def failing(monkeypatch, method, error=RuntimeError):
     """Has the twentieth step fail there; returns what the host's count was behind it, and behind the next one."""
     parts, count, fails = Parts(counting(), ON_HOST), torch.zeros(()), getattr(Block, method)
 
@@ -157,8 +243,8 @@ def failing(monkeypatch, method):
 
     for _ in range(19):
         step()
-    monkeypatch.setattr(Block, method, lambda *args: refuse(RuntimeError("no memory")))
-    with pytest.raises(RuntimeError, match="no memory"):
+    monkeypatch.setattr(Block, method, lambda *args: refuse(error("no memory")))
+    with pytest.raises(error, match="no memory"):
         step()
     monkeypatch.setattr(Block, method, fails)
     behind = float(count)
@@ -172,3 +258,20 @@ def test_a_step_that_cannot_be_launched_counts_for_nothing(monkeypatch):
 
 def test_where_there_is_no_room_for_outputs_the_step_counts(monkeypatch):
     assert failing(monkeypatch, "outputs") == (20.0, 21.0)
+
+
+@pytest.mark.parametrize(("method", "count"), [("run", 19.0), ("write_back", 20.0), ("outputs", 20.0)])
+def test_where_a_step_is_interrupted_it_counts_if_it_ran(monkeypatch, method, count):
+    assert failing(monkeypatch, method, KeyboardInterrupt) == (count, count + 1)
+
+
+def test_where_a_step_that_is_launched_is_interrupted_behind_its_end_it_counts(monkeypatch):
+    parts, count = Parts(counting(), ON_HOST), torch.zeros(())
+    given = torch.tensor(0.5), there(torch.ones(4))
+    monkeypatch.setattr(parts.step.blocks, "ran", lambda *marks: refuse(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        parts(count, *given)
+    monkeypatch.undo()
+    assert float(count) == 1.0
+    parts(count, *given)
+    assert float(count) == 2.0
