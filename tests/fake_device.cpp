@@ -16,6 +16,8 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace {
@@ -36,6 +38,35 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
+// Memory of the host's that the device would copy from by itself: the host's, and known by where it lies.
+struct Pinned final : c10::Allocator {
+  static inline std::map<char*, size_t> blocks;
+  static inline std::mutex mutex;
+  static void free(void* data) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      blocks.erase(static_cast<char*>(data));
+    }
+    c10::free_cpu(data);
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = c10::alloc_cpu(bytes);
+    if (data) {
+      std::lock_guard<std::mutex> lock(mutex);
+      blocks[static_cast<char*>(data)] = bytes;
+    }
+    return {data, data, &free, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+  static bool holds(const void* place) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto next = blocks.upper_bound(static_cast<char*>(const_cast<void*>(place)));
+    return next != blocks.begin() && place < std::prev(next)->first + std::prev(next)->second;
+  }
+};
+Pinned pinned;
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -44,7 +75,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned; }
+  bool isPinnedPtr(const void* data) const override { return Pinned::holds(data); }
 };
 const bool registered = [] {
   at::RegisterPrivateUse1HooksInterface(new Hooks());

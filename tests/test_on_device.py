@@ -19,7 +19,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from fake_device import DEVICE, FakeAccelerator, waits
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data.queue import BatchQueue
+from lightning_sink.data.reuse import Reuse
 from lightning_sink.engine.blocks import Block
+from lightning_sink.engine.captured import CapturedStep
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, both, loader, once
@@ -261,6 +263,50 @@ def test_data_on_the_device_stays_there(fake):
     assert [stream.copies for stream in fake.streams] == [0]
 
 
+class Lying:
+    """A loader whose batches lie on the device: each where it is, or one behind the other in a few places.
+
+    Args:
+        places: How many; None where each has its own.
+        batches: How many there are.
+        device: The device.
+    """
+
+    def __init__(self, places=None, batches=60, device=DEVICE):
+        self.batches = [(x.to(device), y.to(device)) for x, y in loader(batches, last=8)]
+        self.places = [tuple(map(torch.empty_like, self.batches[0])) for _ in range(places or 0)]
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        for number, batch in enumerate(self.batches):
+            if self.places:
+                place = self.places[number % len(self.places)]
+                for target, source in zip(place, batch, strict=True):
+                    target.copy_(source)
+                batch = place
+            yield batch
+
+
+@pytest.mark.parametrize("places", [None, 1, 2, 5, 20])
+def test_batches_that_lie_on_the_device_are_trained_in_rows_where_their_memory_stays(places, fake, monkeypatch):
+    rows, row = [], CapturedStep.row
+    monkeypatch.setattr(CapturedStep, "row", lambda *args: rows.append(args[-1]) or row(*args))
+    compared(Net, "cudagraph", 50, data=lambda: Lying(places))
+    if places is None:
+        assert len(rows) < 54, "two of its steps at a time, or more"
+    else:
+        assert max(rows, default=1) <= places
+
+
+def test_control_memory_that_is_not_looked_at_is_read_when_it_holds_something_else(monkeypatch):
+    monkeypatch.setattr(Reuse, "distance", 100, raising=False)
+    monkeypatch.setattr(Reuse, "note", lambda self, batch: setattr(self, "distance", 100))
+    with pytest.raises(AssertionError):
+        compared(Net, "cudagraph", 30, data=lambda: Lying(5))
+
+
 class Own:
     """A batch that knows by itself how it is moved."""
 
@@ -336,12 +382,20 @@ class Looking(Still):
         return loss
 
 
+def kept_there():
+    return SinkDataModule.from_loaders(loader(200, last=8), cache="device")
+
+
+def pinned():
+    return loader(200, last=8, pin_memory=True)
+
+
+@pytest.mark.parametrize("data", [lambda: loader(200, last=8), kept_there, pinned, lambda: Lying(batches=200)])
 @pytest.mark.parametrize(("make", "engine"), [(Still, "cudagraph"), (Still, "traced"), (Looking, "eager")])
-def test_nothing_waits_for_the_device_inside_a_sink(make, engine, monkeypatch):
+def test_nothing_waits_for_the_device_inside_a_sink(make, engine, data, monkeypatch):
     # What callbacks change is looked for around their hooks, and counted with them.
     monkeypatch.setattr(BatchHooks, "_state", lambda self, hook, batch: None)
     counted = Waits()
-    data = lambda: loader(200, last=8)  # noqa: E731
     strategy = SinkStrategy(50, epoch="dataset", engine=engine)
     once(make, data, strategy, **options(callbacks=lambda: [counted]))
     expected = 50 if make is Looking else 0

@@ -10,7 +10,20 @@ from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.engine.blocks import Block
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, loader, once
-from test_on_device import MODULES, MORE, OPTIMIZERS, Looking, Measured, OptimizedBy, Still, Wide, states
+from test_on_device import (
+    MODULES,
+    MORE,
+    OPTIMIZERS,
+    Looking,
+    Lying,
+    Measured,
+    OptimizedBy,
+    Still,
+    Wide,
+    kept_there,
+    pinned,
+    states,
+)
 
 ENGINES = ["eager", "traced", "inductor", "cudagraph"]
 
@@ -144,21 +157,32 @@ class NoWaits(L.Callback):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def without_waits(make):
+def lying():
+    return Lying(batches=400, device="cuda:0")  # more than are looked at for memory that is filled again
+
+
+def without_waits(make, data):
     strategy = SinkStrategy(50, epoch="dataset")
     callbacks = lambda: [NoWaits()]  # noqa: E731
     try:
-        return once(make, lambda: loader(200, last=8), strategy, **options(callbacks=callbacks))
+        return once(make, data, strategy, **options(callbacks=callbacks))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @needs_gpu
-def test_nothing_synchronises_inside_a_sink(monkeypatch):
+@pytest.mark.parametrize("data", [lambda: loader(200, last=8), kept_there, pinned, lying])
+def test_nothing_synchronises_inside_a_sink(data, monkeypatch):
     monkeypatch.setattr(BatchHooks, "_state", lambda self, hook, batch: None)
-    without_waits(Still)
+    without_waits(Still, data)
     with pytest.raises(RuntimeError, match="synchroniz"):  # the control
-        without_waits(Looking)
+        without_waits(Looking, data)
+
+
+@needs_gpu
+@pytest.mark.parametrize("places", [None, 1, 5])
+def test_batches_that_lie_on_the_device_are_trained_as_they_were(places):
+    compared(Net, "cudagraph", 50, data=lambda: Lying(places, device="cuda:0"))
 
 
 class Memory(L.Callback):

@@ -51,6 +51,13 @@ STREAMS: dict[str, Callable[[torch.device], Streams]] = {"cuda": CudaStreams}
 """What batches are sent by, by the type of the device."""
 
 
+def brought(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor on a device, for what the caller has it do next; the host goes on where it may."""
+    if tensor.is_cpu and device.type in STREAMS:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def sender(device: torch.device) -> Device | None:
     """Returns what sends batches to a device; None for the host, where they stay."""
     return Device(STREAMS[device.type](device)) if device.type in STREAMS else None

@@ -95,6 +95,9 @@ def _apart(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]] | N
     if kind is dict and batch and all(map(_is_plain, batch.values())):
         names = [*batch]
         return list(batch.values()), lambda tensors: dict(zip(names, tensors, strict=True))
+    items = batch if kind is tuple or kind is list else batch.values() if kind is dict else ()
+    if any(type(item) is Tensor and not _is_plain(item) for item in items):
+        return None  # as the general case would find out, in twenty times the time: it may be on the device by now
     # What has a `to` of its own is moved by it: of a `PackedSequence` a part stays on the host.
     leaves, spec = pytree.tree_flatten(batch, is_leaf=lambda item: hasattr(item, "to"))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]

@@ -52,7 +52,7 @@ def gathered(
     if not (_is_plain(loader) and _gathers_alike(loader)):
         return None
     row_bytes = sum(tensor.nbytes // len(tensor) for tensor in look(loader.dataset).tensors)
-    cache = Cache(device, cache_bytes, row_bytes)
+    cache = Cache(device, cache_bytes, row_bytes, pins=_pins(loader))
     cache.renew(loader.dataset)  # now, so that it fails now
     return GatherLoader(loader, ahead, cache)
 
@@ -63,12 +63,17 @@ def _is_plain(loader: Any) -> bool:
         return False
     if loader.collate_fn is not default_collate or loader.batch_sampler is None:
         return False
-    if loader.pin_memory and torch.accelerator.is_available():
-        return False
+    if _pins(loader) and torch.accelerator.current_accelerator() == torch.device("mps"):
+        return False  # where it says that it does not
     if loader.num_workers:
         # Workers would only index and stack, too. But what begins them may do anything.
         return bool(loader.worker_init_fn is None and loader.in_order and loader.prefetch_factor)
     return not loader.timeout
+
+
+def _pins(loader: DataLoader[Any]) -> bool:
+    """Whether a loader gives its batches in memory that a device copies from by itself."""
+    return bool(loader.pin_memory and torch.accelerator.is_available())
 
 
 def _gathers_alike(loader: DataLoader[Any]) -> bool:
@@ -77,8 +82,8 @@ def _gathers_alike(loader: DataLoader[Any]) -> bool:
     The rows are compared because datasets' methods and the table of collate functions may have been replaced.
     """
     try:
-        if loader.num_workers and any(not tensor.is_cpu for tensor in look(loader.dataset).tensors):
-            return False  # a worker may not use an accelerator
+        if (loader.num_workers or _pins(loader)) and any(not tensor.is_cpu for tensor in look(loader.dataset).tensors):
+            return False  # a worker may not use an accelerator, nor is its memory pinned
         rows = [0, len(loader.dataset) - 1]  # type: ignore[arg-type]
         found, _ = gather(loader.dataset, Rows(rows), [2], Cache())
         return _same(found[0], fetch(loader.dataset, rows))

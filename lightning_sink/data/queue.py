@@ -63,7 +63,7 @@ class BatchQueue:
             in_step_because = in_step_because or "`buffer_size` is 0"
         self._device = device
         self._lends = device is None  # whether the training gets memory that the loader may fill again
-        self._reuse = Reuse(2 * options.batches, options.buffer_bytes)
+        self._reuse = Reuse(max(2 * options.batches, self._most), options.buffer_bytes)
         self._failure: BaseException | None = None
         self._fetches = Fetches(source, device, prepare, self._telemetry)
         self._supply = Supply(self._fetches, options, self._telemetry, in_step_because, say)
@@ -249,7 +249,7 @@ class BatchQueue:
             return True
         if not self._reuse.ended:
             self._look_at(item)
-        return self._device is None
+        return len(self._early) < self._reuse.distance
 
     def _load(self, found: Found, batches: int) -> Load | None:
         if self._device is None or type(found[0]) is Arriving:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -423,11 +424,39 @@ def test_what_only_the_loader_itself_can_do(name):
     assert gathered(INELIGIBLE[name](), lambda: 9) is None
 
 
-def test_pinned_memory_is_the_loaders(monkeypatch):
-    loader = DataLoader(tensors(4), pin_memory=True)
-    assert gathered(loader, lambda: 1) is not None or torch.accelerator.is_available()
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("pins", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "size", "workers"), [*((kind, 3, 0) for kind in DATASETS), ("tensors", 64, 0), ("tensors", 16, 2)]
+)
+def test_where_the_loader_pins_its_batches_those_that_are_gathered_are_pinned(kind, size, workers, pins):
+    loader = DataLoader(DATASETS[kind](40), size, pin_memory=pins, num_workers=workers)
+    expected, found = list(loader), list(gathered(loader, lambda: 9))
+    same(found, expected)
+    for batch in (*expected, *found):
+        assert {leaf.is_pinned() for leaf in tree_leaves(batch)} == {pins}
+
+
+@pytest.mark.usefixtures("fake")
+def test_batches_that_the_loader_pins_and_cannot_be_gathered_are_pinned():
+    batches = iter(gathered(DataLoader(tensors(6), 2, sampler=[0, 1, 2, 3, 99, 4], pin_memory=True), lambda: 9))
+    assert all(leaf.is_pinned() for _ in range(2) for leaf in tree_leaves(next(batches)))
+    with pytest.raises(IndexError):
+        next(batches)
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("pins", [True, False])
+def test_what_lies_on_a_device_cannot_be_pinned(pins):
+    loader = DataLoader(TensorDataset(torch.arange(6.0).to("fake:0")), 2, pin_memory=pins)
+    assert (gathered(loader, lambda: 1) is None) == pins
+
+
+def test_where_a_loader_says_that_it_does_not_pin_it_is_asked(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert gathered(loader, lambda: 1) is None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    assert gathered(DataLoader(tensors(4), pin_memory=True), lambda: 1) is None
+    assert gathered(DataLoader(tensors(4)), lambda: 1) is not None
 
 
 def test_replaced_collate_functions_are_the_loaders(monkeypatch):
