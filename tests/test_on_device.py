@@ -289,7 +289,22 @@ class Lying:
             yield batch
 
 
-@pytest.mark.parametrize("places", [None, 1, 2, 5, 20])
+class Unsized:
+    """The same without a length, of which Lightning fetches one batch further than it gives."""
+
+    def __init__(self, *arguments, **options):
+        self.inner = Lying(*arguments, **options)
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
+@pytest.mark.parametrize("device", [DEVICE, "cpu"])
+def test_memory_of_data_without_a_length_is_filled_again_a_batch_sooner(device):
+    compared(Net, "traced", 30, data=lambda: Unsized(2, 37, device))
+
+
+@pytest.mark.parametrize("places", [None, 1, 2])
 def test_batches_that_lie_on_the_device_are_trained_in_rows_where_their_memory_stays(places, fake, monkeypatch):
     rows, row = [], CapturedStep.row
     monkeypatch.setattr(CapturedStep, "row", lambda *args: rows.append(args[-1]) or row(*args))
@@ -304,7 +319,7 @@ def test_control_memory_that_is_not_looked_at_is_read_when_it_holds_something_el
     monkeypatch.setattr(Reuse, "distance", 100, raising=False)
     monkeypatch.setattr(Reuse, "note", lambda self, batch: setattr(self, "distance", 100))
     with pytest.raises(AssertionError):
-        compared(Net, "cudagraph", 30, data=lambda: Lying(5))
+        compared(Net, "cudagraph", 30, data=lambda: Lying(2))
 
 
 class Own:

@@ -94,7 +94,7 @@ def _select(column: Tensor, index: Tensor, pins: bool) -> Tensor:
     sink of 1,000 steps took 48-58 ms, and takes 35.
     """
     rows = max(1, _GRAIN * len(column) // max(1, column.numel()))
-    if not (column.is_cpu and (pins or len(index) > rows)):
+    if not column.is_cpu or (len(index) <= rows and not pins):
         return column.index_select(0, index)
     run = column.new_empty((len(index), *column.shape[1:]), pin_memory=pins)
     for part, place in zip(index.split(rows), run.split(rows), strict=True):

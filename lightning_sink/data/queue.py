@@ -63,7 +63,7 @@ class BatchQueue:
             in_step_because = in_step_because or "`buffer_size` is 0"
         self._device = device
         self._lends = device is None  # whether the training gets memory that the loader may fill again
-        self._reuse = Reuse(max(2 * options.batches, self._most), options.buffer_bytes)
+        self._reuse = Reuse(2 * options.batches, options.buffer_bytes)
         self._failure: BaseException | None = None
         self._fetches = Fetches(source, device, prepare, self._telemetry)
         self._supply = Supply(self._fetches, options, self._telemetry, in_step_because, say)
@@ -191,7 +191,7 @@ class BatchQueue:
         """
         most = min(most, self._most)
         if self._lends:
-            most = min(most, self._reuse.distance - behind)
+            most = min(most, self._apart - behind)
         missing = behind + most - len(self._early)
         if missing > 0 and self._failure is None:
             self._look_further(missing, due=behind == len(self._early))
@@ -249,7 +249,15 @@ class BatchQueue:
             return True
         if not self._reuse.ended:
             self._look_at(item)
-        return len(self._early) < self._reuse.distance
+        return len(self._early) < self._apart
+
+    @property
+    def _apart(self) -> int:
+        """How many batches in a row may be held, as far as it is known that none of them lies where another does."""
+        source = self._fetches.source
+        if source.draws_nothing and not self.prepares:  # gathered: copies, in whose memory nothing is written anew
+            return _ENDLESS
+        return self._reuse.distance - source.reads_further
 
     def _load(self, found: Found, batches: int) -> Load | None:
         if self._device is None or type(found[0]) is Arriving:

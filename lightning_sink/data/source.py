@@ -20,6 +20,9 @@ class Source(ABC):
     draws_nothing = False
     """Whether a fetch is known not to draw from the process's generators, unless it begins a traversal."""
 
+    reads_further = False
+    """Whether a fetch reads one batch beyond the one that it gives, to know whether that is the last."""
+
     restarts_midway = False
     """Whether a fetch in the middle of a traversal may begin a part of the data again, and draw."""
 

@@ -155,7 +155,7 @@ class Blocks:
             steps: How many steps.
         """
         found, left = list[Block](), steps
-        for size in _SIZES if self.take_little() else _SIZES[-1:]:
+        for size in _SIZES if self.take_less(_SHORT) else _SIZES[-1:]:
             count, left = divmod(left, size)
             if count:
                 key = size, len(positions), *positions, *kept
@@ -170,15 +170,15 @@ class Blocks:
                 found += [block] * count
         return found
 
-    def take_little(self) -> bool:
-        """Tells whether steps are captured and take so little that their launch counts.
+    def take_less(self, seconds: float) -> bool:
+        """Tells whether steps are captured and take less time than this.
 
         Waits for the one that was launched last, unless it is known by then what one takes.
         """
         if self._seconds is None and self._marks is not None:
             self._graphs.wait(self._marks[1])
             self._seconds = self._graphs.seconds(*self._marks)
-        return self._refuse is not None and (self._seconds or 0.0) < _SHORT
+        return self._refuse is not None and (self._seconds or 0.0) < seconds
 
     def _capture(self, block: Block) -> bool:
         """Captures a block where that is to be; tells whether it went well."""

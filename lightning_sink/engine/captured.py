@@ -29,6 +29,10 @@ _OFTEN = 8
 """Steps that are launched one by one before a graph is captured for those that are run so."""
 
 
+_LAUNCHED = 1e-2
+"""Seconds of a step that is launched operation by operation, from which on it is known not to be the launching."""
+
+
 class _Fixed:
     """The inputs that are the same for the steps of a row, and for those of most of the rows behind it.
 
@@ -120,7 +124,7 @@ class CapturedStep(CompiledStep):
     def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
         """Runs one step, by a graph of its own where steps are often run so and their launch counts."""
         self._alone += 1
-        if self._alone < _OFTEN or not self.blocks.take_little():
+        if self._alone < _OFTEN or not self.blocks.take_less(_LAUNCHED):
             return self(*inputs)
         differ = frozenset(positions)
         fixed = [None if number in differ else tensor for number, tensor in enumerate(inputs)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_sink.engine.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.loop import CompiledStep, Row
 from lightning_sink.engine.private import pytree, version
-from lightning_sink.engine.slots import share_memory
+from lightning_sink.engine.slots import share_memory, storages
 from lightning_sink.engine.step import Column, Result, taken_apart
 
 
@@ -80,7 +80,7 @@ class Program:
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
         self._written = observation.recording.written_inputs
-        self._places: list[int] = []
+        self._places: tuple[list[int], list[int | None]] | None = None
         self.looked_at = -1
         self.seconds = 1.0
 
@@ -110,13 +110,16 @@ class Program:
 
     def _shares_what_it_writes(self) -> bool:
         """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""
-        before, self._places = self._places, [tensor.data_ptr() for tensor in self._template if tensor is not None]
-        if self._places == before and not self._slots:
-            return False
-        inputs: list[Tensor | None] = self._template.copy()
-        for position, slot, _ in self._slots:
-            inputs[position] = slot.get()
-        return share_memory(inputs, self._written)
+        contents = [slot.get() for _, slot, _ in self._slots]
+        places = [tensor.data_ptr() for tensor in self._template if tensor is not None], storages(contents)
+        if places != self._places:
+            inputs: list[Tensor | None] = self._template.copy()
+            for (position, _, _), content in zip(self._slots, contents, strict=True):
+                inputs[position] = content
+            if share_memory(inputs, self._written):
+                return True
+            self._places = places
+        return False
 
     def arguments(self, leaves: list[Tensor]) -> list[Tensor] | None:
         """Returns the inputs for one batch; None where a slot holds nothing or something of another shape."""

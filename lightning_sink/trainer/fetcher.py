@@ -54,6 +54,11 @@ class LoaderBatches(Source):
         return all(road.draws_nothing for road in self.loaders.traversals.roads)
 
     @property
+    def reads_further(self) -> bool:  # type: ignore[override]
+        """Whether Lightning's fetcher does, as it does for data without a length."""
+        return not (self.loaders.traversals.endless or self.fetcher.length)
+
+    @property
     def restarts_midway(self) -> bool:  # type: ignore[override]
         """Whether the shorter of several loaders are begun again."""
         return self.loaders.cycles
@@ -75,7 +80,7 @@ class LoaderBatches(Source):
     def row(self) -> Iterator[tuple[Any, _Note]]:
         """Gives the next batches of the traversal, with their notes."""
         fetcher, traversals = self.fetcher, self.loaders.traversals
-        if traversals.keeps_states or not (traversals.endless or fetcher.length):
+        if traversals.keeps_states or self.reads_further:
             yield from super().row()  # where there is no length, the fetcher is one batch further
             return
         new = tuple.__new__  # what a named tuple's own does in three times the time

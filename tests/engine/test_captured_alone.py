@@ -47,6 +47,15 @@ def test_long_ones_are_not_either_and_are_waited_for_once():
     assert torch.equal(total.cpu(), torch.full((4,), 21.0))
 
 
+def test_what_takes_long_to_launch_may_take_little_to_replay():
+    """Events around a step that is launched operation by operation see the host's time, too."""
+    parts, total = Parts(recording()), zeros()
+    parts.graphs.seconds = lambda begin, end: 5e-3
+    alone(parts, 21, lambda number: (total, there(torch.ones(4))))
+    assert parts.graphs.captures == 1
+    assert torch.equal(total.cpu(), torch.full((4,), 21.0))
+
+
 def test_replays_wait_for_nothing():
     parts, total = adding(), zeros()
     alone(parts, 21, lambda number: (total, zeros()))

@@ -146,6 +146,7 @@ def test_a_program_sees_that_what_it_writes_to_shares_its_memory_by_now(change):
     assert made.refresh(), "another tensor shares nothing"
     change(module, module.total.view(3))
     assert not made.refresh()
+    assert not made.refresh(), "nor later"
 
 
 def test_what_is_only_read_may_share_its_memory():
