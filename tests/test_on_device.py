@@ -304,7 +304,7 @@ def test_memory_of_data_without_a_length_is_filled_again_a_batch_sooner(device):
     compared(Net, "traced", 30, data=lambda: Unsized(2, 37, device))
 
 
-@pytest.mark.parametrize("places", [None, 1, 2])
+@pytest.mark.parametrize("places", [None, 1, 2, 7, 20])
 def test_batches_that_lie_on_the_device_are_trained_in_rows_where_their_memory_stays(places, fake, monkeypatch):
     rows, row = [], CapturedStep.row
     monkeypatch.setattr(CapturedStep, "row", lambda *args: rows.append(args[-1]) or row(*args))

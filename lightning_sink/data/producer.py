@@ -57,11 +57,12 @@ class Producer:
     All methods are for the owner's thread. What both threads write is written with the lock held, but for `wanted`.
 
     Args:
-        most: Most items fetched and not yet taken.
+        most: As the attribute.
         most_bytes: Most bytes of them.
         telemetry: Takes the time for which there was work and no room.
 
     Attributes:
+        most: Most items fetched and not yet taken. Only the owner writes it.
         wanted: Items still to be fetched before the owner says more. The thread lowers it by one, with the lock held,
             as it begins a fetch. The owner writes it without the lock, where no fetch may begin: nothing is demanded
             and it is not running, or wants nothing more. (Where there is no end to it, a lost step down is none.)
@@ -73,7 +74,7 @@ class Producer:
     def __init__(self, most: int, most_bytes: int, telemetry: Telemetry) -> None:
         self.wanted = 0
         self.running = False
-        self._most, self._most_bytes, self._telemetry = most, most_bytes, telemetry
+        self.most, self._most_bytes, self._telemetry = most, most_bytes, telemetry
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
         self._bytes = self._last_size = 0
@@ -239,7 +240,7 @@ class Producer:
         # A batch is taken to be as large as the one before it.
         fits = self._bytes + self.held_bytes + self._last_size <= self._most_bytes
         fetched = len(self._items) + self._held
-        return not fetched or (fetched < self._most and fits)
+        return not fetched or (fetched < self.most and fits)
 
     def _loop(self) -> None:
         while self._step():

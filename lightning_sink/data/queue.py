@@ -174,6 +174,10 @@ class BatchQueue:
     def _look_at(self, batch: Any) -> None:
         reuse, self._lends = self._reuse, True
         reuse.note(batch)
+        if not self._options.early_preload:  # which fetches before anything has been looked at
+            seen_all = reuse.ended and not reuse.found
+            known = self._options.batches if seen_all else self._apart - 1  # one of them is being trained
+            self._producer.most = max(1, min(self._options.batches, known))
         if reuse.found and not self._telemetry.in_step_because:
             self._supply.stay_in_step(f"the loader fills the memory of a batch again {reuse.distance} batches later")
 
