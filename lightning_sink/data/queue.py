@@ -259,7 +259,7 @@ class BatchQueue:
     def _apart(self) -> int:
         """How many batches in a row may be held, as far as it is known that none of them lies where another does."""
         source = self._fetches.source
-        if source.draws_nothing and not self.prepares:  # gathered: copies, in whose memory nothing is written anew
+        if source.gives_copies and not self.prepares:
             return _ENDLESS
         return self._reuse.distance - source.reads_further
 

@@ -20,6 +20,9 @@ class Source(ABC):
     draws_nothing = False
     """Whether a fetch is known not to draw from the process's generators, unless it begins a traversal."""
 
+    gives_copies = False
+    """Whether each batch is known to lie in memory of its own, in which nothing is written anew."""
+
     reads_further = False
     """Whether a fetch reads one batch beyond the one that it gives, to know whether that is the last."""
 

@@ -43,6 +43,11 @@ class DatasetBatches(Source):
         """Whether the dataset is known to give its batches without a draw."""
         return self._road.draws_nothing
 
+    @property
+    def gives_copies(self) -> bool:  # type: ignore[override]
+        """Whether the batches are gathered."""
+        return self._road.fast is not None
+
     def begin(self) -> None:
         """Begins it."""
         self._traversals.begin()

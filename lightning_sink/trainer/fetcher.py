@@ -54,6 +54,11 @@ class LoaderBatches(Source):
         return all(road.draws_nothing for road in self.loaders.traversals.roads)
 
     @property
+    def gives_copies(self) -> bool:  # type: ignore[override]
+        """Whether every loader's batches are gathered."""
+        return all(road.fast is not None for road in self.loaders.traversals.roads)
+
+    @property
     def reads_further(self) -> bool:  # type: ignore[override]
         """Whether Lightning's fetcher does, as it does for data without a length."""
         return not (self.loaders.traversals.endless or self.fetcher.length)

@@ -203,7 +203,7 @@ class Batches(Numbers):
         refills: Whether there is one tensor for all batches of a shape.
     """
 
-    draws_nothing = True
+    draws_nothing, gives_copies = True, False
 
     def __init__(self, lengths, shapes=((3, 2, False),), failures=(), refills=True):
         super().__init__(lengths, self._fail)

@@ -62,6 +62,8 @@ class Numbers(Source):
         other: Every how many batches one is not like those before it; 0 for none.
     """
 
+    gives_copies = True
+
     def __init__(self, lengths=(1 << 40,), act=lambda number: None, other=0):
         self.other = other
         self.lengths, self.act = list(lengths), act
