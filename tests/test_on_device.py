@@ -309,15 +309,11 @@ def test_batches_that_lie_on_the_device_are_trained_in_rows_where_their_memory_s
     rows, row = [], CapturedStep.row
     monkeypatch.setattr(CapturedStep, "row", lambda *args: rows.append(args[-1]) or row(*args))
     compared(Net, "cudagraph", 50, data=lambda: Lying(places))
-    if places is None:
-        assert len(rows) < 54, "two of its steps at a time, or more"
-    else:
-        assert max(rows, default=1) <= places
+    assert len(rows) < 54, "two of its steps at a time, or more"
 
 
 def test_control_memory_that_is_not_looked_at_is_read_when_it_holds_something_else(monkeypatch):
-    monkeypatch.setattr(Reuse, "distance", 100, raising=False)
-    monkeypatch.setattr(Reuse, "note", lambda self, batch: setattr(self, "distance", 100))
+    monkeypatch.setattr(Reuse, "note", lambda self, batch: vars(self).update(seen=100, ended=True))
     with pytest.raises(AssertionError):
         compared(Net, "cudagraph", 30, data=lambda: Lying(2))
 

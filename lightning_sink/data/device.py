@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_sink.data.batch import flatten
+from lightning_sink.data.containers import is_plain, taken_apart
 from lightning_sink.data.load import Load
-from lightning_sink.data.private import pytree
 from lightning_sink.data.run import Found
 from lightning_sink.data.streams import Copy, Streams
-
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 
 class Arriving:
@@ -60,7 +57,7 @@ class Device:
         Returns:
             An `Arriving`, and the batch's memory may be filled again from then on; the batch if it is not sent.
         """
-        found = _apart(batch)
+        found = taken_apart(batch, _can_be_sent)
         if found is None:
             return batch
         tensors, rebuild = found
@@ -75,7 +72,7 @@ class Device:
             batches: How many there may be.
             room: Bytes that the copy may have; a batch that is larger has one of its own.
         """
-        apart = _apart(found[0])
+        apart = taken_apart(found[0], _can_be_sent)
         if apart is None:
             return None
         leaves, signature = flatten(found[0])
@@ -84,41 +81,5 @@ class Device:
         return Load(self._streams, found, leaves, signature, *apart, batches, room)
 
 
-def _apart(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]] | None:
-    """Returns the tensors of a batch, one that comes twice twice, and what makes a batch of others in their place.
-
-    None where there is no tensor to send, or anything that nobody knows how to move.
-    """
-    kind = type(batch)
-    if (kind is tuple or kind is list) and batch and all(map(_is_plain, batch)):  # what most loaders give
-        return list(batch), kind
-    if kind is dict and batch and all(map(_is_plain, batch.values())):
-        names = [*batch]
-        return list(batch.values()), lambda tensors: dict(zip(names, tensors, strict=True))
-    items = batch if kind is tuple or kind is list else batch.values() if kind is dict else ()
-    if any(type(item) is Tensor and not _is_plain(item) for item in items):
-        return None  # as the general case would find out, in twenty times the time: it may be on the device by now
-    # What has a `to` of its own is moved by it: of a `PackedSequence` a part stays on the host.
-    leaves, spec = pytree.tree_flatten(batch, is_leaf=lambda item: hasattr(item, "to"))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    is_known = all(type(leaf) in _PLAIN or _is_plain(leaf) for leaf in leaves)
-    if not places or not is_known:
-        return None
-
-    def rebuild(tensors: list[Tensor]) -> Any:
-        filled = leaves.copy()
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        return pytree.tree_unflatten(filled, spec)
-
-    tensors = [leaves[place] for place in places]
-    for place in places:
-        leaves[place] = None  # the loader's
-    return tensors, rebuild
-
-
-def _is_plain(item: Any) -> bool:
-    """Tells whether this is a tensor, numbers in the host's memory and no more."""
-    if type(item) is not Tensor or item.layout is not torch.strided or not item.is_cpu:
-        return False
-    return not (item.requires_grad or item.is_quantized or item.is_nested or item.is_conj() or item.is_neg())
+def _can_be_sent(item: Any) -> bool:
+    return is_plain(item) and item.is_cpu

@@ -21,7 +21,7 @@ from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.load import Load
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import QueueReport, Telemetry
-from lightning_sink.data.reuse import Reuse
+from lightning_sink.data.reuse import Reuse, copied
 from lightning_sink.data.run import Early, Found, Part
 from lightning_sink.data.source import Source
 from lightning_sink.data.supply import Supply
@@ -62,14 +62,19 @@ class BatchQueue:
         if options.batches == 0:
             in_step_because = in_step_because or "`buffer_size` is 0"
         self._device = device
-        self._lends = device is None  # whether the training gets memory that the loader may fill again
-        self._reuse = Reuse(2 * options.batches, options.buffer_bytes)
+        self._sent = False  # whether the last batch was, so that its memory may be filled again
+        self._reuse = self._new_reuse()
         self._failure: BaseException | None = None
         self._fetches = Fetches(source, device, prepare, self._telemetry)
         self._supply = Supply(self._fetches, options, self._telemetry, in_step_because, say)
         self._producer, self._pace = self._supply.producer, self._supply.pace
         self._early = Early(lambda count, size: self._producer.hold(-count, -size))
         self._last_take = self._began = self._waited = 0.0
+        self._allow()
+
+    def _new_reuse(self) -> Reuse:
+        # As many lie in the queue, or in two rows of steps; where data has no length, one more has been read.
+        return Reuse(2 * self._options.batches + 1, self._options.buffer_bytes)
 
     def __repr__(self) -> str:
         way = "ahead" if self._pace.ahead else "in step"
@@ -136,7 +141,9 @@ class BatchQueue:
         self._failure = None
         self._early.clear()
         self._supply.empty()
-        self._fetches.source = source or self._fetches.source
+        if source is not None:
+            self._fetches.source, self._reuse, self._sent = source, self._new_reuse(), False
+            self._allow()
 
     def close(self) -> None:
         """Ends the thread; one that hangs in somebody else's code is left to end with it, and that is said."""
@@ -160,26 +167,33 @@ class BatchQueue:
             raise error
         began = time.perf_counter()
         depth = self._producer.ready
+        self._reuse.trained()
         item, note, size = self._supply.next()
         batch = _arrived(item)
         now, watching = time.perf_counter(), self._supply.watching_seconds
         self._telemetry.taken(now - began, size, depth)
-        if self._last_take:
+        if self._last_take and (self._supply.sure or not self._pace.ahead):
             self._pace.note(now - began - watching, now - self._last_take - watching)
         self._last_take = now
-        if batch is item:
-            self._look_at(batch)
+        self._look_at(batch, sent=batch is not item)
         return batch, note
 
-    def _look_at(self, batch: Any) -> None:
-        reuse, self._lends = self._reuse, True
-        reuse.note(batch)
-        if not self._options.early_preload:  # which fetches before anything has been looked at
-            seen_all = reuse.ended and not reuse.found
-            known = self._options.batches if seen_all else self._apart - 1  # one of them is being trained
-            self._producer.most = max(1, min(self._options.batches, known))
-        if reuse.found and not self._telemetry.in_step_because:
-            self._supply.stay_in_step(f"the loader fills the memory of a batch again {reuse.distance} batches later")
+    def _look_at(self, batch: Any, sent: bool) -> None:
+        """Finds out whether the next one may be fetched before this one has been trained."""
+        reuse, self._sent = self._reuse, sent
+        if not (sent or reuse.ended or self._gives_copies):
+            reuse.note(batch)
+            if reuse.found and not self._telemetry.in_step_because:
+                self._supply.stay_in_step("the loader fills the memory of a batch again for a later one")
+            if reuse.found and reuse.written:  # by the step, perhaps: a copy would keep that from the loader
+                self._supply.look_ahead_no_more()
+        self._allow()
+
+    def _allow(self) -> None:
+        """Lets the thread fetch as far ahead as is known to do no harm."""
+        apart = self._apart
+        self._supply.sure = apart > 0
+        self._producer.most = max(1, min(self._options.batches, apart - 1))  # one of them is being trained
 
     def look_ahead(self, most: int, behind: int = 0) -> Part | None:
         """Returns batches that come next and are alike, at most so many; they stay in the queue. None if there is none.
@@ -193,9 +207,7 @@ class BatchQueue:
             most: How many at most.
             behind: How many of those that were returned before are left out: they are being trained.
         """
-        most = min(most, self._most)
-        if self._lends:
-            most = min(most, self._apart - behind)
+        most = min(most, self._most, self._apart - behind)
         missing = behind + most - len(self._early)
         if missing > 0 and self._failure is None:
             self._look_further(missing, due=behind == len(self._early))
@@ -246,22 +258,28 @@ class BatchQueue:
             self._failure = error
 
     def _hold(self, found: Found) -> bool:
-        """Keeps a batch as it is; tells whether another may be fetched, which may fill its memory again."""
+        """Keeps a batch as it is, or a copy; tells whether another may be fetched, which may fill its memory again."""
         item, note, size = found
-        self._early.hold((_arrived(item), note, size))
-        if type(item) is Arriving:
-            return True
-        if not self._reuse.ended:
-            self._look_at(item)
+        self._sent = type(item) is Arriving
+        batch = _arrived(item)
+        own = copied(batch) if self._reuse.found and not self._sent else None
+        self._early.hold((batch if own is None else own, note, size))
+        if self._reuse.found and not self._sent and own is None:
+            self._supply.look_ahead_no_more()
+            return False
         return len(self._early) < self._apart
 
     @property
     def _apart(self) -> int:
-        """How many batches in a row may be held, as far as it is known that none of them lies where another does."""
-        source = self._fetches.source
-        if source.gives_copies and not self.prepares:
+        """How many batches in a row may be held, as far as is known; 0 where each has to be trained first."""
+        reuse = self._reuse
+        if self._sent or reuse.found or self._gives_copies:
             return _ENDLESS
-        return self._reuse.distance - source.reads_further
+        return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
+
+    @property
+    def _gives_copies(self) -> bool:
+        return self._fetches.source.gives_copies and not self.prepares
 
     def _load(self, found: Found, batches: int) -> Load | None:
         if self._device is None or type(found[0]) is Arriving:

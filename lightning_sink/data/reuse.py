@@ -1,19 +1,21 @@
-"""Loaders that fill the same memory again for a later batch: how far such a loader may be read ahead.
+"""Loaders that fill the same memory again for a later batch: they are found out, and what they give is copied.
 
-Plain training has used a batch before the next one is fetched, so a loader may keep one set of buffers, or a few in
-turn. Read further ahead than that, batches would be overwritten before they are trained.
+Plain training has used a batch before the next one is fetched, so a loader may keep one set of buffers, or a few, in
+turn or one for each length of its batches. Read ahead, batches would be overwritten before they are trained.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate
+from collections.abc import Hashable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_sink.data.batch import flatten
+from lightning_sink.data.containers import is_plain, taken_apart
 
 _SAMPLE = 1 << 14
 """Numbers of a tensor that are compared."""
@@ -22,21 +24,31 @@ _SAMPLE = 1 << 14
 class Reuse:
     """Looks at the first batches, while they are trained one by one, and at none later.
 
+    How far apart two batches lie that share memory says nothing of the next two: where buffers belong to lengths, that
+    is as the data has it. So there is no distance at which a loader that fills memory again is safe.
+
     Args:
         batches: How many to look at. They are kept until then: memory that nobody holds may well come again.
         most_bytes: Most bytes to keep; where batches are larger, fewer are looked at.
 
     Attributes:
-        distance: How many batches in a row are known to lie in memory of their own.
-        found: Whether the next one would not.
+        seen: How many batches have been looked at.
+        found: Whether memory held something else when it came again.
+        written: Whether a batch was another when it had been trained: its step writes to it, and what it writes is read
+            where the batch comes again.
         ended: Whether all that will be looked at have been.
     """
 
     def __init__(self, batches: int, most_bytes: int) -> None:
-        self.distance, self.found = 0, False
+        self.seen, self.found, self.written = 0, False, False
         self._most, self._room = batches, most_bytes
         self._kept: list[list[tuple[Tensor, Tensor]]] = []
         self.ended = False
+
+    def trained(self) -> None:
+        """Looks at the last batch once more, before the next one is fetched."""
+        if self._kept and not self.written:
+            self.written = any(_differs(leaf, then) for leaf, then in self._kept[-1])
 
     def note(self, batch: Any) -> None:
         """Looks at a batch that has just been fetched, and at what is left of those before."""
@@ -45,21 +57,45 @@ class Reuse:
         leaves = [leaf.detach() for leaf in flatten(batch)[0] if _has_numbers(leaf)]
         size = sum(leaf.nbytes for leaf in leaves)
         self._room -= size
-        memory = _Memory(leaves)
-        for distance, earlier in enumerate(reversed(self._kept), start=1):
-            if any(memory.touches(leaf) and not torch.equal(_sample(leaf), then) for leaf, then in earlier):
-                self.distance, self.found = distance, True
-                self._end()
-                return
+        self.seen += 1
+        self.found = self._is_filled_again(leaves)
         self._kept.append([(leaf, _sample(leaf)) for leaf in leaves])
-        self.distance = len(self._kept)
         # So many bytes may lie in the queue while one batch is trained, and one is fetched.
-        if self.distance >= self._most or self._room <= -2 * size:
+        if self.found or self.seen >= self._most or self._room <= -2 * size:
             self._end()
+
+    def _is_filled_again(self, leaves: list[Tensor]) -> bool:
+        """Compares what earlier batches have in this one's memory with what was there when they were looked at."""
+        memory, looks = _Memory(leaves), {_look(leaf) for leaf in leaves}
+        for number, earlier in enumerate(self._kept):
+            if any(memory.touches(leaf) and _differs(leaf, then) for leaf, then in earlier):
+                return True
+            # What is in this batch, too, is kept with it: a tensor that all batches share is compared once for each.
+            self._kept[number] = [(leaf, then) for leaf, then in earlier if _look(leaf) not in looks]
+        return False
 
     def _end(self) -> None:
         self.ended = True
         self._kept.clear()
+
+
+def copied(batch: Any) -> Any | None:
+    """Returns a copy of a batch that a step cannot tell from it, in memory of its own; None where there is none."""
+    apart = taken_apart(batch, is_plain)
+    if apart is None:
+        return None
+    tensors, rebuild = apart
+    copies = {id(tensor): tensor.clone() for tensor in tensors}
+    if any(copies[id(tensor)].stride() != tensor.stride() for tensor in tensors):
+        return None  # numbers that do not lie side by side
+    spans = sorted(span for tensor in {id(tensor): tensor for tensor in tensors}.values() if (span := _span(tensor)))
+    if any(end > start for (_, end), (start, _) in pairwise(spans)):
+        return None  # views of one another
+    return rebuild([copies[id(tensor)] for tensor in tensors])
+
+
+def _look(tensor: Tensor) -> Hashable:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _has_numbers(tensor: Tensor) -> bool:
@@ -71,6 +107,10 @@ def _sample(tensor: Tensor) -> Tensor:
     """A copy of some of a tensor's numbers, as bytes: of whatever type they are, and NaN equals NaN."""
     flat = tensor.reshape(-1)
     return flat[:: max(1, len(flat) // _SAMPLE)].clone().view(torch.uint8)
+
+
+def _differs(tensor: Tensor, sample: Tensor) -> bool:
+    return not torch.equal(_sample(tensor), sample)
 
 
 class _Memory:

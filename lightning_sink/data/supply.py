@@ -52,6 +52,7 @@ class Supply:
     Attributes:
         producer: The queue's thread.
         pace: Which way is taken.
+        sure: Whether a batch may be fetched while another is held: no memory is filled again, as far as is known.
         watching_seconds: What it took to see whether the last fetch drew: the pace is not to go by that.
     """
 
@@ -71,6 +72,7 @@ class Supply:
         self._begins, self._draws, self._watched = True, False, 0
         self.watching_seconds = 0.0
         self._looks_ahead = not in_step_because and not options.early_preload
+        self.sure = False
         if in_step_because:
             self.stay_in_step(in_step_because)
         self._close = weakref.finalize(self, self.producer.close, 0.0)
@@ -78,7 +80,7 @@ class Supply:
     @property
     def runs_ahead(self) -> bool:
         """Whether the thread fetches by itself now."""
-        return self.pace.ahead and not self._probes
+        return self.pace.ahead and self.sure and not self._probes
 
     # -- between sinks ----------------------------------------------------------------------------------------------
 
@@ -105,6 +107,10 @@ class Supply:
         """Lets the thread fetch no more."""
         self.pace.stay_in_step()
         self._telemetry.in_step_because = because
+
+    def look_ahead_no_more(self) -> None:
+        """Fetches each batch when it is due from now on."""
+        self._looks_ahead = False
 
     def close(self) -> None:
         """Ends the thread; one that hangs in somebody else's code is left to end with it, and that is said."""

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sink.data.reuse import Reuse
+from lightning_sink.data.batch import flatten
+from lightning_sink.data.reuse import Reuse, copied
 
 
 def looked_at(batches, most=16, most_bytes=1 << 30):
@@ -33,7 +34,7 @@ def in_numpys(count):
 def test_buffers_in_turn(buffers):
     reuse = looked_at(in_turn(30, buffers))
     assert reuse.found
-    assert reuse.distance == buffers
+    assert reuse.seen == buffers + 1
 
 
 def windows(count, of, shift):
@@ -45,19 +46,21 @@ def windows(count, of, shift):
         yield ring[start : start + 8]
 
 
-@pytest.mark.parametrize(("of", "shift", "distance"), [(64, 4, 1), (64, 16, 7), (70, 20, 3)])
-def test_views_that_lie_over_each_other(of, shift, distance):
-    assert looked_at(windows(30, of, shift)).distance == distance
+@pytest.mark.parametrize(("of", "shift", "seen"), [(64, 4, 2), (64, 16, 8), (70, 20, 5)])
+def test_views_that_lie_over_each_other(of, shift, seen):
+    reuse = looked_at(windows(30, of, shift))
+    assert reuse.found
+    assert reuse.seen == seen
 
 
 def test_memory_of_numpys():
-    assert looked_at(in_numpys(5)).distance == 1
+    assert looked_at(in_numpys(5)).found
 
 
 def test_more_buffers_than_anybody_reads_ahead_do_no_harm():
     reuse = looked_at(in_turn(50, 17))
     assert not reuse.found
-    assert reuse.distance == 16
+    assert reuse.seen == 16
 
 
 FRESH = {
@@ -81,14 +84,93 @@ MASK = torch.ones(4)
 def test_control_what_is_not_filled_again(kind):
     reuse = looked_at(FRESH[kind]())
     assert not reuse.found
-    assert reuse.distance == 16
+    assert reuse.ended
 
 
 def test_batches_that_are_not_looked_at_are_not_trusted():
-    assert looked_at(in_turn(3, 5)).distance == 3
+    assert not looked_at(in_turn(3, 5)).ended
+
+
+def test_a_tensor_that_all_batches_share_is_compared_once_for_each(monkeypatch):
+    compared, equal = [], torch.equal
+    monkeypatch.setattr(torch, "equal", lambda *tensors: compared.append(1) or equal(*tensors))
+    assert not looked_at((torch.full((4,), float(i)), MASK) for i in range(16)).found
+    assert len(compared) == 15
+
+
+def test_a_batch_that_its_step_writes_to_is_told_from_memory_that_is_filled_again():
+    batches, reuse = [torch.ones(3), torch.ones(2)], Reuse(16, 1 << 30)
+    for batch in batches * 2:
+        reuse.trained()
+        reuse.note(batch)
+        batch.mul_(2)
+    assert reuse.found
+    assert reuse.written
+
+
+def test_control_memory_that_the_loader_fills_is_not_written_by_the_step():
+    held, reuse = torch.zeros(3), Reuse(16, 1 << 30)
+    for number in range(4):
+        reuse.trained()
+        reuse.note(held.fill_(number))
+    assert reuse.found
+    assert not reuse.written
 
 
 def test_large_batches_are_let_go_of_early():
     reuse = looked_at((torch.zeros(1000) for _ in range(30)), most_bytes=10_000)
-    assert reuse.distance == 5  # as many as fill the queue, one that is trained, one that is fetched
+    assert reuse.ended
+    assert reuse.seen == 5  # as many as fill the queue, one that is trained, one that is fetched
     assert not reuse.found
+
+
+SAME = torch.arange(6.0).reshape(2, 3)
+COPIES = {
+    "a tensor": SAME,
+    "a tuple": (SAME, torch.ones(2, dtype=torch.int8)),
+    "columns before rows": [SAME.t(), 3],
+    "names": {"x": SAME, "n": {"y": (torch.ones(1), "text")}},
+    "one tensor twice": (SAME, SAME),
+    "parts of one tensor": SAME.unbind(),
+    "empty": (torch.zeros(0, 3), torch.zeros(())),
+}
+
+
+def twins(leaves):
+    return [next(number for number, other in enumerate(leaves) if other is leaf) for leaf in leaves]
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_looks_as_its_batch_does(kind):
+    batch = COPIES[kind]
+    copy = copied(batch)
+    (before, signature), (after, copies) = flatten(batch), flatten(copy)
+    assert signature == copies
+    assert twins(before) == twins(after)
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old, new)
+        assert not old.numel() or old.data_ptr() != new.data_ptr()
+
+
+class Opaque:
+    def __init__(self):
+        self.x = torch.ones(2)
+
+
+NOT_COPIED = {
+    "an object": Opaque(),
+    "with an object": (torch.ones(2), Opaque()),
+    "views of one another": (SAME, SAME[0]),
+    "every other number": SAME[:, ::2],
+    "one number many times": torch.ones(1).expand(5),
+    "conjugated": torch.ones(2, dtype=torch.complex64).conj(),
+    "sparse": (torch.eye(2).to_sparse(),),
+    "with a gradient": torch.ones(2, requires_grad=True),
+    "no tensor": (1, 2),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_COPIED)
+def test_what_a_step_could_tell_from_its_copy_is_not_copied(kind):
+    batch = NOT_COPIED[kind]
+    assert copied(batch) is None
