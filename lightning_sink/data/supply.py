@@ -82,6 +82,11 @@ class Supply:
         """Whether the thread fetches by itself now."""
         return self.pace.ahead and self.sure and not self._probes
 
+    @property
+    def stays_in_step(self) -> bool:
+        """Whether there is a reason for which the thread fetches no more."""
+        return bool(self._telemetry.in_step_because)
+
     # -- between sinks ----------------------------------------------------------------------------------------------
 
     def expect(self, batches: int) -> None:

@@ -1,0 +1,86 @@
+"""How many batches may be held at once that lie in memory of the loader's, which it may fill again.
+
+`reuse.py` finds out whether it does. What is sent to a device, or gathered, is a copy already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_sink.data.device import Arriving
+from lightning_sink.data.fetches import Fetches
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.reuse import Reuse, copied
+from lightning_sink.data.supply import Supply
+
+_ENDLESS = 1 << 62
+
+
+class Lending:
+    """Says how far the batches of a source may be fetched before they are trained.
+
+    Args:
+        fetches: Fetches them.
+        supply: Told how far ahead its thread may fetch.
+        options: How far ahead that is at most.
+    """
+
+    def __init__(self, fetches: Fetches, supply: Supply, options: QueueOptions) -> None:
+        self._fetches, self._supply, self._options = fetches, supply, options
+        self.restart()
+
+    def restart(self) -> None:
+        """Another source has begun."""
+        # As many lie in the queue, or in two rows of steps; where data has no length, one more has been read.
+        self._reuse = Reuse(2 * self._options.batches + 1, self._options.buffer_bytes)
+        self._sent = False  # whether the last batch was
+        self._allow()
+
+    @property
+    def most(self) -> int:
+        """How many batches in a row may be held, as far as is known; 0 where each has to be trained first."""
+        reuse = self._reuse
+        if self._sent or reuse.found or self._are_copies:
+            return _ENDLESS
+        return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
+
+    def trained(self) -> None:
+        """The last batch has been trained, and the next one is about to be fetched."""
+        self._reuse.trained()
+
+    def look_at(self, batch: Any, sent: bool) -> None:
+        """Looks at a batch that is about to be trained: may the next one be fetched before it has been?
+
+        Args:
+            batch: The batch.
+            sent: Whether it was sent to a device.
+        """
+        reuse, self._sent = self._reuse, sent
+        if not (sent or reuse.ended or self._are_copies):
+            reuse.note(batch)
+            if reuse.found and not self._supply.stays_in_step:
+                self._supply.stay_in_step("the loader fills the memory of a batch again for a later one")
+            if reuse.found and reuse.written:  # by the step, perhaps: a copy would keep that from the loader
+                self._supply.look_ahead_no_more()
+        self._allow()
+
+    def keep(self, item: Any) -> tuple[Any, bool]:
+        """Returns what is kept of a batch until its turn, and whether another one may be fetched before that."""
+        self._sent = type(item) is Arriving
+        if self._sent:
+            return item.take(), True
+        if not self._reuse.found:
+            return item, True
+        own = copied(item)
+        if own is None:
+            self._supply.look_ahead_no_more()
+        return (item, False) if own is None else (own, True)
+
+    @property
+    def _are_copies(self) -> bool:
+        return self._fetches.source.gives_copies and not self._fetches.prepares
+
+    def _allow(self) -> None:
+        most = self.most
+        self._supply.sure = most > 0
+        self._supply.producer.most = max(1, min(self._options.batches, most - 1))  # one of them is being trained

@@ -1,0 +1,151 @@
+"""Batches that are fetched before their turn, on the trainer's thread, beside the steps before them.
+
+`LookAhead` keeps them, packs and sends those that go to a device, and keeps an error of theirs until its turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from lightning_sink.data.device import Arriving, Device
+from lightning_sink.data.fetches import Fetches
+from lightning_sink.data.lending import Lending
+from lightning_sink.data.load import Load
+from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.report import Telemetry
+from lightning_sink.data.run import Early, Found, Part
+from lightning_sink.data.supply import Supply
+
+_COPY = 16 << 20
+"""Bytes that are sent to a device by one copy: so many are pinned before it is known how many batches there will be."""
+
+_SECONDS = 0.05
+"""What batches that are looked at in one go may take to fetch: Ctrl-C takes effect between two goes."""
+
+
+class LookAhead:
+    """Has batches fetched before their turn.
+
+    Args:
+        fetches: Knows the place of a batch.
+        supply: Has them fetched.
+        lending: Says how many may be held.
+        device: Sends them; None for the host.
+        options: How many, and how many bytes.
+        telemetry: Takes the time that it takes.
+    """
+
+    def __init__(
+        self,
+        fetches: Fetches,
+        supply: Supply,
+        lending: Lending,
+        device: Device | None,
+        options: QueueOptions,
+        telemetry: Telemetry,
+    ) -> None:
+        self._fetches, self._supply, self._lending, self._device = fetches, supply, lending, device
+        self._most, self._room = options.in_a_row(sent=device is not None), options.buffer_bytes
+        self._producer, self._telemetry = supply.producer, telemetry
+        self._early = Early(lambda count, size: self._producer.hold(-count, -size))
+        self._failure: BaseException | None = None
+
+    def __len__(self) -> int:
+        return len(self._early)
+
+    def failure(self) -> BaseException | None:
+        """Returns what the batch raised whose turn it is now, once."""
+        error, self._failure = self._failure, None
+        return error
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._failure = None
+        self._early.clear()
+
+    def take(self, count: int) -> tuple[Any, list[Any]]:
+        """Forgets the first batches, which are alike; returns the last of them, and the notes of all."""
+        return self._early.take(count)
+
+    def part(self, most: int, behind: int) -> Part | None:
+        """Returns at most so many batches that are alike, behind the first `behind` ones; None where there are none."""
+        most = min(most, self._most, self._lending.most - behind)
+        missing = behind + most - len(self._early)
+        if missing > 0 and self._failure is None:
+            self._look_further(missing, due=behind == len(self._early))
+        return self._early.part(behind, most)
+
+    def _look_further(self, batches: int, due: bool) -> None:
+        began, held = time.perf_counter(), len(self._early)
+        if self._supply.has_early():
+            if due and self._supply.begins_here:
+                self._look_while_there_is_room(1, iter(self._supply.begin, None))
+                batches -= 1
+            if self._failure is None:
+                with self._supply.early() as founds:
+                    self._look_while_there_is_room(batches, founds)
+        seconds = time.perf_counter() - began
+        self._telemetry.consumer_wait_seconds += seconds
+        self._supply.pace.skip(len(self._early) - held, seconds)
+
+    def _look_while_there_is_room(self, batches: int, founds: Iterator[Found]) -> None:
+        room, until = self._room, time.perf_counter() + _SECONDS
+        _, last = self._early.last
+        load: Load | None = None
+        for number in range(batches):
+            if self._producer.held_bytes + last > room or (number and time.perf_counter() > until):
+                break
+            found = None
+            try:
+                found = next(founds, None)
+                if found is None:
+                    break
+                last = found[2]
+                if load is None or not load.add(found):
+                    full, load = load, None
+                    self._send(full)
+                    load = self._load(found, batches - number)
+                    if load is None and not self._hold(found):
+                        break
+            except BaseException as error:  # in its turn, whatever it is
+                self._failure = error
+                last_note, _ = (self._early if load is None else load).last
+                if found is not None and found[1] is not last_note:  # it has not been kept
+                    self._producer.hold(-1, -found[2])
+                break
+        try:
+            self._send(load)
+        except BaseException as error:
+            error.__context__ = self._failure  # which would have come behind it
+            self._failure = error
+
+    def _hold(self, found: Found) -> bool:
+        """Keeps a batch as it is, or a copy; tells whether another may be fetched, which may fill its memory again."""
+        item, note, size = found
+        batch, goes_on = self._lending.keep(item)
+        self._early.hold((batch, note, size))
+        return goes_on and len(self._early) < self._lending.most
+
+    def _load(self, found: Found, batches: int) -> Load | None:
+        if self._device is None or type(found[0]) is Arriving:
+            return None
+        try:
+            return self._device.load(found, batches, min(self._room, _COPY))
+        except BaseException as error:
+            self._fetches.note_place(error, found[1])
+            raise
+
+    def _send(self, load: Load | None) -> None:
+        """Sends what was loaded; where that fails, it is lost, and the error is raised in the turn of its first."""
+        if load is None:
+            return
+        try:
+            load.send()
+        except BaseException as error:
+            (first,) = load.notes(0, 1)
+            self._fetches.note_place(error, first)
+            self._producer.hold(-len(load), -load.take(len(load)))
+            raise
+        self._early.append(load)
