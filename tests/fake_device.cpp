@@ -215,12 +215,19 @@ void elsewhere(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                 "Expected all tensors to be on the same device, but found one on ", tensor.device(), " in ",
                 op.schema().operator_name());
   };
+  // What is made of numbers and not of shapes waits for them; an index does where it is a mask.
+  bool reads = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape), masked = false;
+  bool indexes = false;
   for (const auto& value : torch::jit::last(*stack, count)) {
     if (value.isTensor()) check(value.toTensor());
     if (value.isTensorList()) for (const at::Tensor& tensor : value.toTensorList()) check(tensor);
     if (value.isOptionalTensorList())
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) if (tensor) check(*tensor);
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) if (tensor) {
+        check(*tensor), indexes = true;
+        masked |= tensor->scalar_type() == at::kBool || tensor->scalar_type() == at::kByte;
+      }
   }
+  if (!works && (masked || (reads && !indexes))) ++waits;
   struct AtWork {
     bool before = std::exchange(works, true);
     ~AtWork() { works = before; }

@@ -393,6 +393,27 @@ class Looking(Still):
         return loss
 
 
+READS = {
+    "an element": (lambda x: x[0].item(), True),
+    "whether it is equal": (lambda x: torch.equal(x, x), True),
+    "where it is not zero": (lambda x: x.nonzero(), True),
+    "those above zero": (lambda x: x[x > 0], True),
+    "its values": (lambda x: x.unique(), True),
+    "a copy on the host": (lambda x: x.cpu(), True),
+    "elements by number": (lambda x: x[torch.zeros(2, dtype=torch.int64, device=x.device)], False),
+    "which are above zero": (lambda x: torch.where(x > 0, x, 0).sum(), False),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_the_stand_in_counts_what_waits_for_a_device(what):
+    read, expected = READS[what]
+    x = torch.arange(4.0, device=DEVICE)
+    before = waits()
+    read(x)
+    assert (waits() > before) == expected
+
+
 def kept_there():
     return SinkDataModule.from_loaders(loader(200, last=8), cache="device")
 
