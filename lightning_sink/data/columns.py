@@ -81,8 +81,7 @@ def _parts(tensor: Tensor, rows: Rows, sizes: list[int], cache: Cache, seen: See
     parts = list(torch.unsafe_split_with_sizes(run, sizes))
     row_bytes = run.nbytes // max(1, len(run))
     if any(row_bytes * size % _ALIGNMENT for size in set(sizes[:-1])):
-        apart = [part.clone() for part in parts]
-        return [part.pin_memory() for part in apart] if pins else apart
+        return [_pinned(part) if pins else part.clone() for part in parts]
     return parts
 
 
@@ -100,6 +99,10 @@ def _select(column: Tensor, index: Tensor, pins: bool) -> Tensor:
     for part, place in zip(index.split(rows), run.split(rows), strict=True):
         torch.index_select(column, 0, part, out=place)
     return run
+
+
+def _pinned(part: Tensor) -> Tensor:
+    return part.new_empty(part.shape, pin_memory=True).copy_(part).data  # not written to, as far as it counts
 
 
 def _is_column(tensor: Any) -> bool:
