@@ -30,7 +30,7 @@ from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.loops import data_place, take_over
 from lightning_sink.trainer.optimizers import require_optimizer
-from lightning_sink.trainer.progress import SinkReport
+from lightning_sink.trainer.progress import SinkRecord, SinkReport
 from lightning_sink.trainer.transfer import Transfer
 
 _CHECKPOINT_KEY = "lightning_sink"
@@ -84,7 +84,7 @@ class SinkStrategy(SingleDeviceStrategy):
         self._engine_optimizers: list[Optimizer] = []
         self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
         self._sink: LoopSink | None = None
-        self._last_sink: LoopSink | None = None
+        self._last: SinkRecord | None = None
 
     def __repr__(self) -> str:
         # Lightning's error for a strategy of another package shows only this text.
@@ -110,17 +110,18 @@ class SinkStrategy(SingleDeviceStrategy):
         that some steps did not log is NaN there, and so is everything at a batch of None, and a loss of more than one
         element. Empty before the first step.
         """
-        sink = self._shown_sink
-        return {} if sink is None else sink.history.tensors()
+        record = self._record
+        return {} if record is None else record.history.tensors()
 
     def sink_report(self) -> SinkReport:
         """Returns what the present sink did so far, or what the last one did."""
-        sink = self._shown_sink
-        return SinkReport() if sink is None else sink.progress.report(sink.ran_seconds)
+        record = self._record
+        return SinkReport() if record is None else record.report()
 
     @property
-    def _shown_sink(self) -> LoopSink | None:
-        return self._sink if self._sink is not None and len(self._sink.history) else self._last_sink
+    def _record(self) -> SinkRecord | None:
+        sink = self._sink
+        return sink.progress.record(sink.ran_seconds) if sink is not None and len(sink.history) else self._last
 
     @property
     def is_endless(self) -> bool:
@@ -181,7 +182,7 @@ class SinkStrategy(SingleDeviceStrategy):
 
     def finish_sink(self) -> None:
         """Takes note that it has ended."""
-        self._last_sink, self._sink = self._shown_sink, None
+        self._last, self._sink = self._record, None
 
     # -- Lightning's side -------------------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class SinkStrategy(SingleDeviceStrategy):
         """Sets up as ever, then refuses what cannot be right in a sink."""
         super().setup(trainer)
         if self.dataset_sink_mode and trainer.state.fn == TrainerFn.FITTING:
-            self._sink = self._last_sink = None
+            self._sink = self._last = None
             if self.root_device.type == "cuda":
                 warn_at(_UNTRIED, user_line())
             refuse_step_that_fetches(trainer.lightning_module)

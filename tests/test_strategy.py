@@ -1,5 +1,8 @@
 """The options of SinkStrategy, what it refuses, and what its refusals say."""
 
+import copy
+import pickle
+
 import lightning as L
 import pytest
 import pytorch_lightning
@@ -231,3 +234,25 @@ def test_the_active_engine_before_and_after():
     assert strategy.history == {}
     train(Net(), loader(), strategy, max_epochs=1)
     assert strategy.active_engine == "traced"
+
+
+def again(trainer):
+    """Trains two more epochs."""
+    trainer.fit_loop.max_epochs += 2
+    trainer.fit(trainer.lightning_module, loader())
+    return {name: tensor.detach().clone() for name, tensor in trainer.lightning_module.state_dict().items()}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda trainer: pickle.loads(pickle.dumps(trainer))])
+@pytest.mark.parametrize("data", [loader, lambda: DataLoader(loader().dataset, 8, num_workers=1)])
+def test_a_trainer_that_has_trained_can_be_copied(copied, data):
+    found = train(Net(), data(), SinkStrategy(4, engine="traced"), max_epochs=2)
+    other = copied(found.trainer)
+    assert other.strategy.sink_report() == found.trainer.strategy.sink_report()
+    assert torch.equal(other.strategy.history["loss"], found.trainer.strategy.history["loss"])
+    torch.manual_seed(5)
+    expected = again(found.trainer)
+    torch.manual_seed(5)
+    for name, tensor in again(other).items():
+        assert torch.equal(tensor, expected[name])
+    assert other.global_step == found.trainer.global_step

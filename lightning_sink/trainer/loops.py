@@ -141,7 +141,7 @@ class SinkFitLoop(_FitLoop):
             loader,
             strategy.sink_size if strategy.is_endless else None,
             strategy.queue_options,
-            lambda: 1 if self.queue is None else self.queue.horizon(),
+            self._horizon,
             self.trainer.strategy.root_device,
             self._place_taken,
         )
@@ -149,6 +149,10 @@ class SinkFitLoop(_FitLoop):
             loaders.traversals.resume(strategy.resume_position)
             strategy.resume_position = None
         return loaders
+
+    def _horizon(self) -> int:
+        """Returns how many batches may be read at once."""
+        return 1 if self.queue is None else self.queue.horizon()
 
     def on_advance_start(self) -> None:
         """Begins an epoch; samplers are told of traversals where these are endless, and of epochs elsewhere."""

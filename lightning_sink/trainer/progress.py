@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
@@ -43,6 +43,32 @@ class SinkReport:
     seconds: float = 0.0
     data_seconds: float = 0.0
     invalid_from: tuple[int, ...] = ()
+
+
+class SinkRecord(NamedTuple):
+    """What is kept of a sink: numbers, and nothing of what made them.
+
+    Attributes:
+        history: Its values.
+        items: As in `SinkReport`, and so the others.
+        seconds: Likewise.
+        data_seconds: Likewise.
+    """
+
+    history: History
+    items: int
+    seconds: float
+    data_seconds: float
+
+    def report(self) -> SinkReport:
+        """Returns the counts."""
+        return SinkReport(
+            batches=len(self.history),
+            items=self.items,
+            seconds=self.seconds,
+            data_seconds=self.data_seconds,
+            invalid_from=self.history.invalid_from(),
+        )
 
 
 class SinkListener(Callback):
@@ -98,16 +124,9 @@ class SinkProgress:
     def _times(self, ran_seconds: float) -> tuple[float, float]:
         return time.perf_counter() - self._began, self._queue.lost_seconds(ran_seconds)
 
-    def report(self, ran_seconds: float) -> SinkReport:
-        """Returns the counts so far, where its steps ran this long."""
-        seconds, lost = self._whole or self._times(ran_seconds)
-        return SinkReport(
-            batches=len(self._history),
-            items=self._items,
-            seconds=seconds,
-            data_seconds=lost,
-            invalid_from=self._history.invalid_from(),
-        )
+    def record(self, ran_seconds: float) -> SinkRecord:
+        """Returns what is known so far, where its steps ran this long."""
+        return SinkRecord(self._history, self._items, *(self._whole or self._times(ran_seconds)))
 
 
 def items_in(leaves: list[Tensor]) -> int:

@@ -167,7 +167,7 @@ class TrainerSink(Sink):
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
         self.progress.end(self.ran_seconds)
         self._logs.deliver()
-        # The sink is kept for its history, and these would keep programs, weights and a device's memory with it.
+        # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory by these.
         self._result, self._trained = lambda: Result(None, []), None
         self._batch = PresentBatch(self._trainer, self._transfer)
 
