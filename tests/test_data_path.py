@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_sink import EmptyDatasetError, SinkDataModule, SinkStrategy
+from lightning_sink.data.reuse import Reuse
 from parity import QUIET, ContinuedLoader, Net, assert_parity, loader, train
 
 pytestmark = [
@@ -69,13 +70,25 @@ class Changing:
         return not self.fixed and self.count % 5 < 3
 
 
+class NothingFilledAgain(Reuse):
+    """Has looked at all batches that it will look at: these tests' data does not fill its memory again."""
+
+    def __init__(self, batches, most_bytes):
+        super().__init__(batches, most_bytes)
+        self.seen, self.ended = batches, True
+
+
 @contextmanager
 def fetching(way):
     kind = {"ahead": Ahead, "changing": Changing}.get(way)
     if kind is None:
         yield
         return
-    with mock.patch("lightning_sink.data.supply.Pace", kind), mock.patch("lightning_sink.data.supply._PROBES", 0):
+    with (
+        mock.patch("lightning_sink.data.supply.Pace", kind),
+        mock.patch("lightning_sink.data.supply._PROBES", 0),
+        mock.patch("lightning_sink.data.lending.Reuse", NothingFilledAgain),
+    ):
         yield
 
 

@@ -20,6 +20,10 @@ from torch.utils import _pytree as pytree
 
 # A mode is the one way to see the operations of one thread; documented, though the module's name is private.
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import default_collate
+
+# What `default_collate` does for each type; its documentation lets users change it, and gives no other name for it.
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 __all__ = [
     "TorchDispatchMode",
@@ -28,6 +32,7 @@ __all__ = [
     "is_default_generator",
     "python_draws",
     "pytree",
+    "stacks",
     "versions",
     "worker_processes",
 ]
@@ -96,6 +101,12 @@ def worker_processes(iterator: Any) -> list[Any]:
 def has_workers(loader: Any) -> bool:
     """Tells whether a DataLoader keeps an iterator, whose workers persist. Only `DataLoader._iterator` knows."""
     return loader._iterator is not None
+
+
+def stacks() -> bool:
+    """Tells whether `default_collate` has only torch's own functions to call, each of which makes tensors anew."""
+    own = {default_collate.__module__}
+    return {getattr(function, "__module__", None) for function in default_collate_fn_map.values()} == own
 
 
 def versions(tensors: list[Tensor]) -> list[int]:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, cast
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from lightning_sink.data.generators import Saved, drawing_from
+from lightning_sink.data.private import stacks
 from lightning_sink.data.samplers import draws, is_repeatable, is_sequential
 
 
@@ -55,6 +56,11 @@ class Road:
     def draws_nothing(self) -> bool:
         """Whether a batch is known to be had without a draw from the process's generators, but for the first."""
         return self.fast is not None and draws(self.loader)[1] is None
+
+    @property
+    def gives_copies(self) -> bool:
+        """Whether each batch is known to lie in memory of its own: it is gathered, or stacked of its samples."""
+        return self.fast is not None or _stacks(self.loader)
 
     @property
     def restarts_workers(self) -> bool:
@@ -121,6 +127,12 @@ class Road:
     def retry(self) -> bool:
         """Lets the next batch have the rows of the last one, whose fetch failed; tells whether that can be done."""
         return self._rows is not None and self._rows.give_again()
+
+
+def _stacks(loader: Any) -> bool:
+    """Tells whether a loader makes each batch by torch's own collating, which allocates it, in whichever process."""
+    is_default = type(loader) is DataLoader and "_get_iterator" not in vars(loader)
+    return is_default and loader.batch_sampler is not None and loader.collate_fn is default_collate and stacks()
 
 
 class _Rows:

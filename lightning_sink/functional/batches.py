@@ -45,8 +45,8 @@ class DatasetBatches(Source):
 
     @property
     def gives_copies(self) -> bool:  # type: ignore[override]
-        """Whether the batches are gathered."""
-        return self._road.fast is not None
+        """Whether the batches are known to be copies."""
+        return self._road.gives_copies
 
     def begin(self) -> None:
         """Begins it."""

@@ -1,5 +1,6 @@
 """A loader is traversed from any batch on as it would have been, and nothing else can be seen of it afterwards."""
 
+import collections
 import itertools
 import random
 
@@ -20,12 +21,75 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lightning_sink.data.gather import gathered
 from lightning_sink.data.generators import Draws, drawing_from
+from lightning_sink.data.private import default_collate_fn_map, pytree
 from lightning_sink.data.road import Road
 from lightning_sink.data.samplers import set_epoch
 
 
 def data(length=11):
     return TensorDataset(torch.arange(length))
+
+
+class Samples(torch.utils.data.Dataset):
+    """Samples of any kind, from the same memory each time."""
+
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return self.sample
+
+
+Pair = collections.namedtuple("Pair", ["x", "y"])
+ONES = torch.ones(2)
+SAMPLES = {
+    "a tensor": ONES,
+    "numpy's": np.ones(2),
+    "a number of numpy's": np.float32(1),
+    "a number": 1.0,
+    "a dict": {"x": ONES, "name": "one"},
+    "a named tuple": Pair(ONES, 1),
+    "a list of tuples": [(ONES, 1), (ONES, 2)],
+    "an ordered dict": collections.OrderedDict(x=ONES),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_loader_that_stacks_samples_gives_copies(name, workers):
+    loader = DataLoader(Samples(SAMPLES[name]), batch_size=2, num_workers=workers)
+    assert Road(loader).gives_copies
+    leaves = [leaf for batch in [*loader] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    assert len({leaf.untyped_storage().data_ptr() for leaf in [*leaves, ONES]}) == len(leaves) + 1
+
+
+class Derived(DataLoader):
+    pass
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(data(), batch_size=None),
+        DataLoader(data(), collate_fn=lambda rows: torch.stack(rows)),
+        Derived(data()),
+        [torch.ones(2)] * 3,
+    ],
+)
+def test_of_any_other_loader_that_is_not_known(loader):
+    assert not Road(loader).gives_copies
+
+
+def test_nor_where_somebody_has_changed_how_samples_are_collated(monkeypatch):
+    loader = DataLoader(Samples(Pair(ONES, 1)))
+    monkeypatch.setitem(default_collate_fn_map, Pair, lambda rows, *, collate_fn_map: rows[0])
+    assert next(iter(loader)).x is ONES  # the loader's own memory
+    assert not Road(loader).gives_copies
+    monkeypatch.undo()
+    assert Road(loader).gives_copies
 
 
 def generator():
