@@ -27,8 +27,9 @@ def storage(tensor):
 class Capture(TorchDispatchMode):
     """Takes operations on the device down."""
 
-    def __init__(self):
+    def __init__(self, may_draw):
         super().__init__()
+        self.may_draw = may_draw
         self.taken, self.before, self.made = [], {}, {}
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
@@ -39,6 +40,8 @@ class Capture(TorchDispatchMode):
             self.keep(tensor)
         if there and self.waits(operation):
             raise RuntimeError(REFUSED)
+        if not self.may_draw and torch.Tag.nondeterministic_seeded in operation.tags:
+            raise RuntimeError("RNG within a loop is not supported")
         result = operation(*args, **kwargs)
         made = tensors_in(result)
         if not there and all(tensor.is_cpu for tensor in made):
@@ -90,17 +93,24 @@ class FakeGraphs(Graphs):
     Attributes:
         captures: How often it has captured.
         replays: How often it has replayed.
+        loops: Whether it repeats by itself; a number on it says how often.
+        turns: How often it has done so.
         waited: The marks that were waited for.
     """
 
+    loops = False
+
     def __init__(self, device):
         self.device = device
-        self.captures = self.replays = self.marks = 0
+        self.captures = self.replays = self.turns = self.marks = 0
         self.waited, self.under_way = [], []
 
-    def capture(self, body):
+    def repeats(self):
+        return self.loops
+
+    def capture(self, body, left=None):
         self.captures += 1
-        mode, generators = Capture(), Generators(torch.device(self.device))
+        mode, generators = Capture(may_draw=left is None), Generators(torch.device(self.device))
         generated = generators.state()
         try:
             with mode:
@@ -111,7 +121,11 @@ class FakeGraphs(Graphs):
 
         def replay():
             self.replays += 1
-            mode.replay()
+            if left is None:
+                mode.replay()
+            while left is not None and int(left.to("cpu", non_blocking=True)) > 0:
+                self.turns += 1
+                mode.replay()
 
         return replay, outputs
 

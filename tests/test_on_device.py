@@ -17,10 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from fake_device import DEVICE, FakeAccelerator, waits
+from fake_graphs import FakeGraphs
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.reuse import Reuse
-from lightning_sink.engine.blocks import Block
+from lightning_sink.engine.block import Block
 from lightning_sink.engine.captured import CapturedStep
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
@@ -181,6 +182,55 @@ def test_optimizers_with_lists_of_tensors(kind, fake):
 def test_a_sink_of_many_rows_leaves_what_its_last_step_left(fake):
     """Gradients and step counts of a row are brought out only where no other row runs behind it."""
     compared(lambda: Net("adam"), "cudagraph", sink_size=70, data=lambda: loader(140), max_epochs=1)
+    assert sum(known.replays for known in fake.graphs) > 0
+
+
+def undrawn(kind):
+    """Makes modules of a kind without dropout, which draws on the device."""
+
+    class Undrawn(kind):
+        def __init__(self, *options):
+            super().__init__(*options)
+            self.net = nn.Sequential(*(layer for layer in self.net if type(layer) is not nn.Dropout))
+
+    return Undrawn
+
+
+REPEATED = {
+    "momentum": undrawn(Net),
+    "adam": lambda: undrawn(Net)("adam"),
+    "a schedule of rates and betas": lambda: undrawn(Net)("adam", "onecycle", 300),
+    "numbers on the host": lambda: undrawn(HostNumbers)("adam"),
+    "draws on the host": undrawn(DrawsOnHost),
+    "nothing logged": Still,
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_rows_that_the_device_repeats_by_itself(name, fake, monkeypatch):
+    monkeypatch.setattr(FakeGraphs, "loops", True)
+    compared(REPEATED[name], "cudagraph", sink_size=70, data=lambda: loader(140, shuffle=True))
+    assert sum(known.turns for known in fake.graphs) > 4
+
+
+def test_rows_of_steps_that_draw_on_the_device_are_unrolled_without_a_word(fake, monkeypatch, caplog):
+    monkeypatch.setattr(FakeGraphs, "loops", True)
+    compared(TwoDropouts, "cudagraph", sink_size=70, data=lambda: loader(140))
+    assert (sum(known.turns for known in fake.graphs), "in a loop" in caplog.text) == (0, False)
+
+
+def test_that_a_step_cannot_be_repeated_by_the_device_is_said(fake, monkeypatch, caplog):
+    capture = FakeGraphs.capture
+
+    def refuse(self, body, left=None):
+        if left is not None:
+            raise RuntimeError("no loops today")
+        return capture(self, body)
+
+    monkeypatch.setattr(FakeGraphs, "loops", True)
+    monkeypatch.setattr(FakeGraphs, "capture", refuse)
+    compared(undrawn(Net), "cudagraph", sink_size=70, data=lambda: loader(140))
+    assert caplog.text.count("the GPU cannot repeat the training step in a loop (RuntimeError: no loops today)") == 1
     assert sum(known.replays for known in fake.graphs) > 0
 
 

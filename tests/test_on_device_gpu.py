@@ -7,7 +7,7 @@ from torch import nn
 
 from gpu import needs_gpu
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.engine.blocks import Block
+from lightning_sink.engine.block import Block
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, loader, once
 from test_on_device import (

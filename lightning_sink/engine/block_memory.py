@@ -10,6 +10,7 @@ from torch import Tensor
 from lightning_sink.engine.copies import memory_of
 from lightning_sink.engine.loop import Outputs
 from lightning_sink.engine.private import copy_alike, copy_all
+from lightning_sink.engine.step import Column
 
 _ALIGNMENT = 256
 """Bytes to a multiple of which each step's begin, as with PyTorch's allocator for CUDA: kernels may count on it."""
@@ -63,6 +64,7 @@ class Varying:
         tensors: Each step's.
         whole: All of them: `[size, ...]`.
         memory: Each one's memory, as a tensor that lies in one piece.
+        words: All memory, step by step: `[size, words of a step]`, whatever type it is of.
     """
 
     def __init__(self, like: Tensor, size: int) -> None:
@@ -71,6 +73,7 @@ class Varying:
         memory = torch.empty(size * each, dtype=like.dtype, device=like.device)
         self.tensors = [memory.as_strided(like.shape, like.stride(), number * each) for number in range(size)]
         self.whole = memory.as_strided((size, *like.shape), (each, *like.stride()), 0)
+        self.words = memory.view(torch.int64).view(size, -1)
         self._is_packed = like.is_contiguous()
         self.memory = self.memory_of(self.tensors)
         copy_alike(self.memory, self.memory_of([like] * size))
@@ -78,6 +81,18 @@ class Varying:
     def memory_of(self, tensors: list[Tensor]) -> list[Tensor]:
         """Returns the memory of tensors that are laid as these are."""
         return tensors if self._is_packed else [*map(memory_of, tensors)]
+
+
+def fill(memory: list[Varying], columns: list[Column]) -> None:
+    """Puts the inputs that differ of some steps, the first ones there, into memory, by few copies."""
+    targets, sources = list[Tensor](), list[Tensor]()
+    for varying, column in zip(memory, columns, strict=True):
+        if isinstance(column, Tensor):
+            varying.whole[: len(column)].copy_(column)
+        else:
+            targets += varying.memory[: len(column)]
+            sources += varying.memory_of(column)
+    copy_all(targets, sources)
 
 
 def _is_whole(tensor: Tensor) -> bool:

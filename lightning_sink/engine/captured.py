@@ -14,7 +14,9 @@ from typing import cast
 
 from torch import Tensor
 
-from lightning_sink.engine.blocks import Block, Blocks, places_of
+from lightning_sink.engine.block import Block, places_of
+from lightning_sink.engine.block_loop import Turns
+from lightning_sink.engine.blocks import Blocks
 from lightning_sink.engine.captured_row import CapturedRow
 from lightning_sink.engine.counterparts import Counterparts
 from lightning_sink.engine.draws import Draw
@@ -71,6 +73,7 @@ class CapturedStep(CompiledStep):
         placement: What the step has on the host.
         draws: As for `CompiledStep`.
         refuse: Told why steps cannot be captured, which are then launched one by one; None where none are to be.
+        unroll: Told why they cannot be captured as a loop; None where there is to be no loop.
 
     Attributes:
         graphs: The device.
@@ -86,11 +89,12 @@ class CapturedStep(CompiledStep):
         placement: Placement,
         draws: Sequence[Draw] = (),
         refuse: Callable[[Exception], None] | None = None,
+        unroll: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(function, draws)
         self.graphs, self._placement = graphs, placement
         self.counterparts = Counterparts(graphs, placement)
-        self.blocks = Blocks(self._step, graphs, refuse)
+        self.blocks = Blocks(self._step, graphs, refuse, unroll)
         self.last: Callable[[], CapturedRow | None] = lambda: None
         self._on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
         self._layouts: list[Layout] = []
@@ -131,7 +135,8 @@ class CapturedStep(CompiledStep):
         same = self._same(fixed, positions)
         if not self._stay(same) or not self._may_stage_and_write(same, inputs, positions):
             return self(*inputs)
-        (block,), varying = self._find(same, positions, [[inputs[position]] for position in positions], kept, 1)
+        found, varying = self._find(same, positions, [[inputs[position]] for position in positions], kept, 1)
+        block = cast(Block, found[0])
         outputs, ran = Outputs(), False
         self.counterparts.launch(fixed)
         try:
@@ -192,7 +197,7 @@ class CapturedStep(CompiledStep):
 
     def _find(
         self, same: _Fixed, positions: list[int], columns: list[Column], kept: list[int], steps: int
-    ) -> tuple[list[Block], list[Column]]:
+    ) -> tuple[list[Block | Turns], list[Column]]:
         """Returns blocks for steps in a row, and the inputs that differ, on the device, with what the host draws."""
         varying = self._bring([*columns, *draw_in_a_row(self._on_host, steps)])
         wanted = {index: self._layouts[index] for index in kept}

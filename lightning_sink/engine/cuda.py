@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_sink.engine.copies import memory_of
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.loop import Outputs
-from lightning_sink.engine.private import end_allocating_to_pool
+from lightning_sink.engine.private import can_repeat_graphs, capture_repeated, end_allocating_to_pool
 
 
 class CudaGraphs(Graphs):
@@ -32,15 +32,42 @@ class CudaGraphs(Graphs):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._anchor: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+        self._anchor: tuple[torch.cuda.CUDAGraph, Tensor, Any] | None = None
         self._failed: list[Any] = []
+        self._repeats: bool | None = None
 
-    def capture(self, body: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+    def repeats(self) -> bool:
+        """Tries, once, whether PyTorch, CUDA and the driver repeat what was captured as often as they are told."""
+        if self._repeats is None:
+            self._repeats = can_repeat_graphs() and self._try_to_repeat()
+        return self._repeats
+
+    def _try_to_repeat(self) -> bool:
+        left = torch.zeros((), dtype=torch.int64, device=self._device)
+        turns = torch.zeros_like(left)
+
+        def body() -> Outputs:
+            turns.add_(1)
+            left.sub_(1)
+            return ()
+
+        try:
+            replay, _ = self.capture(body, left)
+        except RuntimeError:
+            return False
+        for count in (0, 1, 5):
+            left.fill_(count)
+            replay()
+        (found,) = self.fetch([turns])
+        self.wait(self.mark())
+        return int(found) == 6
+
+    def capture(self, body: Callable[[], Outputs], left: Tensor | None = None) -> tuple[Callable[[], None], Outputs]:
         """Captures what a function gives the device, on a stream beside the trainer's. Waits for the device before."""
         pool = self._pool()
         try:
             with self._capturing(pool) as graph:
-                outputs = body()
+                outputs = body() if left is None else capture_repeated(graph, body, left)
         except BaseException:
             self._begin_anew()
             raise
@@ -54,10 +81,11 @@ class CudaGraphs(Graphs):
         """
         if self._anchor is None:
             number = torch.zeros(1, device=self._device)
-            with self._capturing(None) as graph:
+            pool = torch.cuda.graph_pool_handle()
+            with self._capturing(pool) as graph:
                 number.add_(1)
-            self._anchor = graph, number
-        return self._anchor[0].pool()
+            self._anchor = graph, number, pool
+        return self._anchor[2]
 
     def _begin_anew(self) -> None:
         """Captures a trifle into memory of its own, behind a capture that failed.
@@ -84,22 +112,24 @@ class CudaGraphs(Graphs):
                 try:
                     yield graph
                 except BaseException:
-                    self._give_up(graph)
+                    with suppress(RuntimeError):  # says that the capture has failed
+                        self._end(graph, pool)
                     raise
-                graph.capture_end()
+                self._end(graph, pool)
         finally:
             if collects:
                 gc.enable()
         # What the capture's beginning gave its own stream comes before the first replay.
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Ends a capture that failed, where PyTorch leaves the allocator as it is within one."""
+    def _end(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        """Ends a capture. Where it has failed, PyTorch leaves the allocator as it is within one."""
         try:
             graph.capture_end()
-        except RuntimeError:  # says that the capture has failed
+        except RuntimeError:
             self._failed.append(graph)
-            end_allocating_to_pool(self._device, graph.pool())
+            end_allocating_to_pool(self._device, pool)
+            raise
 
     def bring(self, tensors: list[Tensor]) -> list[Tensor]:
         """Returns tensors on the device, those of the host's that are alike by one copy, out of pinned memory."""

@@ -33,6 +33,12 @@ def with_type(error: Exception) -> Exception:
     return error if type(error) is not RuntimeError or type(named) is RuntimeError else named
 
 
+def in_short(error: Exception) -> str:
+    """Returns an error's type and the first line of its text."""
+    first, _, _ = str(error).partition("\n")
+    return f"{type(error).__name__}: {first}"
+
+
 def note_step(error: Exception, place: str) -> None:
     """Adds to an error in which step it was raised; Python 3.10 keeps it where later versions look for it."""
     error.__notes__ = [*getattr(error, "__notes__", []), _NOTE.format(place)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_sink.engine.default_generators import Generators
+from lightning_sink.engine.failures import in_short
 from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.watch import Hazard
@@ -36,8 +37,7 @@ class Functions:
         try:
             function = self._made[recording.text] = self._compiler(recording)
         except Exception as error:
-            first = str(error).partition("\n")[0]
-            return Hazard(f"compiling it failed: {type(error).__name__}: {first}"[:500])
+            return Hazard(f"compiling it failed: {in_short(error)}"[:500])
         finally:
             self._generators.restore(generated)
         return function

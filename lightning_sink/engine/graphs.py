@@ -18,8 +18,17 @@ class Graphs(ABC):
     """
 
     @abstractmethod
-    def capture(self, body: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+    def repeats(self) -> bool:
+        """Tells whether the device can repeat by itself what was captured, as often as a number of its own says."""
+
+    @abstractmethod
+    def capture(self, body: Callable[[], Outputs], left: Tensor | None = None) -> tuple[Callable[[], None], Outputs]:
         """Takes down what a function has the device do, none of which happens now.
+
+        Args:
+            body: The function.
+            left: A whole number on the device, which the function counts down: the device repeats all of it until that
+                is 0. None where it is to be done once. Only for a device that `repeats`, and what draws nothing on it.
 
         Returns:
             What has the device do it, and what the function returned: memory that is filled each time.

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.cuda import CudaGraphs
 from lightning_sink.engine.eager import EagerEngine
+from lightning_sink.engine.failures import in_short
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
 from lightning_sink.engine.loop import Compiler
@@ -109,8 +110,7 @@ def _device_compiler(asked: Asked, device: torch.device, name: str) -> DeviceCom
 
     def say_why(what: str, instead: str) -> Callable[[Exception], None]:
         def say(error: Exception) -> None:
-            reason = str(error).partition("\n")[0]
-            text = f"{what} ({type(error).__name__}: {reason}), so {instead}."
+            text = f"{what} ({in_short(error)}), so {instead}."
             if asked.fallback == "error":
                 raise CompileError(text) from error
             warn_at(text, first_line(asked.step))
@@ -119,9 +119,14 @@ def _device_compiler(asked: Asked, device: torch.device, name: str) -> DeviceCom
 
     uncompiled = say_why("Inductor cannot compile the training step", "its operations are run as they were recorded")
     refuse = say_why("The training step cannot be captured in a CUDA graph", "its operations are launched each time")
+
+    def unroll(why: str) -> None:
+        asked.say(f"the GPU cannot repeat the training step in a loop ({why}); graphs of a few steps take its place.")
+
     return DeviceCompiler(
         device,
         GRAPHS[device.type](device),
         refuse=refuse if name == "cudagraph" else None,
+        unroll=unroll,
         uncompiled=None if name == "traced" else uncompiled,
     )

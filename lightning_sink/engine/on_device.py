@@ -39,6 +39,7 @@ class DeviceCompiler:
         device: The device.
         graphs: The same, as what captures and replays.
         refuse: Told why steps cannot be captured, which are then launched one by one; None where none are to be.
+        unroll: Told why they cannot be captured as a loop.
         uncompiled: Told why Inductor cannot compile a step, whose recorded operations are then run as they are; None
             where it is not to be asked.
     """
@@ -49,9 +50,11 @@ class DeviceCompiler:
         graphs: Graphs,
         *,
         refuse: Callable[[Exception], None] | None,
+        unroll: Callable[[str], None],
         uncompiled: Callable[[Exception], None] | None,
     ) -> None:
-        self._device, self._graphs, self._refuse, self._uncompiled = device, graphs, refuse, uncompiled
+        self._device, self._graphs = device, graphs
+        self._refuse, self._unroll, self._uncompiled = refuse, unroll, uncompiled
 
     def __call__(self, recording: Recording) -> CapturedStep:
         """Returns the step.
@@ -69,7 +72,10 @@ class DeviceCompiler:
                 function = self._compile(recording, draws)
             except Exception as error:  # Inductor raises many types, some of them private; the recording is as good
                 self._uncompiled(error)
-        return CapturedStep(function, self._graphs, placement, draws, self._refuse)
+        # PyTorch counts draws where a graph is launched: the turns of a loop would all draw the same.
+        draws_there = left is not None or len(placement.draws) < len(draws)
+        unroll = None if draws_there else self._unroll
+        return CapturedStep(function, self._graphs, placement, draws, self._refuse, unroll)
 
     def _draws(self, recording: Recording) -> tuple[list[Draw], Exception | None]:
         """Takes random draws out of the graph; says why it must be run as it is, for the others to be eager's."""

@@ -1,4 +1,4 @@
-"""Every name of PyTorch's that is not public, with the reason; checked against torch 2.11 to 2.13.
+"""Every name of PyTorch's that is not public, with the reason; checked against torch 2.11 to 2.14.
 
 Those of Inductor are in `generated.py` and `native.py`.
 
@@ -7,9 +7,9 @@ Those of Inductor are in `generated.py` and `native.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ __all__ = [
     "TorchDispatchMode",
     "WeakIdKeyDictionary",
     "assert_async",
+    "can_repeat_graphs",
+    "capture_repeated",
     "copy_all",
     "end_allocating_to_pool",
     "global_hooks",
@@ -42,6 +44,7 @@ __all__ = [
     "written_arguments",
 ]
 
+T = TypeVar("T")
 
 # Nothing public checks a value without looking at it, so that the check is an operation like any other.
 assert_async = torch._assert_async
@@ -88,6 +91,29 @@ def end_allocating_to_pool(device: torch.device, pool: Any) -> None:
     if end is not None:
         with suppress(RuntimeError):
             end(device.index or 0, pool)
+
+
+def can_repeat_graphs() -> bool:
+    """Tells whether a CUDA graph can hold a loop: from torch 2.14 on, and without documentation."""
+    return hasattr(torch.cuda.CUDAGraph, "begin_capture_to_while_node")
+
+
+def capture_repeated(graph: Any, body: Callable[[], T], left: Tensor) -> T:
+    """Captures what a function gives the device as a loop, repeated there as long as a number is above 0.
+
+    The condition is looked at before each turn. `torch.while_loop` is captured so, too, by
+    `torch._higher_order_ops.cudagraph_conditional_nodes`; it would copy all that a step writes to at each turn.
+    """
+    graph.begin_capture_to_while_node(left > 0)
+    try:
+        result = body()
+        graph.set_conditional_handle_for_current_node(left > 0)
+    except BaseException:
+        with suppress(RuntimeError):  # the capture may have ended with the error
+            graph.end_capture_to_conditional_node()
+        raise
+    graph.end_capture_to_conditional_node()
+    return result
 
 
 def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -11,7 +11,8 @@ from torch import fx
 
 from fake_device import DEVICE
 from fake_graphs import FakeGraphs
-from lightning_sink.engine.blocks import Block
+from lightning_sink.engine.block import Block
+from lightning_sink.engine.block_loop import Turns
 from lightning_sink.engine.captured import CapturedStep
 from lightning_sink.engine.copies import copy_of
 from lightning_sink.engine.draws import Draw
@@ -22,6 +23,13 @@ from lightning_sink.engine.placement import Placement
 pytestmark = pytest.mark.usefixtures("fake")
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["unrolled", "in a loop"])
+def repeats(request, monkeypatch):
+    """Whether the device repeats by itself what was captured."""
+    monkeypatch.setattr(FakeGraphs, "loops", request.param)
+    return request.param
+
+
 def refuse(error):
     raise error
 
@@ -29,10 +37,11 @@ def refuse(error):
 class Parts:
     """A step, and the graphs that it has been given."""
 
-    def __init__(self, recorded, placement=None, draws=(), refuse=refuse):
-        self.graphs = FakeGraphs(DEVICE)
+    def __init__(self, recorded, placement=None, draws=(), refuse=refuse, unroll=refuse):
+        self.graphs, placement = FakeGraphs(DEVICE), placement or Placement()
         function = graph_module(recorded).forward
-        self.step = CapturedStep(function, self.graphs, placement or Placement(), draws, refuse)
+        draws_there = len(placement.draws) < len(draws)
+        self.step = CapturedStep(function, self.graphs, placement, draws, refuse, None if draws_there else unroll)
 
     def __call__(self, *inputs):
         return self.step(*inputs)
@@ -97,7 +106,7 @@ def test_inputs_that_lie_side_by_side_are_as_good_where_rows_are_launched_one_by
 
 
 def test_control_a_graph_whose_inputs_are_not_filled_gives_something_else(monkeypatch):
-    monkeypatch.setattr("lightning_sink.engine.blocks.copy_all", lambda targets, sources: None)
+    monkeypatch.setattr("lightning_sink.engine.block_memory.copy_all", lambda targets, sources: None)
     parts, total = adding(), zeros()
     rows = torch.arange(12.0).reshape(3, 4)
     parts.repeat([total, None], [1], [[there(row)] for row in rows], [0])
@@ -235,7 +244,7 @@ def test_what_is_written_to_or_overlaps_is_given_step_by_step_as_it_is():
 def test_steps_that_cannot_be_captured_are_launched_one_by_one_and_that_is_said_once():
     said = []
     parts = adding(refuse=said.append)
-    parts.graphs.capture = lambda body: refuse(RuntimeError("no"))
+    parts.graphs.capture = lambda body, left=None: refuse(RuntimeError("no"))
     total, rows = zeros(), torch.arange(84.0).reshape(21, 4)
     for _ in range(2):
         found = parts.repeat([total, None], [1], [[row] for row in rows], [0])
@@ -431,9 +440,14 @@ def test_behind_a_step_that_failed_the_hosts_tensors_are_brought_again():
 
 
 def failing_in(monkeypatch, name, number, error):
-    """Has a block's method raise from that call on."""
-    calls, method = itertools.count(1), getattr(Block, name)
-    monkeypatch.setattr(Block, name, lambda *args: method(*args) if next(calls) < number else refuse(error))
+    """Has a block's method, or that of a loop's turns, raise from that call on."""
+    calls = itertools.count(1)
+
+    def limited(method):
+        return lambda *args: method(*args) if next(calls) < number else refuse(error)
+
+    for kind in {Block, Turns} if name == "run" else {Block}:
+        monkeypatch.setattr(kind, name, limited(getattr(kind, name)))
 
 
 @pytest.mark.parametrize("graphs", [0, 1])
@@ -528,7 +542,7 @@ def test_where_a_larger_graph_cannot_be_captured_all_steps_are_launched():
     said = []
     parts = adding(refuse=said.append)
     capture = parts.graphs.capture
-    parts.graphs.capture = lambda body: capture(body) if parts.graphs.captures == 0 else refuse(RuntimeError("no"))
+    parts.graphs.capture = lambda *args: capture(*args) if parts.graphs.captures == 0 else refuse(RuntimeError("no"))
     total, rows = zeros(), torch.arange(84.0).reshape(21, 4)
     found = parts.repeat([total, None], [1], [[row] for row in rows], [0])
     assert [str(error) for error in said] == ["no"]

@@ -6,7 +6,7 @@ from test_captured import DEVICE, ON_HOST, Parts, adding, counting, drawing, ref
 from test_loop import recording, repeat
 from torch import fx
 
-from lightning_sink.engine.blocks import Block
+from lightning_sink.engine.block import Block
 from lightning_sink.engine.draws import Draw
 from lightning_sink.engine.placement import Placement
 

@@ -24,8 +24,9 @@ def refuse(error):
     raise error
 
 
-def step_of(recorded, placement=None, draws=(), refuse=refuse):
-    return CapturedStep(graph_module(recorded).forward, CudaGraphs(CUDA), placement or Placement(), draws, refuse)
+def step_of(recorded, placement=None, draws=(), refuse=refuse, unroll=None):
+    function = graph_module(recorded).forward
+    return CapturedStep(function, CudaGraphs(CUDA), placement or Placement(), draws, refuse, unroll)
 
 
 def zeros():
@@ -54,8 +55,25 @@ def test_every_step_counts_and_the_last_one_is_returned(count, on_host):
 
 
 @needs_gpu
-def test_launching_waits_for_nothing_and_memory_does_not_grow():
-    step, total, reserved = adding(), zeros(), []
+@pytest.mark.parametrize("count", [16, 37, 256, 600])
+def test_rows_that_the_device_repeats_by_itself(count):
+    step, total = adding(unroll=refuse), zeros()
+    if not step.graphs.repeats():
+        pytest.skip("this PyTorch (before 2.14), CUDA or driver has no loops in graphs")
+    rows = torch.arange(4.0 * count).reshape(count, 4)
+    for number in (1.0, 2.0, 3.0):
+        row = step.row([total, None], [1], [rows.to(CUDA)], [2], count)
+        row.launch()
+        found = row.wait()
+        assert torch.allclose(total.cpu(), number * rows.sum(0))
+        assert torch.equal(found.kept[0].cpu(), rows * 2)
+        assert torch.equal(found.outputs[2].cpu(), rows[-1] * 2)
+
+
+@needs_gpu
+@pytest.mark.parametrize("unroll", [None, refuse])
+def test_launching_waits_for_nothing_and_memory_does_not_grow(unroll):
+    step, total, reserved = adding(unroll=unroll), zeros(), []
     rows = [[torch.ones(4)]] * 21
     repeat(step, [total, None], [1], rows, [0])
     with no_synchronisation():

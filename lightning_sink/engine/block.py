@@ -1,0 +1,103 @@
+"""Steps as a device repeats them, some in one graph.
+
+What a captured graph reads and writes stays where it was when it was captured. So a `Block` has memory of its own for
+the inputs that differ from step to step, which is filled before each replay, and for what is kept of each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.block_memory import OutputCopies, Varying, fill
+from lightning_sink.engine.graphs import Graphs
+from lightning_sink.engine.loop import Layout, Outputs
+from lightning_sink.engine.private import copy_all
+from lightning_sink.engine.step import Column
+
+
+class Block:
+    """Some steps, captured as one graph.
+
+    Args:
+        step: Runs one of them.
+        fixed: The inputs that are the same for each, all on the device; None for those that are not.
+        positions: Which are not.
+        first: Those of one step, to know what they are like.
+        kept: Outputs of which every step's is wanted, with what they look like.
+        size: How many steps.
+
+    Attributes:
+        size: How many steps.
+        device: Where they run.
+        places: Where the inputs lie that are the same for each.
+        columns: What is kept: `[size, ...]` each.
+        is_captured: Whether they are one graph. They are launched one by one as long as they are not.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Outputs],
+        fixed: list[Tensor | None],
+        positions: list[int],
+        first: list[Tensor],
+        kept: dict[int, Layout],
+        size: int,
+    ) -> None:
+        self.size, self._step, self._fixed, self._positions, self._kept = size, step, fixed, positions, [*kept]
+        self.places = places_of(fixed)
+        self._varying = [Varying(tensor, size) for tensor in first]
+        self.device = next(tensor.device for tensor in (*first, *fixed) if tensor is not None)
+        self.columns = [torch.empty((size, *shape), dtype=dtype, device=self.device) for dtype, shape in kept.values()]
+        self._outputs = Outputs()
+        self._copies: OutputCopies | None = None
+        self.is_captured = False
+        self._replay: Callable[[], None] = self._run
+
+    def capture(self, graphs: Graphs) -> None:
+        """Captures the steps."""
+        self._replay, self._outputs = graphs.capture(self._body)
+        self.is_captured = True
+
+    def run(self, columns: list[Column]) -> None:
+        """Has the device run the steps with these inputs."""
+        fill(self._varying, columns)
+        self._replay()
+
+    def write_back(self, inputs: dict[int, Tensor]) -> None:
+        """Writes what the only step has left of inputs that differ, by their positions, to where they came from."""
+        tensors = {place: varying.tensors[0] for place, varying in zip(self._positions, self._varying, strict=True)}
+        copy_all([*inputs.values()], [tensors[position] for position in inputs])
+
+    def _run(self) -> None:
+        self._outputs = self._body()
+
+    def _body(self) -> Outputs:
+        outputs = Outputs()
+        for number in range(self.size):
+            given: list[Any] = self._fixed.copy()
+            for position, varying in zip(self._positions, self._varying, strict=True):
+                given[position] = varying.tensors[number]
+            outputs = self._step(*given)
+            for column, index in zip(self.columns, self._kept, strict=True):
+                column[number].copy_(outputs[index].reshape(column[number].shape))
+        # What only says that it is conjugated or negated would still say so, of other memory.
+        resolved = {id(output): output.resolve_conj().resolve_neg() for output in outputs}
+        return tuple([resolved[id(output)] for output in outputs])
+
+    def outputs(self) -> Outputs:
+        """Returns the last step's outputs as they are now: what is run later leaves these alone.
+
+        Those that share memory do so there too; what shares it with an input that stays is that input's.
+        """
+        if self._copies is None or not self.is_captured:
+            self._copies = OutputCopies(self._outputs, self._fixed)
+        return self._copies.make()
+
+
+def places_of(tensors: list[Tensor | None]) -> list[int | None]:
+    """Returns where tensors begin."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
