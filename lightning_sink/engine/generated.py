@@ -1,4 +1,4 @@
-"""What is entered of Inductor: its names that are not public, each with the reason; checked against torch 2.11 to 2.13.
+"""What is entered of Inductor: its names that are not public, each with the reason; checked against torch 2.11 to 2.14.
 
 A graph is compiled here with C++ of our own beside what Inductor generates: `bare.cpp`, `gemm.cpp`, `pooling.cpp`,
 `masks.cpp`, `worker.cpp` and `loop.cpp`. `tests/engine/test_generated.py` fails with the name when an upgrade removes

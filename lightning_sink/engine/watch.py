@@ -94,6 +94,7 @@ def first_line(function: Callable[..., Any]) -> str:
 DRAWN = "Python's or numpy's global random generator is drawn from"
 
 _PYTHONS_GENERATOR = getattr(random.random, "__self__", None)
+_STATE = {"getstate", "setstate"}
 _CLOCKS = {f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")}
 _CALENDARS = {"now", "utcnow", "today"}
 _BOARD = "torch.utils.tensorboard.writer"
@@ -153,7 +154,7 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType
                 report(f"`{name}` is {'called' if name.endswith('()') else 'read'}")
         elif event == "c_call" and is_users:
             name = _read_by(arg)
-            if name is not None:
+            if name is not None and not (arg.__name__ in _STATE and _is_asked_by_machine_code(frame)):
                 report(name)
 
     previous, collects = sys.getprofile(), gc.isenabled()
@@ -193,6 +194,16 @@ def _read_by(function: Any) -> str | None:
     if name in _SYSTEM_RANDOM and module in ("posix", "nt"):
         return f"`os.{name}()` is read"
     return None
+
+
+def _is_asked_by_machine_code(frame: FrameType) -> bool:
+    """Tells whether nobody's line names the function that a frame is of.
+
+    Dynamo keeps the state of Python's generator while it compiles a frame, and puts it back; with torch 2.14 this hook
+    sees that. Whether the state is another behind the step is looked at for itself.
+    """
+    caller = frame.f_back
+    return caller is not None and frame.f_code.co_name not in caller.f_code.co_names
 
 
 def _asked_by_user(frame: FrameType, name: str) -> bool:

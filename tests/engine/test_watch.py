@@ -2,6 +2,7 @@
 
 import cProfile
 import datetime
+import operator
 import os
 import random
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sink.engine.watch import Hazard, first_line, user_line, watch_reads
+from lightning_sink.engine.watch import DRAWN, Hazard, first_line, user_line, watch_reads
 
 
 def reports(body, codes=None):
@@ -60,6 +61,17 @@ def test_control_ordinary_code_is_not_reported():
         return sorted([3, 1, 2]), {"a": 1}.get("a"), "text".upper()
 
     assert reports(body) == []
+
+
+@pytest.mark.parametrize("body", [lambda: random.getstate(), lambda: random.setstate(random.getstate()), random.random])
+def test_what_a_line_asks_of_pythons_generator_is_reported(body):
+    assert {what for what, _ in reports(lambda: body())} == {DRAWN}
+
+
+def test_what_machine_code_keeps_of_it_is_not():
+    """As Dynamo does; `map` calls what it is given from C."""
+    keep, put_back = operator.methodcaller("getstate"), random.setstate
+    assert reports(lambda: [*map(put_back, map(keep, [random]))]) == []
 
 
 def test_a_getter_given_by_its_code():
