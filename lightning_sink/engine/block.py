@@ -7,28 +7,50 @@ the inputs that differ from step to step, which is filled before each replay, an
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_sink.engine.block_memory import OutputCopies, Varying, fill
+from lightning_sink.engine.copies import memory_of
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.loop import Layout, Outputs
 from lightning_sink.engine.private import copy_all
 from lightning_sink.engine.step import Column
 
 
+@dataclass(frozen=True)
+class BlockStep:
+    """The step that blocks are made of.
+
+    Attributes:
+        run: Runs it.
+        fixed: The inputs that are the same each time, all on the device; None for those that are not.
+        positions: Which are not.
+        first: Those of one step, to know what they are like.
+        kept: Outputs of which every step's is wanted, with what they look like.
+    """
+
+    run: Callable[..., Outputs]
+    fixed: list[Tensor | None]
+    positions: list[int]
+    first: list[Tensor]
+    kept: dict[int, Layout]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the inputs that differ, of one step."""
+        return sum(memory_of(tensor).nbytes for tensor in self.first)
+
+
 class Block:
     """Some steps, captured as one graph.
 
     Args:
-        step: Runs one of them.
-        fixed: The inputs that are the same for each, all on the device; None for those that are not.
-        positions: Which are not.
-        first: Those of one step, to know what they are like.
-        kept: Outputs of which every step's is wanted, with what they look like.
-        size: How many steps.
+        step: One of them.
+        size: How many.
 
     Attributes:
         size: How many steps.
@@ -38,20 +60,14 @@ class Block:
         is_captured: Whether they are one graph. They are launched one by one as long as they are not.
     """
 
-    def __init__(
-        self,
-        step: Callable[..., Outputs],
-        fixed: list[Tensor | None],
-        positions: list[int],
-        first: list[Tensor],
-        kept: dict[int, Layout],
-        size: int,
-    ) -> None:
-        self.size, self._step, self._fixed, self._positions, self._kept = size, step, fixed, positions, [*kept]
-        self.places = places_of(fixed)
-        self._varying = [Varying(tensor, size) for tensor in first]
-        self.device = next(tensor.device for tensor in (*first, *fixed) if tensor is not None)
-        self.columns = [torch.empty((size, *shape), dtype=dtype, device=self.device) for dtype, shape in kept.values()]
+    def __init__(self, step: BlockStep, size: int) -> None:
+        self.size, self._step, self._fixed = size, step.run, step.fixed
+        self._positions, self._kept = step.positions, [*step.kept]
+        self.places = places_of(step.fixed)
+        self._varying = [Varying(tensor, size) for tensor in step.first]
+        self.device = next(tensor.device for tensor in (*step.first, *step.fixed) if tensor is not None)
+        layouts = step.kept.values()
+        self.columns = [torch.empty((size, *shape), dtype=dtype, device=self.device) for dtype, shape in layouts]
         self._outputs = Outputs()
         self._copies: OutputCopies | None = None
         self.is_captured = False

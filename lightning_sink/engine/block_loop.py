@@ -7,15 +7,13 @@ host a few launches, however long it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.block import Block
+from lightning_sink.engine.block import Block, BlockStep
 from lightning_sink.engine.block_memory import Varying, fill
 from lightning_sink.engine.graphs import Graphs
-from lightning_sink.engine.loop import Layout, Outputs
+from lightning_sink.engine.loop import Outputs
 from lightning_sink.engine.step import Column
 
 
@@ -23,32 +21,18 @@ class BlockLoop(Block):
     """A block that is captured as a loop.
 
     Args:
-        step: As for `Block`, like those behind it.
-        fixed: The inputs that are the same for each.
-        positions: Which are not.
-        first: Those of one step.
-        kept: Outputs of which every step's is wanted.
+        step: As for `Block`.
         size: How many steps are one turn.
         most: How many turns at most.
     """
 
-    def __init__(
-        self,
-        step: Callable[..., Outputs],
-        fixed: list[Tensor | None],
-        positions: list[int],
-        first: list[Tensor],
-        kept: dict[int, Layout],
-        size: int,
-        most: int,
-    ) -> None:
-        super().__init__(step, fixed, positions, first, kept, size)
-        self.most = most
-        self._line = [Varying(tensor, size * most) for tensor in first]
+    def __init__(self, step: BlockStep, size: int, most: int) -> None:
+        super().__init__(step, size)
+        self._most = most
+        self._line = [Varying(tensor, size * most) for tensor in step.first]
         self._kept_of_all = [column.new_empty((most, *column.shape)) for column in self.columns]
-        device = self.device
-        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
-        self._left = torch.zeros((), dtype=torch.int64, device=device)
+        self._turn = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._left = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def capture(self, graphs: Graphs) -> None:
         """Captures a turn of the loop."""
@@ -57,7 +41,7 @@ class BlockLoop(Block):
 
     def _take_turn(self) -> Outputs:
         for varying, line in zip(self._varying, self._line, strict=True):
-            torch.index_select(line.words.view(self.most, -1), 0, self._turn, out=varying.words.view(1, -1))
+            torch.index_select(line.words.view(self._most, -1), 0, self._turn, out=varying.words.view(1, -1))
         outputs = self._body()
         for every, column in zip(self._kept_of_all, self.columns, strict=True):
             every.index_copy_(0, self._turn, column[None])
@@ -67,7 +51,7 @@ class BlockLoop(Block):
 
     def turns(self, count: int) -> list[Turns]:
         """Returns so many turns, one launch behind the other where they are too many for one."""
-        return [Turns(self, min(self.most, count - begin)) for begin in range(0, count, self.most)]
+        return [Turns(self, min(self._most, count - begin)) for begin in range(0, count, self._most)]
 
     def repeat(self, columns: list[Column], turns: int) -> None:
         """Has the device run as many turns, on these inputs."""

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
-from lightning_sink.engine.block import Block
+from lightning_sink.engine.block import Block, BlockStep
 from lightning_sink.engine.block_loop import BlockLoop, Turns
-from lightning_sink.engine.copies import memory_of
 from lightning_sink.engine.failures import in_short
 from lightning_sink.engine.graphs import Graphs
-from lightning_sink.engine.loop import Layout, Outputs
-from lightning_sink.engine.step import Column
 
 _SIZES = (16, 4, 1)
 """Steps in one graph, for steps that take little. A row of any length is few replays, and there are three captures."""
@@ -32,7 +27,6 @@ class Blocks:
     """The blocks of a step that have been made.
 
     Args:
-        step: Runs one step.
         graphs: The device.
         refuse: Told why steps cannot be captured, which are then launched one by one; None where none are to be.
         unroll: Told why they cannot be captured as a loop, and are unrolled; None where there is to be no loop.
@@ -40,12 +34,11 @@ class Blocks:
 
     def __init__(
         self,
-        step: Callable[..., Outputs],
         graphs: Graphs,
         refuse: Callable[[Exception], None] | None,
         unroll: Callable[[str], None] | None,
     ) -> None:
-        self._step, self._graphs, self._refuse, self._unroll = step, graphs, refuse, unroll
+        self._graphs, self._refuse, self._unroll = graphs, refuse, unroll
         self._why_no_loop = ""
         self._known: dict[tuple[int, ...], Block] = {}
         self._marks: tuple[Any, Any] | None = None
@@ -59,37 +52,26 @@ class Blocks:
         """Takes note of how long a step took."""
         self._seconds = seconds
 
-    def find(
-        self,
-        fixed: list[Tensor | None],
-        places: list[int | None],
-        positions: list[int],
-        varying: list[Column],
-        kept: dict[int, Layout],
-        steps: int,
-    ) -> list[Block | Turns]:
+    def find(self, step: BlockStep, places: list[int | None], steps: int) -> list[Block | Turns]:
         """Returns blocks that run steps in a row, one behind the other.
 
         Args:
-            fixed: The inputs that are the same for each, all on the device; None for those that are not.
-            places: Where they lie.
-            positions: Which are not.
-            varying: Those, of all steps.
-            kept: Outputs of which every step's is wanted, with what they look like.
+            step: One of them.
+            places: Where the inputs lie that are the same for each.
             steps: How many steps.
         """
-        found, left, first = list[Block | Turns](), steps, [column[0] for column in varying]
+        found, left = list[Block | Turns](), steps
         for size in _SIZES if self.take_less(_SHORT) else _SIZES[-1:]:
             count, left = divmod(left, size)
             if count:
-                key = size, len(positions), *positions, *kept
+                key = size, len(step.positions), *step.positions, *step.kept
                 block = self._known.pop(key, None)
                 if block is not None and block.places != places:
                     block = None  # before another one takes memory
                 if block is None:
-                    block = self._capture(fixed, positions, first, kept, size)
+                    block = self._capture(step, size)
                     if block is None:
-                        return self.find(fixed, places, positions, varying, kept, steps)
+                        return self.find(step, places, steps)
                 self._known[key] = block
                 found += block.turns(count) if isinstance(block, BlockLoop) else [block] * count
         return found
@@ -104,25 +86,18 @@ class Blocks:
             self._seconds = self._graphs.seconds(*self._marks)
         return self._refuse is not None and (self._seconds or 0.0) < seconds
 
-    def _capture(
-        self,
-        fixed: list[Tensor | None],
-        positions: list[int],
-        first: list[Tensor],
-        kept: dict[int, Layout],
-        size: int,
-    ) -> Block | None:
-        """Returns a block, captured where that is to be; None where it cannot be, and is launched step by step."""
-        turns = self._turns(size, first)
+    def _capture(self, step: BlockStep, size: int) -> Block | None:
+        """Returns a block, captured where that is to be; None where it cannot be, and steps are launched one by one."""
+        turns = self._turns(step, size)
         if turns > 1:
             try:
-                loop = BlockLoop(self._step, fixed, positions, first, kept, size, turns)
+                loop = BlockLoop(step, size, turns)
                 loop.capture(self._graphs)
             except RuntimeError as error:
                 self._why_no_loop = in_short(error)
             else:
                 return loop
-        block = Block(self._step, fixed, positions, first, kept, size)
+        block = Block(step, size)
         if self._refuse is not None:
             try:
                 block.capture(self._graphs)
@@ -135,8 +110,8 @@ class Blocks:
                 unroll(self._why_no_loop)
         return block
 
-    def _turns(self, size: int, first: list[Tensor]) -> int:
+    def _turns(self, step: BlockStep, size: int) -> int:
         """Returns how many turns a loop may have; 0 where there is to be none."""
         if size < _SIZES[0] or self._unroll is None or self._why_no_loop or not self._graphs.repeats():
             return 0
-        return min(_TURNS, _LINE // max(1, size * sum(memory_of(tensor).nbytes for tensor in first)))
+        return min(_TURNS, _LINE // max(1, size * step.nbytes))

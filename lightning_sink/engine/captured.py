@@ -14,7 +14,7 @@ from typing import cast
 
 from torch import Tensor
 
-from lightning_sink.engine.block import Block, places_of
+from lightning_sink.engine.block import Block, BlockStep, places_of
 from lightning_sink.engine.block_loop import Turns
 from lightning_sink.engine.blocks import Blocks
 from lightning_sink.engine.captured_row import CapturedRow
@@ -94,7 +94,7 @@ class CapturedStep(CompiledStep):
         super().__init__(function, draws)
         self.graphs, self._placement = graphs, placement
         self.counterparts = Counterparts(graphs, placement)
-        self.blocks = Blocks(self._step, graphs, refuse, unroll)
+        self.blocks = Blocks(graphs, refuse, unroll)
         self.last: Callable[[], CapturedRow | None] = lambda: None
         self._on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
         self._layouts: list[Layout] = []
@@ -202,7 +202,8 @@ class CapturedStep(CompiledStep):
         varying = self._bring([*columns, *draw_in_a_row(self._on_host, steps)])
         wanted = {index: self._layouts[index] for index in kept}
         places = [*positions, *range(len(same.given) - len(self._on_host), len(same.given))]
-        return self.blocks.find(same.given, same.places, places, varying, wanted, steps), varying
+        step = BlockStep(self._step, same.given, places, [column[0] for column in varying], wanted)
+        return self.blocks.find(step, same.places, steps), varying
 
     def _bring(self, columns: list[Column]) -> list[Column]:
         """Returns inputs that differ on the device, those of the host's by few copies."""
