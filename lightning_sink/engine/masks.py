@@ -50,8 +50,11 @@ class RowDraws:
 
 def draw_in_a_row(draws: Sequence[Draw], steps: int) -> list[list[Tensor]]:
     """Returns, for each draw of a step, what so many steps draw one after another."""
-    drawn = [[draw() for draw in draws] for _ in range(steps)]
-    return [[*tensors] for tensors in zip(*drawn, strict=True)]
+    drawn: list[list[Tensor]] = [[] for _ in draws]
+    for _ in range(steps if draws else 0):
+        for tensors, draw in zip(drawn, draws, strict=True):
+            tensors.append(draw())
+    return drawn
 
 
 def probability_of_ones(draw: Draw) -> float | None:
