@@ -104,6 +104,50 @@ class Changing(Net):
         return super().training_step([x * scale, y], batch_idx)
 
 
+class Flipped(Net):
+    """An attribute of a tensor decides what is trained."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return super().training_step([-x if x.flipped else x, y], batch_idx)
+
+
+class Marked:
+    """Batches whose tensors have an attribute; in memory that is filled again, or each in its own."""
+
+    def __init__(self, refills):
+        self.batches, self.refills = [*loader(60, last=8)], refills
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        held = self.batches[0][0].clone()
+        for number, (x, y) in enumerate(self.batches):
+            given = held.copy_(x) if self.refills else x
+            given.flipped = number >= 40
+            yield given, y
+
+
+@ENGINES
+@pytest.mark.parametrize("refills", [False, True])
+def test_attributes_of_tensors_are_values_of_the_batch(engine, refills):
+    compare(Flipped, engine, data=lambda: Marked(refills), sink_size=30)
+
+
+def test_an_attribute_that_keeps_changing_is_named():
+    class Numbered(Net):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return super().training_step([x * x.scale, y], batch_idx)
+
+    batches = [*loader(60, last=8)]
+    for number, (x, _) in enumerate(batches):
+        x.scale = 1.0 + number / 60
+    data = lambda: DataLoader(batches, batch_size=None)  # noqa: E731
+    compare(Numbered, "traced", data=data, sink_size=30, eager="`batch[0].scale`")
+
+
 def with_numbers(numbers):
     # Made once: going through a loader draws from the global generator.
     batches = [(*batch, number) for batch, number in zip(loader(20), numbers, strict=True)]

@@ -679,6 +679,35 @@ def test_a_loader_that_fills_memory_again(chunks, buffers, later):
     assert ("fills the memory" in reason) == (buffers < 40 or later is not None)
 
 
+class IntoOne(torch.Tensor):
+    """Samples that are stacked into one buffer of theirs."""
+
+    buffers = {}
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.stack:
+            plain = [sample.as_subclass(torch.Tensor) for sample in args[0]]
+            stacked = torch.stack(plain)
+            return cls.buffers.setdefault(stacked.shape, stacked).copy_(stacked)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_samples_that_stack_themselves_into_memory_of_theirs(chunks):
+    """Torch's own collating makes each batch anew, unless the samples have a say in it."""
+    rows = [(x.as_subclass(IntoOne), y) for x, y in loader(60, last=8).dataset]
+    _, sink = compare(Quiet, "traced", -1, data=lambda: DataLoader(rows, batch_size=8))
+    assert max(chunks) > 1
+    assert "fills the memory" in sink.trainer.strategy.queue_report().in_step_because
+
+
+def test_control_others_are_run_in_rows_from_the_fourth_on(chunks):
+    rows = [*loader(60, last=8).dataset]
+    _, sink = compare(Quiet, "traced", -1, data=lambda: DataLoader(rows, batch_size=8))
+    assert sink.trainer.strategy.queue_report().in_step_because == ""
+    assert sum(chunks) > 100
+
+
 @pytest.mark.parametrize("buffers", [1, 2, 5])
 @pytest.mark.parametrize("early_preload", [False, True])
 def test_a_slow_loader_that_fills_memory_again(buffers, early_preload, monkeypatch):

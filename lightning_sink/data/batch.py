@@ -43,7 +43,7 @@ def _signature_of_tensors(kind: type[Any], batch: Sequence[Any]) -> Signature | 
     signature = cast(list[Hashable], [kind])
     try:
         for item in batch:
-            if type(item) is not Tensor or item.is_neg() or item.is_conj():
+            if type(item) is not Tensor or item.is_neg() or item.is_conj() or item.__dict__:
                 return None
             signature.append((item.shape, item.dtype, item.stride(), item.device, item.requires_grad))
     except RuntimeError:  # one has no shape, or no strides
@@ -54,8 +54,9 @@ def _signature_of_tensors(kind: type[Any], batch: Sequence[Any]) -> Signature | 
 def values_in(item: Any, place: str = "batch", depth: int = _DEEPEST) -> Iterator[tuple[str, Hashable]]:
     """Yields what in a batch is compared by value or identity, with its place as users write it: "batch['name'][0]"."""
     if isinstance(item, Tensor):
-        return
-    if isinstance(item, (tuple, list)):
+        children = [(f"{place}.{name}", child) for name, child in item.__dict__.items()] if depth else []
+        depth -= 1
+    elif isinstance(item, (tuple, list)):
         children = [(f"{place}[{number}]", child) for number, child in enumerate(item)]
     elif isinstance(item, Mapping):
         children = [(f"{place}[{key!r}]", child) for key, child in item.items()]
@@ -90,6 +91,9 @@ def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int
     if isinstance(item, Tensor):
         leaves.append(item)
         signature.append(_look_of(item))
+        if depth and item.__dict__:  # attributes of the user's
+            signature.append(tuple(item.__dict__))
+            children, depth = list(item.__dict__.values()), depth - 1
     elif isinstance(item, (tuple, list)):
         signature.append((type(item), len(item)))
         children = list(item)

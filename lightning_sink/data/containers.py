@@ -57,7 +57,7 @@ def taken_apart(batch: Any, accepts: Callable[[Any], bool]) -> tuple[list[Tensor
 
 
 def is_plain(item: Any) -> bool:
-    """Tells whether this is a tensor, numbers in memory and no more."""
-    if type(item) is not Tensor or item.layout is not torch.strided:
+    """Tells whether this is a tensor, numbers in memory and no more, attributes of the user's neither."""
+    if type(item) is not Tensor or item.layout is not torch.strided or item.__dict__:
         return False
     return not (item.requires_grad or item.is_quantized or item.is_nested or item.is_conj() or item.is_neg())

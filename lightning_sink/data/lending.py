@@ -15,6 +15,9 @@ from lightning_sink.data.supply import Supply
 
 _ENDLESS = 1 << 62
 
+_OF_STACKED = 3
+"""Batches to look at of a loader that stacks samples: only code of theirs (`__torch_function__`) fills memory again."""
+
 
 class Lending:
     """Says how far the batches of a source may be fetched before they are trained.
@@ -32,15 +35,15 @@ class Lending:
     def restart(self) -> None:
         """Another source has begun."""
         # As many lie in the queue, or in two rows of steps; where data has no length, one more has been read.
-        self._reuse = Reuse(2 * self._options.batches + 1, self._options.buffer_bytes)
-        self._sent = False  # whether the last batch was
+        self._reuse = self._looking(2 * self._options.batches + 1)
+        self._knows_source = self._sent = False  # whether the last batch was sent
         self._allow()
 
     @property
     def most(self) -> int:
         """How many batches in a row may be held, as far as is known; 0 where each has to be trained first."""
         reuse = self._reuse
-        if self._sent or reuse.found or self._are_copies:
+        if self._sent or reuse.found or self._are_copies or (reuse.ended and self._are_stacked):
             return _ENDLESS
         return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
 
@@ -55,6 +58,10 @@ class Lending:
             batch: The batch.
             sent: Whether it was sent to a device.
         """
+        if not self._knows_source:
+            self._knows_source = True
+            if self._are_stacked:
+                self._reuse = self._looking(_OF_STACKED)
         reuse, self._sent = self._reuse, sent
         if not (sent or reuse.ended or self._are_copies):
             reuse.note(batch)
@@ -76,9 +83,16 @@ class Lending:
             self._supply.look_ahead_no_more()
         return (item, False) if own is None else (own, True)
 
+    def _looking(self, batches: int) -> Reuse:
+        return Reuse(batches, self._options.buffer_bytes)
+
     @property
     def _are_copies(self) -> bool:
         return self._fetches.source.gives_copies and not self._fetches.prepares
+
+    @property
+    def _are_stacked(self) -> bool:
+        return self._fetches.source.stacks and not self._fetches.prepares
 
     def _allow(self) -> None:
         most = self.most

@@ -105,8 +105,9 @@ def has_workers(loader: Any) -> bool:
 
 def stacks() -> bool:
     """Tells whether `default_collate` has only torch's own functions to call, each of which makes tensors anew."""
-    own = {default_collate.__module__}
-    return {getattr(function, "__module__", None) for function in default_collate_fn_map.values()} == own
+    own = default_collate.__code__.co_filename  # `functools.wraps` gives a function the name of another one's module
+    codes = [getattr(function, "__code__", None) for function in default_collate_fn_map.values()]
+    return all(code is not None and code.co_filename == own for code in codes)
 
 
 def versions(tensors: list[Tensor]) -> list[int]:

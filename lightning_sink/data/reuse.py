@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import gcd, isqrt
 from typing import Any
 
 import torch
@@ -17,8 +19,29 @@ from torch import Tensor
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.containers import is_plain, taken_apart
 
-_SAMPLE = 1 << 14
-"""Numbers of a tensor that are compared."""
+_BEYOND = 16 << 20
+"""Bytes of earlier batches that are compared at each batch beyond those whose memory has come again."""
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+@dataclass
+class _Leaf:
+    """A tensor of a batch that was looked at.
+
+    Attributes:
+        tensor: The tensor.
+        content: What its memory held behind its step; before it, as long as that has not ended.
+        written: Whether the step changed that.
+    """
+
+    tensor: Tensor
+    content: Tensor
+    written: bool = False
+
+    def holds_another(self) -> bool:
+        """Tells whether its memory holds something else by now."""
+        return not torch.equal(_content(self.tensor), self.content)
 
 
 class Reuse:
@@ -42,13 +65,15 @@ class Reuse:
     def __init__(self, batches: int, most_bytes: int) -> None:
         self.seen, self.found, self.written = 0, False, False
         self._most, self._room = batches, most_bytes
-        self._kept: list[list[tuple[Tensor, Tensor]]] = []
+        self._kept: list[list[_Leaf]] = []
         self.ended = False
 
     def trained(self) -> None:
         """Looks at the last batch once more, before the next one is fetched."""
-        if self._kept and not self.written:
-            self.written = any(_differs(leaf, then) for leaf, then in self._kept[-1])
+        for leaf in self._kept[-1] if self._kept else ():
+            content = _content(leaf.tensor)
+            leaf.written, leaf.content = not torch.equal(content, leaf.content), content
+            self.written = self.written or leaf.written
 
     def note(self, batch: Any) -> None:
         """Looks at a batch that has just been fetched, and at what is left of those before."""
@@ -59,19 +84,25 @@ class Reuse:
         self._room -= size
         self.seen += 1
         self.found = self._is_filled_again(leaves)
-        self._kept.append([(leaf, _sample(leaf)) for leaf in leaves])
+        self._kept.append([_Leaf(leaf, _content(leaf)) for leaf in leaves])
         # So many bytes may lie in the queue while one batch is trained, and one is fetched.
         if self.found or self.seen >= self._most or self._room <= -2 * size:
             self._end()
 
     def _is_filled_again(self, leaves: list[Tensor]) -> bool:
-        """Compares what earlier batches have in this one's memory with what was there when they were looked at."""
-        memory, looks = _Memory(leaves), {_look(leaf) for leaf in leaves}
+        """Compares what earlier batches have in memory with what was there, the oldest first.
+
+        All that lies in this batch's memory; a loader that fills memory for batches to come has changed more than that.
+        """
+        memory, looks, beyond = _Memory(leaves), {_look(leaf) for leaf in leaves}, _BEYOND
         for number, earlier in enumerate(self._kept):
-            if any(memory.touches(leaf) and _differs(leaf, then) for leaf, then in earlier):
-                return True
+            for leaf in earlier:
+                touches = memory.touches(leaf.tensor)
+                beyond -= 0 if touches else leaf.tensor.nbytes
+                if (touches and leaf.written) or ((touches or beyond >= 0) and leaf.holds_another()):
+                    return True
             # What is in this batch, too, is kept with it: a tensor that all batches share is compared once for each.
-            self._kept[number] = [(leaf, then) for leaf, then in earlier if _look(leaf) not in looks]
+            self._kept[number] = [leaf for leaf in earlier if _look(leaf.tensor) not in looks]
         return False
 
     def _end(self) -> None:
@@ -100,17 +131,28 @@ def _look(tensor: Tensor) -> Hashable:
 
 def _has_numbers(tensor: Tensor) -> bool:
     """Tells whether a tensor has numbers in memory of its own."""
-    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        return False
+    return bool(tensor.numel() and tensor.data_ptr())
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    """A copy of some of a tensor's numbers, as bytes: of whatever type they are, and NaN equals NaN."""
-    flat = tensor.reshape(-1)
-    return flat[:: max(1, len(flat) // _SAMPLE)].clone().view(torch.uint8)
+def _content(tensor: Tensor) -> Tensor:
+    """What a tensor's memory holds, in short: sums of the rows and of the columns of a square made of it, and the rest.
+
+    All of it counts: what differs from batch to batch may be one column of a table, or the order of its rows.
+    """
+    words = _words(tensor)
+    side = isqrt(len(words))
+    square, rest = words[: side * side].view(side, side), words[side * side :]
+    return torch.cat([square.sum(0), square.sum(1), rest.to(torch.int64)])
 
 
-def _differs(tensor: Tensor, sample: Tensor) -> bool:
-    return not torch.equal(_sample(tensor), sample)
+def _words(tensor: Tensor) -> Tensor:
+    """The memory from a tensor's first number to its last, as whole numbers of as many bytes as possible."""
+    begin, (start, end) = tensor.storage_offset() * tensor.element_size(), _span(tensor) or (0, 0)
+    each = gcd(begin, end - start, 8)
+    words = torch.empty(0, dtype=_WORDS[each], device=tensor.device)
+    return words.set_(tensor.untyped_storage(), begin // each, ((end - start) // each,), (1,))
 
 
 class _Memory:

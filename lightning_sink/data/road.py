@@ -58,9 +58,11 @@ class Road:
         return self.fast is not None and draws(self.loader)[1] is None
 
     @property
-    def gives_copies(self) -> bool:
-        """Whether each batch is known to lie in memory of its own: it is gathered, or stacked of its samples."""
-        return self.fast is not None or _stacks(self.loader)
+    def stacks(self) -> bool:
+        """Whether torch's own collating makes each batch, in whichever process: it allocates it."""
+        loader = self.loader
+        is_default = type(loader) is DataLoader and "_get_iterator" not in vars(loader)
+        return is_default and loader.batch_sampler is not None and loader.collate_fn is default_collate and stacks()
 
     @property
     def restarts_workers(self) -> bool:
@@ -127,12 +129,6 @@ class Road:
     def retry(self) -> bool:
         """Lets the next batch have the rows of the last one, whose fetch failed; tells whether that can be done."""
         return self._rows is not None and self._rows.give_again()
-
-
-def _stacks(loader: Any) -> bool:
-    """Tells whether a loader makes each batch by torch's own collating, which allocates it, in whichever process."""
-    is_default = type(loader) is DataLoader and "_get_iterator" not in vars(loader)
-    return is_default and loader.batch_sampler is not None and loader.collate_fn is default_collate and stacks()
 
 
 class _Rows:

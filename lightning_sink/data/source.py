@@ -23,6 +23,9 @@ class Source(ABC):
     gives_copies = False
     """Whether each batch is known to lie in memory of its own, in which nothing is written anew."""
 
+    stacks = False
+    """Whether torch's own code makes each batch of samples: in memory of its own, unless code of theirs interferes."""
+
     reads_further = False
     """Whether a fetch reads one batch beyond the one that it gives, to know whether that is the last."""
 

@@ -45,8 +45,13 @@ class DatasetBatches(Source):
 
     @property
     def gives_copies(self) -> bool:  # type: ignore[override]
-        """Whether the batches are known to be copies."""
-        return self._road.gives_copies
+        """Whether the batches are gathered."""
+        return self._road.fast is not None
+
+    @property
+    def stacks(self) -> bool:  # type: ignore[override]
+        """Whether the dataset is a loader that does."""
+        return self._road.stacks
 
     def begin(self) -> None:
         """Begins it."""

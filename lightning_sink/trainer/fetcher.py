@@ -55,9 +55,14 @@ class LoaderBatches(Source):
 
     @property
     def gives_copies(self) -> bool:  # type: ignore[override]
-        """Whether every loader is known to give copies; nothing is known before there are any."""
+        """Whether every loader's batches are gathered; nothing is known before there are any."""
         roads = self.loaders.traversals.roads
-        return bool(roads) and all(road.gives_copies for road in roads)
+        return bool(roads) and all(road.fast is not None for road in roads)
+
+    @property
+    def stacks(self) -> bool:  # type: ignore[override]
+        """Whether every loader does."""
+        return all(road.fast is not None or road.stacks for road in self.loaders.traversals.roads)
 
     @property
     def reads_further(self) -> bool:  # type: ignore[override]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_sink.data.batch import flatten
-from lightning_sink.data.reuse import Reuse, copied
+from lightning_sink.data.reuse import Reuse, _Leaf, copied
 
 
 def looked_at(batches, most=16, most_bytes=1 << 30):
@@ -92,10 +92,52 @@ def test_batches_that_are_not_looked_at_are_not_trusted():
 
 
 def test_a_tensor_that_all_batches_share_is_compared_once_for_each(monkeypatch):
-    compared, equal = [], torch.equal
-    monkeypatch.setattr(torch, "equal", lambda *tensors: compared.append(1) or equal(*tensors))
+    compared, look = [], _Leaf.holds_another
+    monkeypatch.setattr(_Leaf, "holds_another", lambda leaf: compared.append(leaf.tensor.data_ptr()) or look(leaf))
     assert not looked_at((torch.full((4,), float(i)), MASK) for i in range(16)).found
-    assert len(compared) == 15
+    assert compared.count(MASK.data_ptr()) == 15
+
+
+@pytest.mark.parametrize("shape", [(16384, 8), (64, 4096), (5, 3), (1,), (1025,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bfloat16, torch.complex128])
+def test_one_number_of_many_is_enough(shape, dtype):
+    held = torch.ones(shape, dtype=dtype)
+
+    def batches():
+        for number in range(4):
+            held.view(-1)[-1] = number
+            yield held
+
+    assert looked_at(batches()).found
+
+
+def test_rows_in_another_order_are_other_numbers():
+    rows = torch.arange(600.0).reshape(200, 3)
+    held = rows.clone()
+    assert looked_at(held.copy_(rows[torch.randperm(200)]) for _ in range(3)).found
+
+
+@pytest.mark.parametrize(("buffers", "ahead"), [(34, 4), (40, 32), (6, 4)])
+def test_a_loader_that_fills_memory_for_batches_to_come(buffers, ahead):
+    """The queue holds 32 batches and more: what is filled ahead may be one of them."""
+
+    def batches():
+        held = [torch.zeros(4) for _ in range(buffers)]
+        for number in range(ahead + 200):
+            held[number % buffers].fill_(number)
+            if number >= ahead:
+                yield held[(number - ahead) % buffers]
+
+    assert looked_at(batches(), most=33).found
+
+
+def test_control_that_many_buffers_without_that_are_as_good_as_new():
+    assert not looked_at(in_turn(200, 34), most=33).found
+
+
+def test_what_repeats_in_memory_is_looked_at_where_it_lies():
+    rows = torch.ones(2048, 1, 3).expand(32, 2048, 2048, 3)  # 1.6 GB of numbers in 24 KB
+    assert not looked_at([rows] * 3, most_bytes=1 << 40).found
 
 
 def test_a_batch_that_its_step_writes_to_is_told_from_memory_that_is_filled_again():

@@ -1,6 +1,7 @@
 """A loader is traversed from any batch on as it would have been, and nothing else can be seen of it afterwards."""
 
 import collections
+import functools
 import itertools
 import random
 
@@ -59,9 +60,9 @@ SAMPLES = {
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_loader_that_stacks_samples_gives_copies(name, workers):
+def test_a_loader_that_stacks_samples_makes_each_batch_anew(name, workers):
     loader = DataLoader(Samples(SAMPLES[name]), batch_size=2, num_workers=workers)
-    assert Road(loader).gives_copies
+    assert Road(loader).stacks
     leaves = [leaf for batch in [*loader] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     assert len({leaf.untyped_storage().data_ptr() for leaf in [*leaves, ONES]}) == len(leaves) + 1
 
@@ -80,16 +81,19 @@ class Derived(DataLoader):
     ],
 )
 def test_of_any_other_loader_that_is_not_known(loader):
-    assert not Road(loader).gives_copies
+    assert not Road(loader).stacks
 
 
-def test_nor_where_somebody_has_changed_how_samples_are_collated(monkeypatch):
-    loader = DataLoader(Samples(Pair(ONES, 1)))
-    monkeypatch.setitem(default_collate_fn_map, Pair, lambda rows, *, collate_fn_map: rows[0])
+@pytest.mark.parametrize("wraps", [False, True])
+def test_nor_where_somebody_has_changed_how_samples_are_collated(wraps, monkeypatch):
+    loader, mine = DataLoader(Samples(Pair(ONES, 1))), lambda rows, *, collate_fn_map: rows[0]
+    if wraps:  # it says that it is of torch's module then
+        mine = functools.wraps(default_collate_fn_map[torch.Tensor])(mine)
+    monkeypatch.setitem(default_collate_fn_map, Pair, mine)
     assert next(iter(loader)).x is ONES  # the loader's own memory
-    assert not Road(loader).gives_copies
+    assert not Road(loader).stacks
     monkeypatch.undo()
-    assert Road(loader).gives_copies
+    assert Road(loader).stacks
 
 
 def generator():
