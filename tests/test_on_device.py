@@ -487,7 +487,7 @@ def test_nothing_waits_for_the_device_inside_a_sink(make, engine, data, monkeypa
 def test_what_cannot_be_compiled_or_captured_is_said_once_and_trained(fake, monkeypatch):
     from fake_graphs import FakeGraphs
 
-    def capture(self, body):
+    def capture(self, body, left=None):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(FakeGraphs, "capture", capture)

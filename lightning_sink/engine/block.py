@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -41,8 +42,23 @@ class BlockStep:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the inputs that differ, of one step."""
-        return sum(memory_of(tensor).nbytes for tensor in self.first)
+        """Bytes of what differs from step to step: inputs, and what is kept."""
+        kept = sum(dtype.itemsize * prod(shape) for dtype, shape in self.kept.values())
+        return kept + sum(memory_of(tensor).nbytes for tensor in self.first)
+
+
+class Launch(Protocol):
+    """Some steps of a row, given to a device at once; the attributes are those of a `Block`."""
+
+    size: int
+    columns: list[Tensor]
+    is_captured: bool
+
+    def run(self, columns: list[Column]) -> None:
+        """Has the device run the steps with these inputs."""
+
+    def outputs(self) -> Outputs:
+        """Returns the last step's outputs as they are now: what is run later leaves these alone."""
 
 
 class Block:
@@ -56,46 +72,55 @@ class Block:
         size: How many steps.
         device: Where they run.
         places: Where the inputs lie that are the same for each.
+        varying: Memory for those that are not.
         columns: What is kept: `[size, ...]` each.
         is_captured: Whether they are one graph. They are launched one by one as long as they are not.
+        replay: Has the device do what was captured.
     """
 
     def __init__(self, step: BlockStep, size: int) -> None:
         self.size, self._step, self._fixed = size, step.run, step.fixed
         self._positions, self._kept = step.positions, [*step.kept]
         self.places = places_of(step.fixed)
-        self._varying = [Varying(tensor, size) for tensor in step.first]
+        self.varying = [Varying(tensor, size) for tensor in step.first]
         self.device = next(tensor.device for tensor in (*step.first, *step.fixed) if tensor is not None)
         layouts = step.kept.values()
         self.columns = [torch.empty((size, *shape), dtype=dtype, device=self.device) for dtype, shape in layouts]
         self._outputs = Outputs()
         self._copies: OutputCopies | None = None
         self.is_captured = False
-        self._replay: Callable[[], None] = self._run
+        self.replay: Callable[[], None] = self._run
 
-    def capture(self, graphs: Graphs) -> None:
-        """Captures the steps."""
-        self._replay, self._outputs = graphs.capture(self._body)
+    def capture(self, graphs: Graphs, body: Callable[[], Outputs] | None = None, left: Tensor | None = None) -> None:
+        """Captures the steps.
+
+        Args:
+            graphs: The device.
+            body: What is captured; None for `body`.
+            left: As for `Graphs.capture`.
+        """
+        self.replay, self._outputs = graphs.capture(body or self.body, left)
         self.is_captured = True
 
     def run(self, columns: list[Column]) -> None:
         """Has the device run the steps with these inputs."""
-        fill(self._varying, columns)
-        self._replay()
+        fill(self.varying, columns)
+        self.replay()
 
     def write_back(self, inputs: dict[int, Tensor]) -> None:
         """Writes what the only step has left of inputs that differ, by their positions, to where they came from."""
-        tensors = {place: varying.tensors[0] for place, varying in zip(self._positions, self._varying, strict=True)}
+        tensors = {place: varying.tensors[0] for place, varying in zip(self._positions, self.varying, strict=True)}
         copy_all([*inputs.values()], [tensors[position] for position in inputs])
 
     def _run(self) -> None:
-        self._outputs = self._body()
+        self._outputs = self.body()
 
-    def _body(self) -> Outputs:
+    def body(self) -> Outputs:
+        """Runs the steps on what lies in `varying`; returns what the last one gave."""
         outputs = Outputs()
         for number in range(self.size):
             given: list[Any] = self._fixed.copy()
-            for position, varying in zip(self._positions, self._varying, strict=True):
+            for position, varying in zip(self._positions, self.varying, strict=True):
                 given[position] = varying.tensors[number]
             outputs = self._step(*given)
             for column, index in zip(self.columns, self._kept, strict=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning_sink.engine.block import Block, BlockStep
-from lightning_sink.engine.block_loop import BlockLoop, Turns
+from lightning_sink.engine.block import Block, BlockStep, Launch
+from lightning_sink.engine.block_loop import BlockLoop
 from lightning_sink.engine.failures import in_short
 from lightning_sink.engine.graphs import Graphs
 
@@ -20,7 +20,7 @@ _TURNS = 16
 """Turns of a loop at most, each of the largest size: that many batches are sent to a device beside steps."""
 
 _LINE = 32 << 20
-"""Bytes at most of the inputs that lie in line for a loop."""
+"""Bytes at most of what lies in line for a loop, inputs and what is kept."""
 
 
 class Blocks:
@@ -39,8 +39,8 @@ class Blocks:
         unroll: Callable[[str], None] | None,
     ) -> None:
         self._graphs, self._refuse, self._unroll = graphs, refuse, unroll
-        self._why_no_loop = ""
-        self._known: dict[tuple[int, ...], Block] = {}
+        self._why_no_loop, self._is_capturable = "", False
+        self._known: dict[tuple[int, ...], Block | BlockLoop] = {}
         self._marks: tuple[Any, Any] | None = None
         self._seconds: float | None = None
 
@@ -52,29 +52,38 @@ class Blocks:
         """Takes note of how long a step took."""
         self._seconds = seconds
 
-    def find(self, step: BlockStep, places: list[int | None], steps: int) -> list[Block | Turns]:
-        """Returns blocks that run steps in a row, one behind the other.
+    def find(self, step: BlockStep, places: list[int | None], steps: int) -> list[Launch]:
+        """Returns what runs steps in a row, one launch behind the other.
 
         Args:
             step: One of them.
             places: Where the inputs lie that are the same for each.
             steps: How many steps.
         """
-        found, left = list[Block | Turns](), steps
+        found, left = list[Launch](), steps
         for size in _SIZES if self.take_less(_SHORT) else _SIZES[-1:]:
             count, left = divmod(left, size)
             if count:
-                key = size, len(step.positions), *step.positions, *step.kept
-                block = self._known.pop(key, None)
-                if block is not None and block.places != places:
-                    block = None  # before another one takes memory
+                block = self._get(step, places, size)
                 if block is None:
-                    block = self._capture(step, size)
-                    if block is None:
-                        return self.find(step, places, steps)
-                self._known[key] = block
-                found += block.turns(count) if isinstance(block, BlockLoop) else [block] * count
+                    return self.find(step, places, steps)
+                found += block.launches(count) if isinstance(block, BlockLoop) else [block] * count
         return found
+
+    def _get(self, step: BlockStep, places: list[int | None], size: int) -> Block | BlockLoop | None:
+        """Returns a block that has been made, or makes it; None where it cannot be captured, and is not to be."""
+        key = size, len(step.positions), *step.positions, *step.kept
+        block = self._known.pop(key, None)
+        if block is not None and block.places != places:
+            block = None  # before another one takes memory
+        if block is None:
+            turns = self._turns(step, size)
+            if turns > 1 and not self._is_capturable and self._get(step, places, _SIZES[-1]) is None:
+                return None  # what cannot be captured at all is found out without a loop
+            block = (self._loop(step, size, turns) if turns > 1 else None) or self._block(step, size)
+        if block is not None:
+            self._known[key] = block
+        return block
 
     def take_less(self, seconds: float) -> bool:
         """Tells whether steps are captured and take less time than this.
@@ -86,17 +95,7 @@ class Blocks:
             self._seconds = self._graphs.seconds(*self._marks)
         return self._refuse is not None and (self._seconds or 0.0) < seconds
 
-    def _capture(self, step: BlockStep, size: int) -> Block | None:
-        """Returns a block, captured where that is to be; None where it cannot be, and steps are launched one by one."""
-        turns = self._turns(step, size)
-        if turns > 1:
-            try:
-                loop = BlockLoop(step, size, turns)
-                loop.capture(self._graphs)
-            except RuntimeError as error:
-                self._why_no_loop = in_short(error)
-            else:
-                return loop
+    def _block(self, step: BlockStep, size: int) -> Block | None:
         block = Block(step, size)
         if self._refuse is not None:
             try:
@@ -105,10 +104,20 @@ class Blocks:
                 refuse, self._refuse = self._refuse, None
                 refuse(error)
                 return None
-            if self._why_no_loop and self._unroll is not None:  # not where no graph can hold the step
-                unroll, self._unroll = self._unroll, None
-                unroll(self._why_no_loop)
+            self._is_capturable = True
         return block
+
+    def _loop(self, step: BlockStep, size: int, turns: int) -> BlockLoop | None:
+        """Returns a loop; None where it cannot be captured, which is said, and none is tried again."""
+        try:
+            loop = BlockLoop(step, size, turns)
+            loop.capture(self._graphs)
+        except Exception as error:  # nothing depends on it: blocks take its place
+            self._why_no_loop = in_short(error)
+            if self._unroll is not None:
+                self._unroll(self._why_no_loop)
+            return None
+        return loop
 
     def _turns(self, step: BlockStep, size: int) -> int:
         """Returns how many turns a loop may have; 0 where there is to be none."""

@@ -14,8 +14,7 @@ from typing import cast
 
 from torch import Tensor
 
-from lightning_sink.engine.block import Block, BlockStep, places_of
-from lightning_sink.engine.block_loop import Turns
+from lightning_sink.engine.block import Block, BlockStep, Launch, places_of
 from lightning_sink.engine.blocks import Blocks
 from lightning_sink.engine.captured_row import CapturedRow
 from lightning_sink.engine.counterparts import Counterparts
@@ -197,7 +196,7 @@ class CapturedStep(CompiledStep):
 
     def _find(
         self, same: _Fixed, positions: list[int], columns: list[Column], kept: list[int], steps: int
-    ) -> tuple[list[Block | Turns], list[Column]]:
+    ) -> tuple[list[Launch], list[Column]]:
         """Returns blocks for steps in a row, and the inputs that differ, on the device, with what the host draws."""
         varying = self._bring([*columns, *draw_in_a_row(self._on_host, steps)])
         wanted = {index: self._layouts[index] for index in kept}

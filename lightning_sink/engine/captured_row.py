@@ -14,8 +14,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.block import Block
-from lightning_sink.engine.block_loop import Turns
+from lightning_sink.engine.block import Launch
 from lightning_sink.engine.failures import with_type
 from lightning_sink.engine.loop import Outputs, Repeated, Row
 from lightning_sink.engine.step import Column
@@ -40,7 +39,7 @@ class CapturedRow(Row):
         self,
         step: CapturedStep,
         fixed: list[Tensor | None],
-        blocks: list[Block | Turns],
+        blocks: list[Launch],
         varying: list[Column],
         kept: list[int],
         steps: int,

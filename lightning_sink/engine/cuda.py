@@ -18,6 +18,9 @@ from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.loop import Outputs
 from lightning_sink.engine.private import can_repeat_graphs, capture_repeated, end_allocating_to_pool
 
+_FAILED: list[Any] = []
+"""Graphs whose capture failed. To let go of one may change the current stream of whoever does it."""
+
 
 class CudaGraphs(Graphs):
     """A CUDA device.
@@ -33,43 +36,49 @@ class CudaGraphs(Graphs):
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._anchor: tuple[torch.cuda.CUDAGraph, Tensor, Any] | None = None
-        self._failed: list[Any] = []
         self._repeats: bool | None = None
 
     def repeats(self) -> bool:
-        """Tries, once, whether PyTorch, CUDA and the driver repeat what was captured as often as they are told."""
+        """Tries, once, whether a graph can hold a loop that makes as many turns as it is told.
+
+        Torch 2.14.1 can, but captures the body on a stream of its own: the memory of such a graph stays with the
+        process, and behind an error in the body neither capture ends. Later ones stay on the stream of the capture.
+        """
         if self._repeats is None:
             self._repeats = can_repeat_graphs() and self._try_to_repeat()
         return self._repeats
 
     def _try_to_repeat(self) -> bool:
         left = torch.zeros((), dtype=torch.int64, device=self._device)
-        turns = torch.zeros_like(left)
+        turns, streams = torch.zeros_like(left), list[torch.cuda.Stream]()
 
-        def body() -> Outputs:
+        def body() -> None:
+            streams.append(torch.cuda.current_stream(self._device))
             turns.add_(1)
             left.sub_(1)
-            return ()
 
         try:
-            replay, _ = self.capture(body, left)
-        except RuntimeError:
+            with self._capturing(torch.cuda.graph_pool_handle()) as graph:
+                capture_repeated(graph, body, left)
+            if streams != [self._stream]:
+                return False
+            for count in (0, 1, 5):
+                left.fill_(count)
+                graph.replay()
+            (found,) = self.fetch([turns])
+            self.wait(self.mark())
+        except Exception:  # of PyTorch, CUDA or the driver: a trial says no, whatever it is
             return False
-        for count in (0, 1, 5):
-            left.fill_(count)
-            replay()
-        (found,) = self.fetch([turns])
-        self.wait(self.mark())
         return int(found) == 6
 
     def capture(self, body: Callable[[], Outputs], left: Tensor | None = None) -> tuple[Callable[[], None], Outputs]:
         """Captures what a function gives the device, on a stream beside the trainer's. Waits for the device before."""
-        pool = self._pool()
         try:
-            with self._capturing(pool) as graph:
+            with self._capturing(self._pool()) as graph:
                 outputs = body() if left is None else capture_repeated(graph, body, left)
         except BaseException:
-            self._begin_anew()
+            with suppress(RuntimeError):  # the error that is raised says more
+                self._pool()
             raise
         return graph.replay, outputs
 
@@ -86,16 +95,6 @@ class CudaGraphs(Graphs):
                 number.add_(1)
             self._anchor = graph, number, pool
         return self._anchor[2]
-
-    def _begin_anew(self) -> None:
-        """Captures a trifle into memory of its own, behind a capture that failed.
-
-        A generator still thinks that it is in that one (torch 2.11), and the memory that graphs shared takes no others.
-        The old graphs stay, for what refers to them.
-        """
-        self._failed.append(self._anchor)
-        self._anchor = None
-        self._pool()
 
     @contextmanager
     def _capturing(self, pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
@@ -123,12 +122,18 @@ class CudaGraphs(Graphs):
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _end(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """Ends a capture. Where it has failed, PyTorch leaves the allocator as it is within one."""
+        """Ends a capture. Behind one that has failed, others begin anew, on another stream and in other memory.
+
+        There PyTorch leaves the allocator as it is within a capture, generators think so until the next one (2.11), and
+        the memory takes no other graph. The old graphs stay, for what refers to them.
+        """
         try:
-            graph.capture_end()
+            with torch.cuda.stream(self._stream):  # a body may have left another one
+                graph.capture_end()
         except RuntimeError:
-            self._failed.append(graph)
+            _FAILED.append((graph, self._anchor))
             end_allocating_to_pool(self._device, pool)
+            self._anchor, self._stream = None, torch.cuda.Stream(self._device)
             raise
 
     def bring(self, tensors: list[Tensor]) -> list[Tensor]:

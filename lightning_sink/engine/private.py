@@ -90,19 +90,26 @@ def end_allocating_to_pool(device: torch.device, pool: Any) -> None:
     end = getattr(torch._C, "_cuda_endAllocateToPool", None)
     if end is not None:
         with suppress(RuntimeError):
-            end(device.index or 0, pool)
+            end(torch.cuda.current_device() if device.index is None else device.index, pool)
+
+
+_LOOPS = (
+    "begin_capture_to_while_node",
+    "set_conditional_handle_for_current_node",
+    "end_capture_to_conditional_node",
+)
 
 
 def can_repeat_graphs() -> bool:
-    """Tells whether a CUDA graph can hold a loop: from torch 2.14 on, and without documentation."""
-    return hasattr(torch.cuda.CUDAGraph, "begin_capture_to_while_node")
+    """Tells whether there are names to capture a loop by: from torch 2.14 on, and without documentation."""
+    return all(hasattr(torch.cuda.CUDAGraph, name) for name in _LOOPS)
 
 
 def capture_repeated(graph: Any, body: Callable[[], T], left: Tensor) -> T:
     """Captures what a function gives the device as a loop, repeated there as long as a number is above 0.
 
-    The condition is looked at before each turn. `torch.while_loop` is captured so, too, by
-    `torch._higher_order_ops.cudagraph_conditional_nodes`; it would copy all that a step writes to at each turn.
+    Draws on the device are refused in it. The condition is looked at before each turn. `torch.while_loop` is captured
+    so, too (`torch._higher_order_ops.cudagraph_conditional_nodes`), and would copy all that a step writes to each time.
     """
     graph.begin_capture_to_while_node(left > 0)
     try:

@@ -19,6 +19,9 @@ pytestmark = pytest.mark.usefixtures("fake")
 MOST = 16 * 16
 """Steps of one launch."""
 
+STEP = 4 * (4 + 1 + 4)
+"""Bytes of a step: four numbers go in, and one and four are kept."""
+
 
 @pytest.fixture(autouse=True)
 def _repeats(monkeypatch):
@@ -86,7 +89,7 @@ def test_control_a_loop_that_goes_on_where_the_last_row_ended_gives_something_el
 
 
 def test_what_lies_in_line_is_bounded(monkeypatch):
-    monkeypatch.setattr(blocks, "_LINE", 3 * 16 * 4 * 4)  # three turns of sixteen steps of four numbers
+    monkeypatch.setattr(blocks, "_LINE", 3 * 16 * STEP)
     parts, total, rows = adding(), zeros(), torch.randn(16 * 7, 4)
     found = run(parts, total, rows)
     assert torch.equal(found.kept[1].cpu(), rows * 2)
@@ -94,7 +97,7 @@ def test_what_lies_in_line_is_bounded(monkeypatch):
 
 
 def test_inputs_that_are_too_large_for_two_turns_are_unrolled(monkeypatch):
-    monkeypatch.setattr(blocks, "_LINE", 2 * 16 * 4 * 4 - 1)
+    monkeypatch.setattr(blocks, "_LINE", 2 * 16 * STEP - 1)
     parts, total, rows = adding(), zeros(), torch.randn(16 * 7, 4)
     assert torch.equal(run(parts, total, rows).kept[1].cpu(), rows * 2)
     assert (parts.graphs.replays, parts.graphs.turns) == (7, 0)
@@ -120,6 +123,15 @@ def test_where_nothing_can_be_captured_only_that_is_said():
     parts.graphs.capture = lambda body, left=None: refuse(error)
     assert torch.equal(run(parts, total, rows).kept[1].cpu(), rows * 2)
     assert said == [error]
+
+
+def test_no_loop_is_tried_before_a_step_has_been_captured():
+    """Whether a step can be captured at all is found out where a failure does no harm."""
+    parts, total, sizes = adding(), zeros(), []
+    capture = parts.graphs.capture
+    parts.graphs.capture = lambda body, left=None: (sizes.append(left is not None), capture(body, left))[1]
+    run(parts, total, torch.randn(64, 4))
+    assert sizes == [False, True]
 
 
 def test_steps_that_draw_on_the_device_are_unrolled():

@@ -186,7 +186,7 @@ def test_draws_are_those_of_steps_that_are_launched_wherever_they_are_made():
 def test_where_they_cannot_be_captured_that_is_said_once_and_they_are_launched(monkeypatch):
     said, runs, run = [], [], Block.run
     parts, total = adding(refuse=said.append), zeros()
-    parts.graphs.capture = lambda body: refuse(RuntimeError("no"))
+    parts.graphs.capture = lambda body, left=None: refuse(RuntimeError("no"))
     monkeypatch.setattr(Block, "run", lambda block, columns: (runs.append(block), run(block, columns)))
     alone(parts, 21, lambda number: (total, there(torch.ones(4))))
     assert [str(error) for error in said] == ["no"]

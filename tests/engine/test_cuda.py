@@ -16,19 +16,39 @@ from lightning_sink.engine.cuda import CudaGraphs
 pytestmark = pytest.mark.usefixtures("fake")
 
 
+class Stream:
+    def __init__(self, device=None): ...
+
+    def wait_stream(self, stream): ...
+
+
 class Cuda:
     """What happened.
 
     Attributes:
         pools: Those that the allocator gives memory from, as far as it knows.
         begun: Those of the captures that have begun.
-        in_loop: Whether a capture is within a loop.
+        capturing: The streams that are captured.
+        stream: The current one.
         extra: Turns that a loop makes too many.
         present: The graph whose capture began last.
     """
 
     def __init__(self):
-        self.pools, self.begun, self.in_loop, self.extra, self.present = set(), [], False, 0, None
+        self.pools, self.begun, self.capturing, self.stream = set(), [], set(), Stream()
+        self.extra, self.present = 0, None
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def synchronize(self, device=None):
+        if self.capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
 
 
 class Graph:
@@ -39,7 +59,9 @@ class Graph:
     def capture_begin(self, pool, capture_error_mode):
         assert pool is not None
         assert capture_error_mode == "thread_local"
-        self.capture, self.pool_id, self.ended, self.failed = Capture(may_draw=True), pool, False, False
+        self.capture, self.pool_id, self.stream = Capture(may_draw=True), pool, self.cuda.stream
+        self.ended = self.failed = False
+        self.cuda.capturing.add(self.stream)
         self.cuda.pools.add(pool)
         self.cuda.begun.append(pool)
         self.cuda.present = self
@@ -50,10 +72,17 @@ class Graph:
         self.failed = True
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    def capture_end(self):
-        assert not self.cuda.in_loop
+    def stop(self):
+        self.cuda.capturing.discard(self.stream)
         self.capture.__exit__(None, None, None)
         self.capture.undo()
+
+    def capture_end(self):
+        if self.cuda.stream is not self.stream:
+            raise RuntimeError("Capture must end on the same stream it began on.")
+        if self.stream not in self.cuda.capturing:
+            raise RuntimeError("capture_end() called before capture_begin().")
+        self.stop()
         if self.failed:
             raise RuntimeError("operation failed due to a previous error during capture")
         self.cuda.pools.discard(self.pool_id)
@@ -69,22 +98,21 @@ class Graph:
 
 
 class LoopGraph(Graph):
-    """A graph as PyTorch 2.14 has it."""
+    """A graph as PyTorch has it on its main branch: a body is captured on the same stream, and an error ends all."""
 
     def begin_capture_to_while_node(self, condition):
         self.checked(condition)
-        self.first, self.begin = condition, len(self.capture.taken)
-        self.cuda.in_loop, self.capture.may_draw = True, False
+        self.first, self.begin, self.capture.may_draw = condition, len(self.capture.taken), False
 
     def set_conditional_handle_for_current_node(self, condition):
-        assert self.cuda.in_loop
         self.checked(condition)
         self.again = condition
 
     def end_capture_to_conditional_node(self):
-        self.cuda.in_loop, self.capture.may_draw = False, True
-        self.end = len(self.capture.taken)
+        self.end, self.capture.may_draw = len(self.capture.taken), True
         if self.failed:
+            self.stop()
+            self.cuda.pools.discard(self.pool_id)
             raise RuntimeError("operation failed due to a previous error during capture")
 
     @staticmethod
@@ -110,14 +138,22 @@ class LoopGraph(Graph):
         self.capture.taken = whole
 
 
+class ChildGraph(LoopGraph):
+    """A graph as PyTorch 2.14.1 has it: a body has a stream of its own, which an error leaves the current one."""
+
+    def begin_capture_to_while_node(self, condition):
+        super().begin_capture_to_while_node(condition)
+        self.cuda.stream = Stream()
+
+    def end_capture_to_conditional_node(self):
+        if self.failed:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        super().end_capture_to_conditional_node()
+        self.cuda.stream = self.stream
+
+
 def holds(condition):
     return bool(condition.to("cpu", non_blocking=True))
-
-
-class Stream:
-    def __init__(self, device=None): ...
-
-    def wait_stream(self, stream): ...
 
 
 class Graphs(CudaGraphs):
@@ -138,13 +174,13 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", LoopGraph)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
-    for name in ("device", "stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda given: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", found.synchronize)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda given: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", found.on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found.stream)
     monkeypatch.setattr(
-        torch._C, "_cuda_endAllocateToPool", lambda index, pool: found.pools.remove(pool), raising=False
+        torch._C, "_cuda_endAllocateToPool", lambda index, pool: found.pools.discard(pool), raising=False
     )
     return found
 
@@ -193,26 +229,35 @@ def test_whether_a_device_repeats_is_tried_once(cuda):
     assert len(cuda.begun) == begun
 
 
-@pytest.mark.parametrize("what", ["no such thing", "one turn too many", "the driver refuses"])
+NO_LOOPS = ["no such thing", "one turn too many", "the driver refuses", "a stream of its own", "the trial's end fails"]
+
+
+@pytest.mark.parametrize("what", NO_LOOPS)
 def test_a_device_that_does_not_repeat_as_it_is_told_is_not_asked_to(what, cuda, monkeypatch):
+    device, (total, left), stream = graphs(), numbers(), cuda.stream
     if what == "no such thing":
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     elif what == "one turn too many":
         cuda.extra = 1
-    else:
+    elif what == "the driver refuses":
         monkeypatch.setattr(LoopGraph, "begin_capture_to_while_node", lambda self, condition: self.fail())
-    device, (total, left) = graphs(), numbers()
+    elif what == "a stream of its own":
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", ChildGraph)
+    else:
+        monkeypatch.setattr(device, "fetch", lambda tensors: cuda.present.fail())
     assert not device.repeats()
     replay, _ = device.capture(counting(total, left))  # it captures all the same
     replay()
     assert torch.equal(total.cpu(), torch.ones(3))
-    assert cuda.pools == set()
+    assert (cuda.pools, cuda.stream) == (set(), stream)
 
 
+@pytest.mark.parametrize("graph", [LoopGraph, ChildGraph])
 @pytest.mark.parametrize("in_a_loop", [False, True])
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt, "unseen"])
-def test_a_capture_that_fails_ends_and_raises_its_own_error(kind, in_a_loop, cuda):
-    device, (total, left) = graphs(), numbers()
+def test_a_capture_that_fails_ends_and_raises_its_own_error(kind, in_a_loop, graph, cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    device, (total, left), stream = graphs(), numbers(), cuda.stream
     replay, _ = device.capture(counting(total, left))
 
     def body():
@@ -227,14 +272,22 @@ def test_a_capture_that_fails_ends_and_raises_its_own_error(kind, in_a_loop, cud
     said = {RuntimeError: "not permitted", "unseen": "previous error"}.get(kind)
     with pytest.raises(RuntimeError if kind == "unseen" else kind, match=said):
         device.capture(body, left if in_a_loop else None)
-    assert not cuda.in_loop
+    assert (cuda.capturing, cuda.stream) == (set(), stream)
     assert cuda.pools == set(), "the allocator thinks that a capture goes on"
     replay()
     assert torch.equal(total.cpu(), torch.ones(3))
     again, _ = device.capture(counting(total, left))
     again()
     assert torch.equal(total.cpu(), torch.full((3,), 2.0))
-    assert cuda.begun[-1] != cuda.begun[0], "memory that a failed capture left takes no other"
+    is_whole = kind is KeyboardInterrupt  # nothing has failed but the body
+    assert (cuda.begun[-1] == cuda.begun[0]) is is_whole, "memory that a failed capture left takes no other"
+
+
+def test_captures_that_end_well_all_have_one_memory(cuda):
+    device, (total, left) = graphs(), numbers()
+    for _ in range(3):
+        device.capture(counting(total, left))
+    assert len(set(cuda.begun)) == 1
 
 
 def test_control_the_rules_are_kept(cuda):
@@ -243,6 +296,8 @@ def test_control_the_rules_are_kept(cuda):
     graph.capture_begin((0, 1), capture_error_mode="thread_local")
     with pytest.raises(RuntimeError, match="not permitted"):
         graph.fail()
+    with pytest.raises(RuntimeError, match="not permitted"):
+        cuda.synchronize()
     with pytest.raises(RuntimeError, match="previous error"):
         graph.capture_end()
     with pytest.raises(RuntimeError, match="without a preceding"):
