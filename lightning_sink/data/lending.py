@@ -36,14 +36,15 @@ class Lending:
         """Another source has begun."""
         # As many lie in the queue, or in two rows of steps; where data has no length, one more has been read.
         self._reuse = self._looking(2 * self._options.batches + 1)
-        self._knows_source = self._sent = False  # whether the last batch was sent
+        self._stacked: bool | None = None  # whether the loader stacks samples; known when there is one
+        self._sent = False  # whether the last batch was
         self._allow()
 
     @property
     def most(self) -> int:
         """How many batches in a row may be held, as far as is known; 0 where each has to be trained first."""
         reuse = self._reuse
-        if self._sent or reuse.found or self._are_copies or (reuse.ended and self._are_stacked):
+        if self._sent or reuse.found or self._are_copies or (reuse.ended and self._stacked):
             return _ENDLESS
         return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
 
@@ -58,9 +59,9 @@ class Lending:
             batch: The batch.
             sent: Whether it was sent to a device.
         """
-        if not self._knows_source:
-            self._knows_source = True
-            if self._are_stacked:
+        if self._stacked is None:
+            self._stacked = self._fetches.source.stacks and not self._fetches.prepares
+            if self._stacked:
                 self._reuse = self._looking(_OF_STACKED)
         reuse, self._sent = self._reuse, sent
         if not (sent or reuse.ended or self._are_copies):
@@ -89,10 +90,6 @@ class Lending:
     @property
     def _are_copies(self) -> bool:
         return self._fetches.source.gives_copies and not self._fetches.prepares
-
-    @property
-    def _are_stacked(self) -> bool:
-        return self._fetches.source.stacks and not self._fetches.prepares
 
     def _allow(self) -> None:
         most = self.most
