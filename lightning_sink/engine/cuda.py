@@ -22,6 +22,10 @@ _FAILED: list[Any] = []
 """Graphs whose capture failed. To let go of one may change the current stream of whoever does it."""
 
 
+_REPEATS: dict[torch.device, bool] = {}
+"""Which devices repeat graphs by themselves."""
+
+
 class CudaGraphs(Graphs):
     """A CUDA device.
 
@@ -36,17 +40,16 @@ class CudaGraphs(Graphs):
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._anchor: tuple[torch.cuda.CUDAGraph, Tensor, Any] | None = None
-        self._repeats: bool | None = None
 
     def repeats(self) -> bool:
-        """Tries, once, whether a graph can hold a loop that makes as many turns as it is told.
+        """Tries, once in a process, whether a graph can hold a loop that makes as many turns as it is told.
 
         Torch 2.14.1 can, but captures the body on a stream of its own: the memory of such a graph stays with the
         process, and behind an error in the body neither capture ends. Later ones stay on the stream of the capture.
         """
-        if self._repeats is None:
-            self._repeats = can_repeat_graphs() and self._try_to_repeat()
-        return self._repeats
+        if self._device not in _REPEATS:
+            _REPEATS[self._device] = can_repeat_graphs() and self._try_to_repeat()
+        return _REPEATS[self._device]
 
     def _try_to_repeat(self) -> bool:
         left = torch.zeros((), dtype=torch.int64, device=self._device)

@@ -10,6 +10,7 @@ import torch
 
 from fake_device import DEVICE
 from fake_graphs import Capture
+from lightning_sink.engine import cuda as engine_cuda
 from lightning_sink.engine import private
 from lightning_sink.engine.cuda import CudaGraphs
 
@@ -171,6 +172,8 @@ class Graphs(CudaGraphs):
 def cuda(monkeypatch):
     found, handles = Cuda(), iter((0, number) for number in range(1, 100))
     monkeypatch.setattr(Graph, "cuda", found)
+    monkeypatch.setattr(engine_cuda, "_REPEATS", {})
+    monkeypatch.setattr(engine_cuda, "_FAILED", [])
     monkeypatch.setattr(torch.cuda, "CUDAGraph", LoopGraph)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
@@ -226,6 +229,7 @@ def test_whether_a_device_repeats_is_tried_once(cuda):
     assert device.repeats()
     begun = len(cuda.begun)
     assert device.repeats()
+    assert graphs().repeats()  # another training's
     assert len(cuda.begun) == begun
 
 
