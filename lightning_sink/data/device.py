@@ -82,4 +82,4 @@ class Device:
 
 
 def _can_be_sent(item: Any) -> bool:
-    return is_plain(item) and item.is_cpu
+    return isinstance(item, Tensor) and item.is_cpu and is_plain(item)

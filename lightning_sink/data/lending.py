@@ -36,15 +36,15 @@ class Lending:
         """Another source has begun."""
         # As many lie in the queue, or in two rows of steps; where data has no length, one more has been read.
         self._reuse = self._looking(2 * self._options.batches + 1)
-        self._stacked: bool | None = None  # whether the loader stacks samples; known when there is one
-        self._sent = False  # whether the last batch was
+        self._has_begun = self._sent = False  # whether the last batch was sent
+        self._ask_source()
         self._allow()
 
     @property
     def most(self) -> int:
         """How many batches in a row may be held, as far as is known; 0 where each has to be trained first."""
         reuse = self._reuse
-        if self._sent or reuse.found or self._are_copies or (reuse.ended and self._stacked):
+        if self._sent or reuse.found or self._are_copies or (reuse.ended and self._are_stacked):
             return _ENDLESS
         return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
 
@@ -59,9 +59,10 @@ class Lending:
             batch: The batch.
             sent: Whether it was sent to a device.
         """
-        if self._stacked is None:
-            self._stacked = self._fetches.source.stacks and not self._fetches.prepares
-            if self._stacked:
+        if not self._has_begun:
+            self._has_begun = True
+            self._ask_source()  # it may know only now what its loaders are
+            if self._are_stacked:
                 self._reuse = self._looking(_OF_STACKED)
         reuse, self._sent = self._reuse, sent
         if not (sent or reuse.ended or self._are_copies):
@@ -87,9 +88,10 @@ class Lending:
     def _looking(self, batches: int) -> Reuse:
         return Reuse(batches, self._options.buffer_bytes)
 
-    @property
-    def _are_copies(self) -> bool:
-        return self._fetches.source.gives_copies and not self._fetches.prepares
+    def _ask_source(self) -> None:
+        source, is_prepared = self._fetches.source, self._fetches.prepares
+        self._are_copies = source.gives_copies and not is_prepared
+        self._are_stacked = source.stacks and not is_prepared
 
     def _allow(self) -> None:
         most = self.most
