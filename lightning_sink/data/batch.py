@@ -51,11 +51,13 @@ def _signature_of_tensors(kind: type[Any], batch: Sequence[Any]) -> Signature | 
     return tuple(signature)
 
 
-def values_in(item: Any, place: str = "batch", depth: int = _DEEPEST) -> Iterator[tuple[str, Hashable]]:
+def values_in(
+    item: Any, place: str = "batch", depth: int = _DEEPEST, inside: bool = False
+) -> Iterator[tuple[str, Hashable]]:
     """Yields what in a batch is compared by value or identity, with its place as users write it: "batch['name'][0]"."""
     if isinstance(item, Tensor):
-        children = [(f"{place}.{name}", child) for name, child in item.__dict__.items()] if depth else []
-        depth -= 1
+        children = [] if inside else [(f"{place}.{name}", child) for name, child in item.__dict__.items()]
+        depth, inside = min(depth, 1), True
     elif isinstance(item, (tuple, list)):
         children = [(f"{place}[{number}]", child) for number, child in enumerate(item)]
     elif isinstance(item, Mapping):
@@ -66,7 +68,7 @@ def values_in(item: Any, place: str = "batch", depth: int = _DEEPEST) -> Iterato
         yield place, _by_value(item)
         return
     for where, child in children:
-        yield from values_in(child, where, depth)
+        yield from values_in(child, where, depth, inside)
 
 
 def nbytes(batch: Any) -> int:
@@ -86,14 +88,16 @@ def nbytes(batch: Any) -> int:
     return sum(leaf.nbytes for leaf in leaves if leaf.layout is torch.strided)
 
 
-def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int = _DEEPEST) -> None:
+def _walk(
+    item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int = _DEEPEST, inside: bool = False
+) -> None:
     children: list[Any] | None = None
     if isinstance(item, Tensor):
         leaves.append(item)
         signature.append(_look_of(item))
-        if depth and item.__dict__:  # attributes of the user's
+        if item.__dict__ and not inside:  # attributes of the user's; those of tensors among them are left alone
             signature.append(tuple(item.__dict__))
-            children, depth = list(item.__dict__.values()), depth - 1
+            children, depth, inside = list(item.__dict__.values()), min(depth, 1), True
     elif isinstance(item, (tuple, list)):
         signature.append((type(item), len(item)))
         children = list(item)
@@ -106,7 +110,7 @@ def _walk(item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int
     else:
         signature.append((type(item), _by_value(item)))
     for child in children or ():
-        _walk(child, leaves, signature, depth)
+        _walk(child, leaves, signature, depth, inside)
 
 
 def _look_of(tensor: Tensor) -> Hashable:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import gcd, isqrt
+from math import isqrt
 from typing import Any
 
 import torch
@@ -22,7 +22,11 @@ from lightning_sink.data.containers import is_plain, taken_apart
 _BEYOND = 16 << 20
 """Bytes of earlier batches that are compared at each batch beyond those whose memory has come again."""
 
-_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_EXACT = 1 << 16
+"""Words of eight bytes that are compared one by one; of more, sums are. So many are summed at once."""
+
+_MIXERS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)
+"""Large odd numbers."""
 
 
 @dataclass
@@ -72,7 +76,7 @@ class Reuse:
         """Looks at the last batch once more, before the next one is fetched."""
         for leaf in self._kept[-1] if self._kept else ():
             content = _content(leaf.tensor)
-            leaf.written, leaf.content = not torch.equal(content, leaf.content), content
+            leaf.written, leaf.content = leaf.written or not torch.equal(content, leaf.content), content
             self.written = self.written or leaf.written
 
     def note(self, batch: Any) -> None:
@@ -137,22 +141,45 @@ def _has_numbers(tensor: Tensor) -> bool:
 
 
 def _content(tensor: Tensor) -> Tensor:
-    """What a tensor's memory holds, in short: sums of the rows and of the columns of a square made of it, and the rest.
+    """What a tensor's memory holds: all of it where that is little, and else a sum for each row of a square made of it.
 
-    All of it counts: what differs from batch to batch may be one column of a table, or the order of its rows.
+    The sums have weights: what differs from batch to batch may be the order of rows, or of ones among zeros.
     """
-    words = _words(tensor)
-    side = isqrt(len(words))
-    square, rest = words[: side * side].view(side, side), words[side * side :]
-    return torch.cat([square.sum(0), square.sum(1), rest.to(torch.int64)])
+    words, edges = _words(tensor)
+    side = isqrt(len(words)) if len(words) > _EXACT else 0
+    sums = [words[:0]]
+    if side:
+        weights, square = _weights(side, words.device), words[: side * side].view(side, side)
+        sums += [(rows * weights).sum(1) for rows in square.split(max(1, _EXACT // side))]
+    return torch.cat([*sums, words[side * side :], edges])
 
 
-def _words(tensor: Tensor) -> Tensor:
-    """The memory from a tensor's first number to its last, as whole numbers of as many bytes as possible."""
+def _weights(count: int, device: torch.device) -> Tensor:
+    """Odd numbers without a pattern, always the same ones: arithmetic of whole numbers wraps around."""
+    mixed = torch.arange(1, count + 1, device=device) * _MIXERS[0]
+    for mixer in _MIXERS[1:]:
+        mixed = (mixed ^ (mixed >> 29)) * mixer
+    return mixed | 1
+
+
+def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor's memory as words of eight bytes, and the bytes around; where others lie between, its own numbers."""
+    if not _lies_dense(tensor):
+        tensor = tensor.contiguous()
     begin, (start, end) = tensor.storage_offset() * tensor.element_size(), _span(tensor) or (0, 0)
-    each = gcd(begin, end - start, 8)
-    words = torch.empty(0, dtype=_WORDS[each], device=tensor.device)
-    return words.set_(tensor.untyped_storage(), begin // each, ((end - start) // each,), (1,))
+    lead = min(-begin % 8, end - start)
+    count, trail = divmod(end - start - lead, 8)
+    storage = tensor.untyped_storage()
+    words = torch.empty(0, dtype=torch.int64, device=tensor.device)
+    words.set_(storage, (begin + lead) // 8, (count,), (1,))
+    around = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, begin, (end - start,), (1,))
+    return words, torch.cat([around[:lead], around[end - start - trail :]]).to(torch.int64)
+
+
+def _lies_dense(tensor: Tensor) -> bool:
+    """Tells whether no more memory lies between a tensor's first and last number than it has numbers, or repeats."""
+    start, end = _span(tensor) or (0, 0)
+    return end - start <= tensor.nbytes
 
 
 class _Memory:

@@ -102,6 +102,7 @@ class Blocks:
                 block.capture(self._graphs)
             except RuntimeError as error:
                 refuse, self._refuse = self._refuse, None
+                self._known.clear()  # steps are launched one by one from now on
                 refuse(error)
                 return None
             self._is_capturable = True

@@ -19,7 +19,7 @@ from lightning_sink.engine.loop import Outputs
 from lightning_sink.engine.private import can_repeat_graphs, capture_repeated, end_allocating_to_pool
 
 _FAILED: list[Any] = []
-"""Graphs whose capture failed. To let go of one may change the current stream of whoever does it."""
+"""Graphs whose capture failed, for as long as the process lasts: to let go of one may change the current stream."""
 
 
 _REPEATS: dict[torch.device, bool] = {}
@@ -52,8 +52,7 @@ class CudaGraphs(Graphs):
         return _REPEATS[self._device]
 
     def _try_to_repeat(self) -> bool:
-        left = torch.zeros((), dtype=torch.int64, device=self._device)
-        turns, streams = torch.zeros_like(left), list[torch.cuda.Stream]()
+        streams = list[torch.cuda.Stream]()
 
         def body() -> None:
             streams.append(torch.cuda.current_stream(self._device))
@@ -61,6 +60,8 @@ class CudaGraphs(Graphs):
             left.sub_(1)
 
         try:
+            left = torch.zeros((), dtype=torch.int64, device=self._device)
+            turns = torch.zeros_like(left)
             with self._capturing(torch.cuda.graph_pool_handle()) as graph:
                 capture_repeated(graph, body, left)
             if streams != [self._stream]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sink.data.batch import flatten, nbytes
+from lightning_sink.data.batch import flatten, nbytes, values_in
 
 Pair = collections.namedtuple("Pair", "x y")
 
@@ -154,3 +154,20 @@ def test_bytes_of_a_batch(name):
 def test_bytes_are_those_of_the_flattened_tensors(name):
     batch = SIZES[name][0]()
     assert nbytes(batch) == sum(leaf.nbytes for leaf in flatten(batch)[0] if leaf.layout is torch.strided)
+
+
+def test_attributes_of_tensors_are_part_of_a_batch():
+    one, other = torch.ones(2), torch.ones(2)
+    one.scale, other.scale = 1.0, 2.0
+    assert flatten((one,))[1] != flatten((other,))[1]
+    other.scale = 1.0
+    assert flatten((one,))[1] == flatten((other,))[1]
+    assert dict(values_in((one,))) == {"batch[0].scale": (1.0, 1.0, 1.0)}
+
+
+def test_tensors_that_know_each_other_are_gone_through_once():
+    batch = [torch.ones(2) for _ in range(30)]
+    for tensor in batch:
+        tensor.others = batch
+    assert len(flatten(batch)[0]) == 30 + 30 * 30
+    assert [*values_in(batch)] == []

@@ -111,10 +111,51 @@ def test_one_number_of_many_is_enough(shape, dtype):
     assert looked_at(batches()).found
 
 
-def test_rows_in_another_order_are_other_numbers():
-    rows = torch.arange(600.0).reshape(200, 3)
+@pytest.mark.parametrize("rows", [torch.arange(600.0).reshape(200, 3), torch.eye(8).double(), torch.eye(600)], ids=len)
+def test_rows_in_another_order_are_other_numbers(rows):
     held = rows.clone()
-    assert looked_at(held.copy_(rows[torch.randperm(200)]) for _ in range(3)).found
+    assert looked_at(held.copy_(rows[torch.randperm(len(rows))]) for _ in range(3)).found
+
+
+def test_labels_in_another_order_are_other_numbers():
+    held, labels = torch.zeros(4).long(), [torch.tensor([1, 0, 0, 1]), torch.tensor([0, 1, 1, 0])]
+    assert looked_at(held.copy_(labels[number % 2]) for number in range(4)).found
+
+
+@pytest.mark.parametrize("count", [3, 70, 700_001])
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_every_byte_counts(count, first):
+    bytes_ = torch.zeros(count + first + 1, dtype=torch.uint8)[first : first + count]
+
+    def batches(place):
+        for number in range(3):
+            bytes_[place] = number
+            yield bytes_
+
+    for place in (0, count // 2, count - 1):
+        assert looked_at(batches(place)).found
+    assert not looked_at([bytes_] * 5).found
+
+
+def test_what_lies_between_a_tensors_numbers_is_not_its_own():
+    table = torch.zeros(100, 40)
+
+    def columns():
+        for number in range(20):
+            table[:, 2 * number : 2 * number + 2] = number + 1.0
+            yield table[:, 2 * number : 2 * number + 2]
+
+    assert not looked_at(columns(), most=16).found
+
+
+def test_what_a_step_wrote_stays_known():
+    batch, reuse = torch.ones(3), Reuse(16, 1 << 30)
+    reuse.note(batch)
+    batch.mul_(2)
+    reuse.trained()
+    reuse.trained()
+    reuse.note(batch)
+    assert reuse.found
 
 
 @pytest.mark.parametrize(("buffers", "ahead"), [(34, 4), (40, 32), (6, 4)])
