@@ -1,4 +1,4 @@
-"""Rows gathered out of tensors: one indexing operation for each column of a dataset, and parts of it as batches.
+"""Rows gathered out of tensors: one indexing operation for each column of a dataset.
 
 Owns which datasets are made of columns, what default collation makes of their rows, the copies of columns on another
 device, and noticing that a dataset changed since its rows were gathered.
@@ -7,6 +7,7 @@ device, and noticing that a dataset changed since its rows were gathered.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,13 +15,12 @@ from torch import Tensor
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 
 from lightning_sink.data.cuda import brought
+from lightning_sink.data.gathered import Build
 from lightning_sink.data.private import versions
 
 UNGATHERABLE = (LookupError, TypeError, NotImplementedError, struct.error)
 """What gathering raises where a loader may do something else, or raise its own error."""
 
-# A loader's tensors begin at such multiples. Vector code may sum in another order, or copy, where others do not.
-_ALIGNMENT = 64
 _GRAIN = 32768
 _METHODS = ("__getitem__", "__getitems__")
 
@@ -33,56 +33,56 @@ def fetch(dataset: Any, rows: Any) -> Any:
 
 def look(dataset: Any) -> Seen:
     """Returns what gathering from a dataset goes by."""
-    return gather(dataset, Rows([]), [], Cache())[1]
+    return gather(dataset, Rows([]), Cache())[2]
 
 
-def gather(dataset: Any, rows: Rows, sizes: list[int], cache: Cache) -> tuple[list[Any], Seen]:
-    """Returns batches of these sizes from these rows, one after another, and what they were gathered from."""
-    seen = Seen()
+def gather(dataset: Any, rows: Rows, cache: Cache) -> tuple[list[Tensor], Build, Seen]:
+    """Returns these rows of each column, what makes a batch of some of them, and what they were gathered from."""
+    seen, columns = Seen(), list[Tensor]()
     with torch.no_grad():
-        return _batches(dataset, rows, sizes, cache, seen), seen
+        build = _gather(dataset, rows, cache, seen, columns)
+    return columns, build, seen
 
 
-def _batches(dataset: Any, rows: Rows, sizes: list[int], cache: Cache, seen: Seen) -> list[Any]:
+def _gather(dataset: Any, rows: Rows, cache: Cache, seen: Seen, columns: list[Tensor]) -> Build:
+    """Adds these rows of each column to `columns`; returns what makes a batch of those."""
     kind = type(dataset)
     if kind not in (TensorDataset, Subset, StackDataset) or not vars(dataset).keys().isdisjoint(_METHODS):
         raise TypeError(f"{kind.__name__} may do anything")
     if kind is Subset:
         inner = rows.through(seen.held(vars(dataset), "indices"), seen)
-        return _batches(seen.held(vars(dataset), "dataset"), inner, sizes, cache, seen)
+        return _gather(seen.held(vars(dataset), "dataset"), inner, cache, seen, columns)
     children = seen.held(vars(dataset), "tensors" if kind is TensorDataset else "datasets")
     if type(children) not in (tuple, list, dict) or not children:
         raise TypeError("no columns")
     items = seen.items(children)
     if kind is TensorDataset:
-        parts = [_parts(tensor, rows, sizes, cache, seen) for tensor in items]
-    else:
-        parts = [_batches(item, rows, sizes, cache, seen) for item in items]
-    if kind is StackDataset and type(children) is dict:
-        return [dict(zip(children, batch, strict=True)) for batch in zip(*parts, strict=True)]
-    return list(map(list, zip(*parts, strict=True)))  # lists, as default_collate makes of tuples
+        for tensor in items:
+            columns += _column(tensor, rows, cache, seen)
+        return list  # as default_collate makes of tuples
+    parts, first = list[tuple[Build, slice]](), len(columns)
+    for item in items:
+        begin = len(columns) - first
+        build = _gather(item, rows, cache, seen, columns)
+        parts.append((build, slice(begin, len(columns) - first)))
+    names = [*children] if type(children) is dict else None
+
+    def build_all(leaves: Sequence[Tensor]) -> Any:
+        built = [build(leaves[part]) for build, part in parts]
+        return built if names is None else dict(zip(names, built, strict=True))
+
+    return build_all
 
 
-def _parts(tensor: Tensor, rows: Rows, sizes: list[int], cache: Cache, seen: Seen) -> list[Tensor]:
-    """Returns the rows of a column, a tensor for each batch."""
+def _column(tensor: Tensor, rows: Rows, cache: Cache, seen: Seen) -> list[Tensor]:
+    """Returns these rows of a column; nothing for no rows."""
     if not _is_column(tensor):
         raise TypeError("a tensor of which rows cannot be gathered alike")
     seen.tensor(tensor)
-    if not sizes:
+    if not rows.rows:
         return []
     column = cache.of(tensor)
-    pins = cache.pins and column.is_cpu
-    run = _select(column, rows.index(len(tensor), column.device), pins)
-    if len(sizes) == 1:
-        return [run.data]  # which has not been written to, as far as it counts
-    # Not `split`: its parts are views of the run, with one count of writes for all, so that a write to one batch would
-    # fail the backward pass of another, and to a part that requires a gradient none could be written at all. These
-    # are no views, and cheapest: 0.27 us each, `split` 0.48, `unbind` 0.42, `narrow` 1.5, `.data` on top 0.3.
-    parts = list(torch.unsafe_split_with_sizes(run, sizes))
-    row_bytes = run.nbytes // max(1, len(run))
-    if any(row_bytes * size % _ALIGNMENT for size in set(sizes[:-1])):
-        return [_pinned(part) if pins else part.clone() for part in parts]
-    return parts
+    return [_select(column, rows.index(len(tensor), column.device), cache.pins and column.is_cpu)]
 
 
 def _select(column: Tensor, index: Tensor, pins: bool) -> Tensor:
@@ -99,10 +99,6 @@ def _select(column: Tensor, index: Tensor, pins: bool) -> Tensor:
     for part, place in zip(index.split(rows), run.split(rows), strict=True):
         torch.index_select(column, 0, part, out=place)
     return run
-
-
-def _pinned(part: Tensor) -> Tensor:
-    return part.new_empty(part.shape, pin_memory=True).copy_(part).data  # not written to, as far as it counts
 
 
 def _is_column(tensor: Any) -> bool:
@@ -216,17 +212,14 @@ class Cache:
     Args:
         device: Where the copies are; None for no copies.
         allowed: The most bytes that they may take.
-        row_bytes: Of all columns together, for whom a run is measured.
         pins: Whether what is gathered on the host is to lie in pinned memory.
     """
 
-    def __init__(
-        self, device: torch.device | None = None, allowed: int = 0, row_bytes: int = 0, *, pins: bool = False
-    ) -> None:
+    def __init__(self, device: torch.device | None = None, allowed: int = 0, *, pins: bool = False) -> None:
         # "cuda" is no tensor's device, "cuda:0" is.
         self._device = None if device is None else torch.empty(0, device=device).device
         self._allowed = allowed
-        self.row_bytes, self.pins = row_bytes, pins
+        self.pins = pins
         self._copies: dict[int, tuple[Tensor, list[int], Tensor]] = {}
 
     def renew(self, dataset: Any) -> None:

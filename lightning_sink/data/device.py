@@ -16,8 +16,9 @@ from torch import Tensor
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.containers import is_plain, taken_apart
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.load import Load
-from lightning_sink.data.run import Found
+from lightning_sink.data.run import Found, count_of
 from lightning_sink.data.streams import Copy, Streams
 
 
@@ -72,13 +73,16 @@ class Device:
             batches: How many there may be.
             room: Bytes that the copy may have; a batch that is larger has one of its own.
         """
-        apart = taken_apart(found[0], _can_be_sent)
+        batch = found[0].batch(0) if type(found[0]) is Gathered else found[0]
+        apart = taken_apart(batch, _can_be_sent)
         if apart is None:
             return None
-        leaves, signature = flatten(found[0])
+        leaves, signature = flatten(batch)
         if sorted(map(id, leaves)) != sorted(map(id, apart[0])):
             return None  # a container that one of the two ways through a batch does not look into
-        return Load(self._streams, found, leaves, signature, *apart, batches, room)
+        load = Load(self._streams, batch, leaves, signature, *apart, count_of(found), batches, room)
+        load.add(found)
+        return load
 
 
 def _can_be_sent(item: Any) -> bool:

@@ -12,9 +12,10 @@ from typing import Any
 
 from lightning_sink.data.batch import nbytes
 from lightning_sink.data.device import Device
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.producer import Abandoned, Item
 from lightning_sink.data.report import Telemetry
-from lightning_sink.data.run import Found
+from lightning_sink.data.run import Found, count_of
 from lightning_sink.data.source import NotYet, Source
 from lightning_sink.data.texts import note_place
 
@@ -80,15 +81,19 @@ class Fetches:
         self._telemetry.fetched(time.perf_counter() - began, size)
         return batch, note, size
 
-    def row(self) -> Iterator[Found]:
-        """Fetches the next batches of the traversal, before their turn, and leaves them for the queue to send."""
+    def row(self, most: int) -> Iterator[Found]:
+        """Fetches the next batches of the traversal, before their turn, and leaves them for the queue to send.
+
+        Args:
+            most: How many at most.
+        """
         prepare, fetched, clock = self._prepare, self._telemetry.fetched, time.perf_counter
         began, note = clock(), None
         try:
-            for batch, note in self.source.row():
-                size = nbytes(batch)
+            for batch, note in self.source.row(most, together=prepare is None):
+                size = batch.nbytes if type(batch) is Gathered else nbytes(batch)
                 found = (batch if prepare is None else prepare(batch)), note, size
-                fetched(clock() - began, size)
+                fetched(clock() - began, size, count_of(found))
                 yield found
                 began, note = clock(), None
         except BaseException as error:

@@ -1,10 +1,11 @@
 """Batches of data that is already in memory, gathered many at a time: what a DataLoader gives, without its cost.
 
 A `DataLoader` indexes a `TensorDataset` row by row and stacks the rows, 0.1 to 0.3 ms for a batch of 32. Here one
-indexing operation for each column gathers a run of batches, which are handed out as parts of it. `order.py` owns which
-rows and when generators draw, `columns.py` the gathering and noticing that the data changed since; this module owns
-which loaders this is right for, and the runs. Whatever it cannot be sure of it leaves to the dataset and the collate
-function themselves: so a dataset with a `__getitems__` of its own, which may pad or draw for each call.
+indexing operation for each column gathers a run of batches, which are handed out side by side or one by one
+(`gathered.py`). `order.py` owns which rows and when generators draw, `columns.py` the gathering and noticing that the
+data changed since; this module owns which loaders this is right for, and the runs. Whatever it cannot be sure of it
+leaves to the dataset and the collate function themselves: so a dataset with a `__getitems__` of its own, which may pad
+or draw for each call.
 
 Writes that torch does not count (through NumPy, `.data`, or into the list of a `Subset`) are seen from the next run on,
 and in a copy on another device never. A batch shares its memory with the others of its run: it keeps them alive, and
@@ -14,7 +15,7 @@ must not be grown in place by `resize_`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_sink.data.columns import UNGATHERABLE, Cache, Rows, Seen, fetch, gather, look
+from lightning_sink.data.gathered import GatheredRows
 from lightning_sink.data.order import Order
 from lightning_sink.data.private import has_workers
 from lightning_sink.errors import UnsupportedError
@@ -31,8 +33,10 @@ from lightning_sink.errors import UnsupportedError
 # of 3 KiB by the bytes in a run: 31 at 256 KiB, about 20 from 1 MiB on.
 # A run that takes longer than the row of steps that it is gathered beside leaves these waiting: an MLP's sink of 1,000
 # takes 28.5 ms at 16, 32.5 at 32, 36.5 at 128. `buffer_size` batches make a row.
-_RUN_BATCHES = 16
-_RUN_BYTES = 2 << 20
+_RUN_BATCHES, _RUN_BYTES = 16, 2 << 20
+
+# A device gathers beside the host, and a row of steps is fed by one copy where all of its batches are of one run.
+_RUN_BATCHES_THERE, _RUN_BYTES_THERE = 256, 16 << 20
 
 
 def gathered(
@@ -51,8 +55,7 @@ def gathered(
     """
     if not (_is_plain(loader) and _gathers_alike(loader)):
         return None
-    row_bytes = sum(tensor.nbytes // len(tensor) for tensor in look(loader.dataset).tensors)
-    cache = Cache(device, cache_bytes, row_bytes, pins=_pins(loader))
+    cache = Cache(device, cache_bytes, pins=_pins(loader))
     cache.renew(loader.dataset)  # now, so that it fails now
     return GatherLoader(loader, ahead, cache)
 
@@ -85,8 +88,8 @@ def _gathers_alike(loader: DataLoader[Any]) -> bool:
         if (loader.num_workers or _pins(loader)) and any(not tensor.is_cpu for tensor in look(loader.dataset).tensors):
             return False  # a worker may not use an accelerator, nor is its memory pinned
         rows = [0, len(loader.dataset) - 1]  # type: ignore[arg-type]
-        found, _ = gather(loader.dataset, Rows(rows), [2], Cache())
-        return _same(found[0], fetch(loader.dataset, rows))
+        found, build, _ = gather(loader.dataset, Rows(rows), Cache())
+        return _same(build(found), fetch(loader.dataset, rows))
     except (*UNGATHERABLE, RuntimeError, ValueError):
         return False  # the loader itself will say what is wrong
 
@@ -116,6 +119,15 @@ class GatherLoader:
         self.cache = cache
         self.resumed = False  # whether the next traversal stands for one of workers that had been there before
         self._workers_saw: Seen | None = None
+        columns = [cache.of(tensor) for tensor in look(loader.dataset).tensors]
+        self._row_bytes = sum(column.nbytes // len(column) for column in columns)
+        self._is_on_host = any(column.is_cpu for column in columns)
+
+    def run_batches(self, batch_size: int) -> int:
+        """Returns how many batches of so many rows are gathered at once, at most."""
+        most, room = (_RUN_BATCHES, _RUN_BYTES) if self._is_on_host else (_RUN_BATCHES_THERE, _RUN_BYTES_THERE)
+        fit = max(1, room // max(1, self._row_bytes * batch_size))
+        return min(most, 1 << (fit.bit_length() - 1))  # a power of two: rows of steps are
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -144,25 +156,34 @@ class GatherIterator:
         self._ahead = owner.ahead
         self._cache = owner.cache
         self._order = order
+        self._run_batches = owner.run_batches(order.batch_size)
         self._workers_saw = workers_saw
         self._rows: deque[Any] = deque()  # of the batches that are due: read, and not yet handed out
-        self._run: list[Any] = []  # the same batches gathered, the next one last; or none
+        self._run: GatheredRows | None = None  # the same batches gathered, if they are
         self._seen = Seen()
-        self._inference = False  # whether the run was gathered in inference mode, whose tensors are of no use elsewhere
 
     def __iter__(self) -> GatherIterator:
         return self
 
     def __next__(self) -> Any:
         """Returns the next batch, as the data is now."""
-        if not self._rows:
-            self._rows.extend(self._order.take(min(self._run_batches(), max(1, self._ahead()))))
-            if not self._rows:
-                raise StopIteration
-        if not self._run or not self._seen.unchanged() or torch.is_inference_mode_enabled() is not self._inference:
-            self._gather_rows()
-        rows = self._rows.popleft()
-        return self._run.pop() if self._run else self._cache.moved(fetch(self._dataset, rows))
+        if not self._have_rows(self._run_batches):
+            raise StopIteration
+        rows, run = self._rows.popleft(), self._run
+        return self._cache.moved(fetch(self._dataset, rows)) if run is None else run.next()
+
+    def row(self, most: int) -> Iterator[tuple[Any, int]]:
+        """Gives the next batches, at most so many, with their number: as `Gathered` ones or one by itself."""
+        while most > 0 and self._have_rows(most):
+            found = None if self._run is None else self._run.together(min(most, len(self._rows)))
+            if found is None:
+                yield next(self), 1
+                most -= 1
+                continue
+            for _ in range(len(found)):
+                self._rows.popleft()
+            most -= len(found)
+            yield found, len(found)
 
     def skip(self, batches: int) -> None:
         """Passes over batches, or to the end: draws for them and does not gather them, so that none of them fails."""
@@ -174,12 +195,21 @@ class GatherIterator:
             passed = min(batches, len(self._rows))
             for _ in range(passed):
                 self._rows.popleft()
-            del self._run[len(self._rows) :]
+            if self._run is not None:
+                self._run.skip(passed)
             batches -= passed
 
-    def _run_batches(self) -> int:
-        batch_bytes = self._cache.row_bytes * self._order.batch_size
-        return max(1, min(_RUN_BATCHES, _RUN_BYTES // max(1, batch_bytes)))
+    def _have_rows(self, most: int) -> bool:
+        """Reads the rows of batches that are due, if need be, and gathers them as the data is now; False at the end."""
+        if not self._rows:
+            self._run = None
+            self._rows.extend(self._order.take(min(self._run_batches, most, max(1, self._ahead()))))
+            if not self._rows:
+                return False
+        run = self._run
+        if run is None or not self._seen.unchanged() or torch.is_inference_mode_enabled() is not run.is_inference:
+            self._gather_rows()
+        return True
 
     def _gather_rows(self) -> None:
         """Gathers the batches that are due; none if that is impossible, such as for an index out of range."""
@@ -188,14 +218,14 @@ class GatherIterator:
                 "the data was changed after the traversal of its DataLoader began, and its workers may have had a copy "
                 "of it as it was before; use num_workers=0, which is no slower for data in memory"
             )
-        self._run, self._inference = [], torch.is_inference_mode_enabled()
+        self._run = None
         try:
             self._cache.renew(self._dataset)
             if any(type(rows) is not list or not rows for rows in self._rows):
                 return
             every = Rows([*chain.from_iterable(self._rows)], sure=self._order.gives_ints)
             sizes = [len(rows) for rows in self._rows]
-            self._run, self._seen = gather(self._dataset, every, sizes, self._cache)
+            columns, build, self._seen = gather(self._dataset, every, self._cache)
+            self._run = GatheredRows(columns, build, sizes, pins=self._cache.pins)
         except UNGATHERABLE:
             return  # the next batch is fetched as the loader does it, which raises what the loader raises
-        self._run.reverse()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import memmove
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_sink.data.batch import Signature, flatten
-from lightning_sink.data.run import Found, Run
+from lightning_sink.data.gathered import Gathered
+from lightning_sink.data.run import Found, Run, count_of
 from lightning_sink.data.streams import Copy, Streams
 
 _ROW = 16
@@ -25,30 +27,32 @@ class Load(Run):
 
     Args:
         streams: The device.
-        found: The first.
+        batch: One like them.
         leaves: Its tensors, in the order of `flatten`.
         signature: What batches have in common that are like it.
         tensors: Its tensors, in the order of `rebuild`.
         rebuild: Makes a batch of others in their place.
-        batches: How many there may be.
+        least: For how many there has to be room.
+        most: How many there may be.
         room: Bytes that the copy may have.
     """
 
     def __init__(
         self,
         streams: Streams,
-        found: Found,
+        batch: Any,
         leaves: list[Tensor],
         signature: Signature,
         tensors: list[Tensor],
         rebuild: Callable[[list[Tensor]], Any],
-        batches: int,
+        least: int,
+        most: int,
         room: int,
     ) -> None:
         super().__init__()
         self._streams, self._rebuild, self._signature, self._size = streams, rebuild, signature, 0
-        is_flat = type(found[0]) in (tuple, list) and all(type(item) is Tensor for item in found[0])
-        self._flat = type(found[0]) if is_flat else None
+        is_flat = type(batch) in (tuple, list) and all(type(item) is Tensor for item in batch)
+        self._flat = type(batch) if is_flat else None
         numbers: dict[int, list[int]] = {}  # a tensor that comes twice is sent twice, as `Tensor.to` makes two of it
         for number, leaf in enumerate(leaves):
             numbers.setdefault(id(leaf), []).append(number)
@@ -58,7 +62,7 @@ class Load(Run):
             self._layouts.append(_Layout(tensor, self._size))
             self._size += -(-self._layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
         fit = room // max(1, self._size)
-        self._most = max(1, min(batches, fit - fit % _ROW if fit > _ROW else fit))
+        self._most = max(least, min(most, fit - fit % _ROW if fit > _ROW else fit))
         whole = torch.empty(max(1, self._size * self._most), dtype=torch.uint8, device="meta")
         arena = streams.pinned(whole)
         self._base = arena.data_ptr()
@@ -74,20 +78,33 @@ class Load(Run):
         ]
         self._copy: Copy | None = None
         self._columns: list[Tensor] = []
-        self._pack(leaves, found)
 
     def add(self, found: Found) -> bool:
-        """Takes a batch as the last one, whose memory may be filled again then.
+        """Takes what was found as the last, whose memory may be filled again then.
 
         False, and nothing was taken, where it is not like the others, there is no room, or they have been sent.
         """
         batch = found[0]
-        if self._arena is None or len(self._kept) >= self._most:
+        if self._arena is None or len(self._kept) + count_of(found) > self._most:
             return False
         if type(batch) is self._flat:
             return len(batch) == len(self._targets) and self._pack(batch, found)
+        if type(batch) is Gathered:
+            return batch.signature == self._signature and self._pack_together(found)
         leaves, signature = flatten(batch)
         return signature == self._signature and self._pack(leaves, found)
+
+    def _pack_together(self, found: Found) -> bool:
+        """Copies batches that lie side by side to the next places."""
+        batches, notes, size = found
+        count, step = len(batches), self._size
+        begin = self._base + step * len(self._kept)
+        for column, (_, _, _, offset, nbytes, _) in zip(batches.columns, self._targets, strict=True):
+            source, target = column.data_ptr(), begin + offset
+            for place in range(count):
+                memmove(target + place * step, source + place * nbytes, nbytes)
+        self._kept.extend(zip(notes, repeat(size // count), repeat(None)))
+        return True
 
     def _pack(self, leaves: Sequence[Any], found: Found) -> bool:
         """Copies tensors to the next place, if each is like the first batch's; looks at each once."""

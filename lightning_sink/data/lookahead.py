@@ -11,11 +11,12 @@ from typing import Any
 
 from lightning_sink.data.device import Arriving, Device
 from lightning_sink.data.fetches import Fetches
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.lending import Lending
 from lightning_sink.data.load import Load
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import Telemetry
-from lightning_sink.data.run import Early, Found, Part
+from lightning_sink.data.run import Early, Found, Part, count_of, notes_of
 from lightning_sink.data.supply import Supply
 
 _COPY = 16 << 20
@@ -35,6 +36,9 @@ class LookAhead:
         device: Sends them; None for the host.
         options: How many, and how many bytes.
         telemetry: Takes the time that it takes.
+
+    Attributes:
+        size: Bytes of the batch that was fetched last: those behind it are reckoned as large.
     """
 
     def __init__(
@@ -50,7 +54,9 @@ class LookAhead:
         self._most, self._room = options.in_a_row(sent=device is not None), options.buffer_bytes
         self._producer, self._telemetry = supply.producer, telemetry
         self._early = Early(lambda count, size: self._producer.hold(-count, -size))
+        self._filling: Load | None = None  # what batches are packed into at present
         self._failure: BaseException | None = None
+        self.size = 0
 
     def __len__(self) -> int:
         return len(self._early)
@@ -84,61 +90,72 @@ class LookAhead:
                 self._look_while_there_is_room(1, iter(self._supply.begin, None))
                 batches -= 1
             if self._failure is None:
-                with self._supply.early() as founds:
+                batches = min(batches, self._fit())
+                with self._supply.early(batches) as founds:
                     self._look_while_there_is_room(batches, founds)
         seconds = time.perf_counter() - began
         self._telemetry.consumer_wait_seconds += seconds
         self._supply.pace.skip(len(self._early) - held, seconds)
 
+    def _fit(self) -> int:
+        """Returns how many more batches there is room for, each as large as the last one; for one in any case."""
+        held = self._producer.held_bytes
+        return max(int(held == 0), (self._room - held) // max(1, self.size))
+
     def _look_while_there_is_room(self, batches: int, founds: Iterator[Found]) -> None:
-        room, until = self._room, time.perf_counter() + _SECONDS
-        _, last = self._early.last
-        load: Load | None = None
-        for number in range(batches):
-            if self._producer.held_bytes + last > room or (number and time.perf_counter() > until):
-                break
+        until, left = time.perf_counter() + _SECONDS, batches
+        while left > 0 and self._fit() > 0 and (left == batches or time.perf_counter() <= until):
             found = None
             try:
                 found = next(founds, None)
                 if found is None:
                     break
-                last = found[2]
-                if load is None or not load.add(found):
-                    full, load = load, None
-                    self._send(full)
-                    load = self._load(found, batches - number)
-                    if load is None and not self._hold(found):
-                        break
+                left -= count_of(found)
+                self.size = found[2] // count_of(found)
+                if not self._keep(found, left):
+                    break
             except BaseException as error:  # in its turn, whatever it is
                 self._failure = error
-                last_note, _ = (self._early if load is None else load).last
-                if found is not None and found[1] is not last_note:  # it has not been kept
-                    self._producer.hold(-1, -found[2])
+                last, _ = (self._early if self._filling is None else self._filling).last
+                if found is not None and notes_of(found)[-1] is not last:  # it has not been kept
+                    self._producer.hold(-count_of(found), -found[2])
                 break
         try:
-            self._send(load)
+            self._send()
         except BaseException as error:
             error.__context__ = self._failure  # which would have come behind it
             self._failure = error
 
+    def _keep(self, found: Found, more: int) -> bool:
+        """Keeps what was found; tells whether more may be fetched, and there may be so many."""
+        if self._filling is not None and self._filling.add(found):
+            return True
+        self._send()
+        self._filling = self._load(found, more)
+        return self._filling is not None or self._hold(found)
+
     def _hold(self, found: Found) -> bool:
         """Keeps a batch as it is, or a copy; tells whether another may be fetched, which may fill its memory again."""
         item, note, size = found
+        if type(item) is Gathered:
+            self._early.hold(found)
+            return True
         batch, goes_on = self._lending.keep(item)
         self._early.hold((batch, note, size))
         return goes_on and len(self._early) < self._lending.most
 
-    def _load(self, found: Found, batches: int) -> Load | None:
+    def _load(self, found: Found, more: int) -> Load | None:
         if self._device is None or type(found[0]) is Arriving:
             return None
         try:
-            return self._device.load(found, batches, min(self._room, _COPY))
+            return self._device.load(found, count_of(found) + more, min(self._room, _COPY))
         except BaseException as error:
-            self._fetches.note_place(error, found[1])
+            self._fetches.note_place(error, notes_of(found)[0])
             raise
 
-    def _send(self, load: Load | None) -> None:
-        """Sends what was loaded; where that fails, it is lost, and the error is raised in the turn of its first."""
+    def _send(self) -> None:
+        """Sends what was packed; where that fails, it is lost, and the error is raised in the turn of its first."""
+        load, self._filling = self._filling, None
         if load is None:
             return
         try:

@@ -152,6 +152,7 @@ class BatchQueue:
         depth = self._producer.ready
         self._lending.trained()
         item, note, size = self._supply.next()
+        self._early.size = size
         batch = _arrived(item)
         now, watching = time.perf_counter(), self._supply.watching_seconds
         self._telemetry.taken(now - began, size, depth)

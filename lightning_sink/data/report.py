@@ -79,12 +79,18 @@ class Telemetry:
         self.depths: Counter[int] = Counter()
         self.last_depths: deque[int] = deque(maxlen=5)
 
-    def fetched(self, seconds: float, size: int) -> None:
-        """A batch was fetched."""
-        if seconds > self.slowest_fetch_seconds:
-            self.slowest_fetch_seconds, self.slowest_fetch_batch = seconds, self.batches_produced
+    def fetched(self, seconds: float, size: int, batches: int = 1) -> None:
+        """A batch was fetched, or several at once.
+
+        Args:
+            seconds: How long it took.
+            size: Their bytes.
+            batches: How many.
+        """
+        if seconds > self.slowest_fetch_seconds * batches:
+            self.slowest_fetch_seconds, self.slowest_fetch_batch = seconds / batches, self.batches_produced
         self.fetch_seconds += seconds
-        self.batches_produced += 1
+        self.batches_produced += batches
         self.bytes_produced += size
 
     def taken(self, seconds: float, size: int, depth: int, batches: int = 1) -> None:

@@ -1,8 +1,8 @@
 """Batches that come next, fetched before their turn, in runs of batches that are alike.
 
 Steps in a row are made of one program, for batches of one signature. So what comes next is kept as runs of such
-batches: `Run` as they were fetched, `Load` (`load.py`) side by side on a device. `Early` owns those of a queue, in
-order.
+batches: `HeldRun` as they were fetched, `GatheredRun` as they were gathered, `Load` (`load.py`) side by side on a
+device. `Early` owns those of a queue, in order.
 """
 
 from __future__ import annotations
@@ -10,15 +10,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, groupby, islice, repeat
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
 
 from lightning_sink.data.batch import flatten
+from lightning_sink.data.gathered import Gathered
 
 Found = tuple[Any, Any, int]
-"""A batch, its note and its bytes. As it was fetched it may be an `Arriving`, on its way to a device."""
+"""A batch, its note and its bytes; or a `Gathered`, a list of the notes of its batches, and the bytes of all.
+
+As it was fetched a batch may be an `Arriving`, on its way to a device."""
+
+
+def count_of(found: Found) -> int:
+    """Returns how many batches were found."""
+    return len(found[0]) if type(found[0]) is Gathered else 1
+
+
+def notes_of(found: Found) -> list[Any]:
+    """Returns the note of each batch that was found."""
+    return found[1] if type(found[0]) is Gathered else [found[1]]
 
 
 class Run(ABC):
@@ -43,7 +57,7 @@ class Run(ABC):
 
     @abstractmethod
     def add(self, found: Found) -> bool:
-        """Takes a batch as the last one, unless it is not like the others, or there is no room."""
+        """Takes what was found as the last, unless it is not like the others, or there is no room."""
 
     @abstractmethod
     def batch(self, number: int) -> Any:
@@ -79,6 +93,8 @@ class HeldRun(Run):
     def add(self, found: Found) -> bool:
         """Takes a batch as the last one, unless it is not like the others."""
         batch, note, size = found
+        if type(batch) is Gathered:
+            return False
         leaves, signature = flatten(batch)
         if signature != self._signature:
             return False
@@ -93,6 +109,44 @@ class HeldRun(Run):
         """Returns, for each tensor of a batch, a list of those of some batches."""
         rows = [leaves for _, _, (_, leaves) in islice(self._kept, begin - self.first, end - self.first)]
         return [list(column) for column in zip(*rows, strict=True)]
+
+
+class GatheredRun(Run):
+    """A run of batches that were gathered, several at a time.
+
+    Args:
+        found: The first.
+    """
+
+    def __init__(self, found: Found) -> None:
+        super().__init__()
+        self._signature = found[0].signature
+        self.add(found)
+
+    def add(self, found: Found) -> bool:
+        """Takes batches as the last ones, unless they are not like the others."""
+        batches, notes, size = found
+        if type(batches) is not Gathered or batches.signature != self._signature:
+            return False
+        places = zip(repeat(batches), range(len(batches)))
+        self._kept.extend(zip(notes, repeat(size // len(batches)), places))
+        return True
+
+    def batch(self, number: int) -> Any:
+        """Returns a batch."""
+        batches, place = self._kept[number - self.first][2]
+        return batches.batch(place)
+
+    def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
+        """Returns each tensor of some batches: side by side if they were gathered at once, a list of them if not."""
+        places = [place for _, _, place in islice(self._kept, begin - self.first, end - self.first)]
+        parts = []
+        for batches, group in groupby(places, key=itemgetter(0)):
+            numbers = [number for _, number in group]
+            parts.append([column[numbers[0] : numbers[-1] + 1] for column in batches.columns])
+        if len(parts) == 1:
+            return [*parts[0]]
+        return [[*chain.from_iterable(column.unbind() for column in columns)] for columns in zip(*parts, strict=True)]
 
 
 class Part:
@@ -151,9 +205,9 @@ class Early:
         return self._runs[-1].last if self._runs else (None, 0)
 
     def hold(self, found: Found) -> None:
-        """Takes a batch as it is."""
+        """Takes batches as they are."""
         if not (self._runs and self._runs[-1].add(found)):
-            self._runs.append(HeldRun(found))
+            self._runs.append(GatheredRun(found) if type(found[0]) is Gathered else HeldRun(found))
 
     def append(self, run: Run) -> None:
         """Takes a run."""

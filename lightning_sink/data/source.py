@@ -48,9 +48,14 @@ class Source(ABC):
             StopIteration: When there is no batch left.
         """
 
-    def row(self) -> Iterator[tuple[Any, Any]]:
-        """Gives batches with their notes, none of them in turn, until a traversal has to begin or no batch is left."""
-        while True:
+    def row(self, most: int, together: bool) -> Iterator[tuple[Any, Any]]:
+        """Gives batches with their notes, none of them in turn, until a traversal has to begin or no batch is left.
+
+        Args:
+            most: How many at most.
+            together: Whether several may be given as one `Gathered`, with a list of their notes.
+        """
+        for _ in range(most):
             try:
                 found = self.fetch(False)
             except (NotYet, StopIteration):

@@ -18,7 +18,7 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Item, Producer
 from lightning_sink.data.report import Telemetry
-from lightning_sink.data.run import Found
+from lightning_sink.data.run import Found, count_of
 from lightning_sink.data.source import NotYet
 from lightning_sink.data.texts import BOUND, DRAWS, HANGS, LATE, lateness
 from lightning_sink.errors import DataTimeoutError, SinkWarning
@@ -169,18 +169,21 @@ class Supply:
         return found
 
     @contextmanager
-    def early(self) -> Iterator[Iterator[Found]]:
+    def early(self, most: int) -> Iterator[Iterator[Found]]:
         """Gives what gives the next batches before their turn, as long as they are to be had so.
 
         What it gives counts as held by the owner. A fetch that draws all the same is noticed, and warned of.
+
+        Args:
+            most: How many at most.
         """
         if self._is_from_ahead():
             yield iter(self._early_from_ahead, None)  # on the thread, a draw waits for its turn
         elif self._fetches.source.draws_nothing:
-            yield self._early_when_due()
+            yield self._early_when_due(most)
         else:
             has_drawn = watch_states()
-            yield self._early_when_due()
+            yield self._early_when_due(most)
             if has_drawn():
                 self._draws = True
                 warnings.warn(LATE, SinkWarning, stacklevel=2)
@@ -197,19 +200,21 @@ class Supply:
         self.producer.hold(0, found[2])
         return found
 
-    def _early_when_due(self) -> Iterator[Found]:
+    def _early_when_due(self, most: int) -> Iterator[Found]:
         """As `_when_due`, before they are."""
-        return self._early_in_step() if self._options.timeout is None else iter(self._early_on_demand, None)
+        return self._early_in_step(most) if self._options.timeout is None else iter(self._early_on_demand, None)
 
-    def _early_in_step(self) -> Iterator[Found]:
-        producer, founds = self.producer, self._fetches.row()
+    def _early_in_step(self, most: int) -> Iterator[Found]:
+        producer, founds = self.producer, self._fetches.row(most)
         while True:
             producer.wanted -= 1
             found = next(founds, None)
             if found is None:
                 producer.wanted += 1
                 return
-            producer.hold(1, found[2])
+            count = count_of(found)
+            producer.wanted -= count - 1
+            producer.hold(count, found[2])
             yield found
 
     def _early_on_demand(self) -> Found | None:

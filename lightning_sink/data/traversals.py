@@ -215,19 +215,30 @@ class Traversals:
         self.places.append(Place(self.traversal, self.batch, self._length, self._begin, self._first, states))  # type: ignore[arg-type]
         return batch
 
-    def row(self) -> Iterator[tuple[Any, LazyPlace]]:
+    def row(self, most: int, together: bool = False) -> Iterator[tuple[Any, LazyPlace]]:
         """Gives the next batches of the traversal, and the place behind each; not the first one, which is in turn.
 
         For loaders that keep no state.
+
+        Args:
+            most: How many at most.
+            together: Whether several may be given at once, by the iterator's `row`, with the place behind the last.
         """
         if self.begin_due or self._fresh or self._ended:
             return
-        left = None if self.limit == float("inf") else int(self.limit) - self.batch
         begin = Place(self.traversal, 0, self._length, self._begin, self._first)  # type: ignore[arg-type]
-        for number, batch in enumerate(islice(cast(Iterator[Any], self._iterator), left), start=self.batch + 1):
-            self.batch = number
-            yield batch, (begin, number)
-        self._ended = True
+        end = int(min(self.batch + most, self.limit))
+        row = getattr(self._iterator, "row", None) if together else None
+        if row is not None:
+            for batches, count in row(end - self.batch):
+                self.batch += count
+                yield batches, (begin, self.batch)
+        else:
+            batches = islice(cast(Iterator[Any], self._iterator), end - self.batch)
+            for number, batch in enumerate(batches, start=self.batch + 1):
+                self.batch = number
+                yield batch, (begin, number)
+        self._ended = self.batch < end
 
     def retry(self) -> bool:
         """Lets the next batch be the one that has just failed; tells whether that can be done."""

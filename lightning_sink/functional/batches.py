@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.data.gather import gathered
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.private import worker_processes
 from lightning_sink.data.road import Road
 from lightning_sink.data.source import Source
@@ -64,9 +65,11 @@ class DatasetBatches(Source):
         place = self._traversals.places.popleft()
         return batch, (place, place.batch)
 
-    def row(self) -> Iterator[tuple[Any, LazyPlace]]:
+    def row(self, most: int, together: bool) -> Iterator[tuple[Any, LazyPlace | list[LazyPlace]]]:
         """Gives the next batches of the traversal, with their places."""
-        return self._traversals.row()
+        for batch, (begin, end) in self._traversals.row(most, together):
+            many = type(batch) is Gathered
+            yield batch, [(begin, n) for n in range(end - len(batch) + 1, end + 1)] if many else (begin, end)
 
     def describe(self) -> str:
         """Names the next batch."""

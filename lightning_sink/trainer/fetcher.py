@@ -11,10 +11,11 @@ attributes `fetched`, `done`, `length` and the two profiler functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lightning.pytorch.loops.fetchers import _DataFetcher, _profile_nothing
 
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.private import worker_processes
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
@@ -88,20 +89,28 @@ class LoaderBatches(Source):
         place = traversals.places.popleft()
         return batch, _Note(batch_idx, dataloader_idx, self.fetcher.done, (place, place.batch))
 
-    def row(self) -> Iterator[tuple[Any, _Note]]:
+    def row(self, most: int, together: bool) -> Iterator[tuple[Any, _Note | list[_Note]]]:
         """Gives the next batches of the traversal, with their notes."""
         fetcher, traversals = self.fetcher, self.loaders.traversals
         if traversals.keeps_states or self.reads_further:
-            yield from super().row()  # where there is no length, the fetcher is one batch further
+            yield from super().row(most, together)  # where there is no length, the fetcher is one batch further
             return
+        if not traversals.endless:
+            most = min(most, cast(int, fetcher.length) - fetcher.fetched)
         new = tuple.__new__  # what a named tuple's own does in three times the time
-        for (batch, batch_idx, dataloader_idx), place in traversals.row() if not fetcher.done else ():
+        for (batch, batch_idx, dataloader_idx), place in traversals.row(most, together):
+            is_many = type(batch) is Gathered
+            count = len(batch) if is_many else 1
             if not traversals.endless:
-                fetcher.fetched += 1
+                fetcher.fetched += count
                 fetcher.done = fetcher.fetched == fetcher.length
-            yield batch, new(_Note, (batch_idx, dataloader_idx, fetcher.done, place))
-            if fetcher.done:
-                return
+            last = new(_Note, (batch_idx + count - 1, dataloader_idx, fetcher.done, place))
+            if not is_many:
+                yield batch, last
+                continue
+            begin, end = place
+            before = enumerate(range(end - count + 1, end), start=batch_idx)
+            yield batch, [*(new(_Note, (index, dataloader_idx, False, (begin, n))) for index, n in before), last]
 
     def describe(self) -> str:
         """Names the next batch."""

@@ -11,9 +11,10 @@ a loader with a state.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities import CombinedLoader
 
-from lightning_sink.data.gather import gathered
+from lightning_sink.data.gather import GatherIterator, gathered
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.road import Road
 from lightning_sink.data.traversals import Place, Traversals
@@ -117,8 +118,11 @@ class TrainingLoaders(CombinedLoader):
             length = sized_len(inner)
             traversals.limit = float("inf") if length is None else length
         alone = self.iterables is self.flattened[0]
+        if not alone:
+            return inner
         # What every mode makes of a single loader, in a fifth of the time.
-        return zip(cast(Any, self._iterator).iterators[0], count(), repeat(0)) if alone else inner
+        batches = cast(Any, self._iterator).iterators[0]
+        return _Gathering(batches) if isinstance(batches, GatherIterator) else zip(batches, count(), repeat(0))
 
     def reset(self) -> None:
         """Ends workers and lets go of iterators."""
@@ -146,6 +150,30 @@ class TrainingLoaders(CombinedLoader):
         if place is not None and place.states is not None:
             return place.states
         return super()._state_dicts()
+
+
+class _Gathering(zip):  # type: ignore[type-arg]
+    """Batches that are gathered, their indices, and that of their loader.
+
+    Args:
+        batches: The loader's iterator.
+    """
+
+    _batches: GatherIterator
+    _indices: Iterator[int]
+
+    def __new__(cls, batches: GatherIterator) -> _Gathering:
+        indices = count()
+        made = cast(_Gathering, super().__new__(cls, batches, indices, repeat(0)))
+        made._batches, made._indices = batches, indices
+        return made
+
+    def row(self, most: int) -> Iterator[tuple[tuple[Any, int, int], int]]:
+        """Gives the next batches as `GatherIterator.row` does, with the index of the first."""
+        for batches, number in self._batches.row(most):
+            index = next(self._indices)
+            deque(islice(self._indices, number - 1), maxlen=0)
+            yield (batches, index, 0), number
 
 
 class _Inner:

@@ -201,12 +201,13 @@ class Batches(Numbers):
         shapes: Of the batches in turn, and whether they are transposed.
         failures: Numbers that cannot be fetched.
         refills: Whether there is one tensor for all batches of a shape.
+        groups: As for `Numbers`; of those that do not lie in one piece none is given with others.
     """
 
     draws_nothing, gives_copies = True, False
 
-    def __init__(self, lengths, shapes=((3, 2, False),), failures=(), refills=True):
-        super().__init__(lengths, self._fail)
+    def __init__(self, lengths, shapes=((3, 2, False),), failures=(), refills=True, groups=(1,)):
+        super().__init__(lengths, self._fail, groups=(1,) if any(shape[2] for shape in shapes) else groups)
         self.shapes, self.failures, self.buffers = shapes, failures, {}
         self.refills = refills
 
@@ -295,12 +296,13 @@ sinks = st.lists(
     patience=st.lists(st.booleans(), min_size=1, max_size=5),
     size=st.integers(0, 4),
     timeout=st.sampled_from([None, LONG]),
+    groups=st.lists(st.integers(1, 4), min_size=1, max_size=4),
 )
 @settings(max_examples=150)
 def test_every_step_reads_its_own_batch(
-    schedule, lengths, shapes, failures, refills, sinks, ways, patience, size, timeout
+    schedule, lengths, shapes, failures, refills, sinks, ways, patience, size, timeout, groups
 ):
-    fake, source = Fake(schedule), Batches(lengths, shapes, failures, refills)
+    fake, source = Fake(schedule), Batches(lengths, shapes, failures, refills, groups)
     issued = train(fake, source, sinks, ways, patience, QueueOptions(buffer_size=size, timeout=timeout))
     assert fake.violations == []
     assert issued == sorted(set(issued) - failures)
@@ -309,8 +311,8 @@ def test_every_step_reads_its_own_batch(
 PLENTY = [(9, 3, "rest")]
 
 
-def violations(fake, ways=(False,), patience=(True,), size=4):
-    source = Batches([200], shapes=[(2, 3, False)])
+def violations(fake, ways=(False,), patience=(True,), size=4, groups=(1,)):
+    source = Batches([200], shapes=[(2, 3, False)], groups=groups)
     issued = train(fake, source, PLENTY * 2, ways, patience, QueueOptions(buffer_size=size))
     assert issued == list(range(len(issued)))
     assert len(issued) >= 18
@@ -630,9 +632,10 @@ def test_some_batches_are_sent_and_some_are_not():
 # -- how it is sent ---------------------------------------------------------------------------------------------------
 
 
-def test_small_batches_are_sent_by_one_copy():
-    fake = Fake([COPY])
-    with queue_of(Batches([500]), FakePace(False), QueueOptions(buffer_size=16), device=Device(fake)) as queue:
+@pytest.mark.parametrize("groups", [[1], [4], [1, 3, 4, 16]])
+def test_small_batches_are_sent_by_one_copy(groups):
+    fake, source = Fake([COPY]), Batches([500], groups=groups)
+    with queue_of(source, FakePace(False), QueueOptions(buffer_size=16), device=Device(fake)) as queue:
         queue.expect(400)
         queue.take()
         copies = fake.copies
@@ -659,8 +662,8 @@ def test_memory_is_given_out_again():
 
 
 @pytest.mark.parametrize("at", range(1, 7))
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead):
+@pytest.mark.parametrize(("ahead", "groups"), [(False, [1]), (False, [2, 3]), (True, [1])])
+def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead, groups):
     fake, issued, sent = Fake([COPY]), [], itertools.count(1)
 
     def fails():
@@ -668,7 +671,7 @@ def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead):
             raise Failure("out of memory")
 
     fake.fails = fails
-    source = Batches([500])
+    source = Batches([500], groups=groups)
     with queue_of(source, FakePace(ahead), QueueOptions(buffer_size=3), device=Device(fake)) as queue:
         queue.expect(60)
 

@@ -24,6 +24,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_sink.data.gather import gathered
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.errors import UnsupportedError
 
 
@@ -174,6 +175,89 @@ def test_the_same_batches_and_draws(length, size, dataset, sampler, drop_last, s
         return DataLoader(data, size, sampler=SAMPLERS[sampler](data), drop_last=drop_last)
 
     check(make, sinks(sink))
+
+
+def trace_rows(loader, plain, counts):
+    """As `trace` of one traversal, in rows where a count is not 0: of a group it has only the states behind that.
+
+    Returns also how many came together.
+    """
+    torch.manual_seed(1)
+    batches, counts, together = iter(loader), itertools.cycle(counts), 0
+    seen = [("begun", states(plain))]
+    while seen[-1][0] != "end":
+        count = next(counts)
+        taken = 0
+        for found, number in batches.row(count):
+            taken += number
+            if isinstance(found, Gathered):
+                together += number
+                assert len(found) == number
+                many = [found.batch(place) for place in range(number)]
+                assert found.nbytes == sum(leaf.nbytes for leaf in tree_leaves(many))
+                assert [leaf.data_ptr() for leaf in tree_leaves(many[-1])] == [c[-1].data_ptr() for c in found.columns]
+            else:
+                assert number == 1
+                many = [found]
+            seen += [(batch, None) for batch in many[:-1]] + [(many[-1], states(plain))]
+        assert taken <= count
+        if taken == 0:
+            batch = next(batches, "end")
+            seen.append((batch, states(plain)))
+    return seen, together
+
+
+@given(
+    length=st.integers(1, 60),
+    size=st.sampled_from([1, 3, 8, 16]),
+    dataset=st.sampled_from(sorted(DATASETS)),
+    sampler=st.sampled_from(sorted(SAMPLERS)),
+    drop_last=st.booleans(),
+    sink=st.integers(1, 30),
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any),
+)
+def test_batches_in_a_row_are_those_one_by_one(length, size, dataset, sampler, drop_last, sink, counts):
+    def make():
+        torch.manual_seed(0)
+        data = DATASETS[dataset](length)
+        return DataLoader(data, size, sampler=SAMPLERS[sampler](data), drop_last=drop_last)
+
+    plain, inner = make(), make()
+    found, _ = trace_rows(gathered(inner, sinks(sink)), inner, counts)
+    expected = trace(plain, plain)
+    assert len(found) == len(expected)
+    for (batch, drawn), (other, should_have_drawn) in zip(found, expected, strict=True):
+        same(batch, other)
+        assert drawn is None or all(map(torch.equal, drawn, should_have_drawn))
+
+
+@pytest.mark.parametrize("width", [16, 3])
+def test_batches_come_together_where_each_begins_as_one_of_a_loader_does(width):
+    """The last one is smaller. Of 3 numbers a row, 8 rows do not fill 64 bytes."""
+    loader = DataLoader(TensorDataset(torch.randn(100, width), torch.arange(100)), 8, shuffle=True)
+    _, together = trace_rows(gathered(loader, lambda: 100), loader, [100])
+    assert together == (12 if width == 16 else 0)
+
+
+def test_a_change_between_two_rows_is_seen():
+    data = TensorDataset(torch.arange(160.0).reshape(10, 16))
+    batches = iter(gathered(DataLoader(data, 1), lambda: 100))
+    next(batches)
+    (first,) = [found for found, _ in batches.row(3)]
+    data.tensors[0].mul_(-1)
+    (second,) = [found for found, _ in batches.row(3)]
+    assert torch.equal(first.columns[0].flatten(0, 1), -data.tensors[0][1:4])
+    assert torch.equal(second.columns[0].flatten(0, 1), data.tensors[0][4:7])
+
+
+def test_an_error_in_a_row_arises_at_its_batch():
+    data = TensorDataset(torch.arange(160.0).reshape(10, 16))
+    batches = iter(gathered(DataLoader(data, 1, sampler=[0, 1, 2, 99, 4]), lambda: 100))
+    found = []
+    with pytest.raises(IndexError):
+        found.extend(number for _, number in batches.row(5))
+    assert found == [1] * 3
+    assert [number for _, number in batches.row(5)] == [1]
 
 
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from lightning_sink.data import queue as queue_module
 from lightning_sink.data import supply as module
+from lightning_sink.data.batch import flatten
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.source import NotYet, Source
@@ -60,12 +62,13 @@ class Numbers(Source):
         lengths: Of the traversals; none behind the last one. A single one is not endless: it is begun already.
         act: Called with the number of the batch, inside of the fetch.
         other: Every how many batches one is not like those before it; 0 for none.
+        groups: How many batches in a row are given as one, in turn, where they may and are alike.
     """
 
     gives_copies = True
 
-    def __init__(self, lengths=(1 << 40,), act=lambda number: None, other=0):
-        self.other = other
+    def __init__(self, lengths=(1 << 40,), act=lambda number: None, other=0, groups=(1,)):
+        self.other, self.groups = other, itertools.cycle(groups)
         self.lengths, self.act = list(lengths), act
         self.endless = len(self.lengths) > 1
         self.traversal, self.index, self.number = (-1 if self.endless else 0), 0, 0
@@ -113,6 +116,24 @@ class Numbers(Source):
             with contextlib.suppress(RuntimeError):
                 self._alone.release()
 
+    def row(self, most, together):
+        group, size = [], next(self.groups) if together else 1
+        try:
+            for batch, number in super().row(most, together):
+                if group and signature(batch) != signature(group[0][0]):
+                    yield grouped(group)
+                    group = []
+                group.append((batch if size == 1 else copied(batch), number))
+                if len(group) >= size:
+                    yield grouped(group)
+                    group, size = [], next(self.groups) if together else 1
+        except Failure:
+            if group:
+                yield grouped(group)  # those before it
+            raise
+        if group:
+            yield grouped(group)
+
     def describe(self):
         return f"batch {self.index} of traversal {self.traversal}"
 
@@ -125,6 +146,30 @@ class Numbers(Source):
     def until_begun(self, count):
         with self.changed:
             assert self.changed.wait_for(lambda: self.begun >= count, LONG), f"{self.begun} of {count} fetches begun"
+
+
+def signature(batch):
+    return flatten(batch)[1]
+
+
+def copied(batch):
+    return batch.clone() if isinstance(batch, torch.Tensor) else tuple(tensor.clone() for tensor in batch)
+
+
+def grouped(group):
+    """Returns batches with their notes as a source gives those that it has gathered at once."""
+    batches, notes = zip(*group, strict=True)
+    alone = isinstance(batches[0], torch.Tensor)
+    rows = [[batch] if alone else batch for batch in batches]
+    if len(group) == 1 or not all(tensor.is_contiguous() for row in rows for tensor in row):
+        assert len(group) == 1, "what does not lie in one piece is not gathered"
+        return group[0]
+    columns = [torch.stack(column) for column in zip(*rows, strict=True)]
+    return Gathered(columns, (lambda leaves: leaves[0]) if alone else tuple), list(notes)
+
+
+class Failure(Exception):
+    pass
 
 
 @contextlib.contextmanager
@@ -172,10 +217,6 @@ def notes(queue, count):
 SEED = 11
 draws = st.sampled_from(["", "", "", "python", "torch", "numpy", "all"])
 KINDS = {"python": random.random, "torch": lambda: torch.rand(()).item(), "numpy": np.random.normal}
-
-
-class Failure(Exception):
-    pass
 
 
 class Plan:
@@ -339,12 +380,15 @@ class Queued(Plain):
     looks=st.lists(st.integers(0, 6), min_size=1, max_size=5),
     step=st.sampled_from([draw, draw, tuple]),
     other=st.integers(0, 4),
+    groups=st.lists(st.integers(1, 4), min_size=1, max_size=4),
 )
 @settings(max_examples=200)
-def test_the_queue_is_a_plain_iterator(lengths, sinks, ways, patience, plan, failures, options, looks, step, other):
+def test_the_queue_is_a_plain_iterator(
+    lengths, sinks, ways, patience, plan, failures, options, looks, step, other, groups
+):
     if options.early_preload:
         ways = ways[:1]  # that it changes is a test of its own, below
-    check(lambda: Numbers(lengths, Plan(plan, failures), other), sinks, ways, patience, options, looks, step)
+    check(lambda: Numbers(lengths, Plan(plan, failures), other, groups), sinks, ways, patience, options, looks, step)
 
 
 def check(make_source, sinks, ways, patience, options, looks=(0,), step=draw):
@@ -582,6 +626,24 @@ def test_two_batches_are_never_more_bytes_than_the_options_allow(make):
     queue.expect(50)
     settle(queue)
     assert queue.ready * 60 <= 100
+
+
+@pytest.mark.parametrize("groups", [[1], [4], [9]])
+@pytest.mark.parametrize(("size", "batches"), [(1, 1), (100, 1), (120, 2), (500, 8), (1 << 20, 16)])
+def test_looked_at_early_no_more_than_the_bytes_but_for_one_batch(make, size, batches, groups):
+    class Tensors(Numbers):
+        draws_nothing = True
+
+        def fetch(self, in_turn):
+            return torch.zeros(60, dtype=torch.uint8), super().fetch(in_turn)[1]
+
+    queue = make(Tensors(groups=groups), FakePace(False), QueueOptions(buffer_bytes=size))
+    queue.expect(200)
+    for _ in range(3):
+        queue.take()
+        assert len(queue.look_ahead(16)) == batches
+        assert queue._producer.held_bytes == batches * 60
+        queue.skip(batches)
 
 
 def test_between_sinks_nothing_is_fetched(make):

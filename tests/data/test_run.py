@@ -1,16 +1,26 @@
 """Batches that were fetched before their turn: runs of batches that are alike, and parts of them."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_sink.data.run import Early, HeldRun
+from lightning_sink.data.gathered import Gathered
+from lightning_sink.data.run import Early, HeldRun, count_of, notes_of
 
 
 def found(number, length=2):
     """A batch of this length, that says which it is; its note; and its bytes."""
     return (torch.full((length,), float(number)), torch.tensor([number])), f"note {number}", 10 + number
+
+
+def gathered(numbers, length=2):
+    """Such batches, gathered at once."""
+    founds = [found(number, length) for number in numbers]
+    columns = [torch.stack(column) for column in zip(*(batch for batch, _, _ in founds), strict=True)]
+    return Gathered(columns, tuple), [note for _, note, _ in founds], 10 * len(founds)
 
 
 class Counted:
@@ -112,3 +122,52 @@ class Unreadable:
     @property
     def __dict__(self):
         raise ZeroDivisionError
+
+
+def test_what_is_found_may_be_many():
+    assert count_of(found(0)) == 1
+    assert notes_of(found(0)) == ["note 0"]
+    assert count_of(gathered([1, 2, 3])) == 3
+    assert notes_of(gathered([1, 2])) == ["note 1", "note 2"]
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 2), st.booleans()), max_size=6),
+    begin=st.integers(0, 16),
+    most=st.integers(1, 16),
+    taken=st.integers(0, 16),
+)
+def test_batches_that_were_gathered_are_those_one_by_one(lengths, begin, most, taken):
+    early, groups, let_go = Early(Counted()), [], Counted()
+    early._let_go = let_go
+    for count, length, together in lengths:
+        numbers = range(len(groups), len(groups) + count)
+        for group in [gathered(numbers, length)] if together else [found(number, length) for number in numbers]:
+            early.hold(group)
+        groups += [(length, together)] * count
+    for _ in range(min(taken, len(groups))):
+        early.take(1)
+    left = [*enumerate(groups)][taken:]
+    assert let_go.count == len(groups) - len(left)
+    expected = [*itertools.takewhile(lambda pair: pair[1] == left[begin][1], left[begin : begin + most])]
+    part = early.part(begin, most)
+    assert numbers_of(part) == [number for number, _ in expected]
+    if part is not None:
+        assert part.notes == [f"note {number}" for number, _ in expected]
+        for column, other in zip(part.columns(), zip(*map(part.batch, range(len(part))), strict=True), strict=True):
+            assert len(column) == len(other)
+            assert all(map(torch.equal, column, other))
+    assert early.last[0] == (f"note {len(groups) - 1}" if left else None)
+
+
+def test_batches_that_were_gathered_at_once_stay_side_by_side():
+    early = Early(Counted())
+    early.hold(gathered(range(5)))
+    early.hold(gathered(range(5, 8)))
+    assert all(isinstance(column, torch.Tensor) for column in early.part(0, 5).columns())
+    assert all(isinstance(column, torch.Tensor) for column in early.part(6, 2).columns())
+    assert all(isinstance(column, list) for column in early.part(4, 2).columns())
+    for tensor in early.part(1, 2).batch(0):
+        tensor.add_(1)
+        assert tensor._base is None
+        assert tensor._version == 1  # of its own

@@ -75,7 +75,7 @@ def places_of(traversals, counts):
     """Takes batches with the places behind them: one by one where a count is 0, and in rows of at most so many."""
     found = []
     for count in counts:
-        row = list(itertools.islice(traversals.row(), count))
+        row = list(itertools.islice(traversals.row(1 << 30), count))
         found += [(batch, place_of(lazy)) for batch, lazy in row]
         if not row:
             batch = traversals.next()
@@ -114,9 +114,9 @@ def test_a_traversal_that_has_ended_gives_no_more(in_a_row):
     traversals = over(Restarts(), endless=False)
     traversals.begin()
     found = [traversals.next()]
-    found += [batch for batch, _ in traversals.row()] if in_a_row else take(traversals, 2)
+    found += [batch for batch, _ in traversals.row(1 << 30)] if in_a_row else take(traversals, 2)
     for _ in range(3):
-        assert list(traversals.row()) == []
+        assert list(traversals.row(1 << 30)) == []
         with pytest.raises(StopIteration):
             traversals.next()
     assert found == [1, 2, 3]
@@ -130,11 +130,11 @@ def test_control_a_row_beyond_the_limit_is_noticed():
 
 def test_the_first_batch_of_a_traversal_is_in_no_row():
     traversals = over(Loader(3))
-    assert list(traversals.row()) == []
+    assert list(traversals.row(1 << 30)) == []
     traversals.begin()
-    assert list(traversals.row()) == []
+    assert list(traversals.row(1 << 30)) == []
     assert take(traversals, 1) == [(0, 0)]
-    assert [batch for batch, _ in traversals.row()] == [(0, 1), (0, 2)]
+    assert [batch for batch, _ in traversals.row(1 << 30)] == [(0, 1), (0, 2)]
     assert traversals.begin_due
 
 
@@ -147,7 +147,7 @@ def test_an_error_in_a_row_has_the_batches_before_it_counted():
     traversals, found = over(Fails(5)), []
     take(traversals, 1)
     with pytest.raises(ZeroDivisionError):
-        found.extend(batch for batch, _ in traversals.row())
+        found.extend(batch for batch, _ in traversals.row(1 << 30))
     assert found == [(0, 1)]
     assert traversals.describe() == "batch 2 of traversal 0"
 

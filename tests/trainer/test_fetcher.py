@@ -8,6 +8,7 @@ from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loaders import TrainingLoaders
@@ -40,7 +41,7 @@ class Stateful:
 
 
 def in_memory(rows):
-    return DataLoader(TensorDataset(torch.arange(rows)), batch_size=2)
+    return DataLoader(TensorDataset(torch.arange(8 * rows).reshape(rows, 8)), batch_size=2)
 
 
 LOADERS = {
@@ -68,11 +69,21 @@ def described(found):
     return str(batch), note.batch_idx, note.dataloader_idx, note.done, where
 
 
-def take(source, in_rows, most=40):
+def one_by_one(found):
+    """Returns each of several batches that came together."""
+    batches, notes = found
+    if not isinstance(batches, Gathered):
+        return [found]
+    return [(batches.batch(number), note) for number, note in enumerate(notes)]
+
+
+def take(source, in_rows, together=False, most=40):
     """Takes batches, the first of each traversal in turn; returns them, and how many came in rows."""
     found, rows = [], 0
     while len(found) < most:
-        row = list(itertools.islice(source.row(), 3)) if in_rows else []
+        row = list(itertools.islice(source.row(5, together), 3)) if in_rows else []
+        row = [*itertools.chain.from_iterable(map(one_by_one, row))]
+        assert len(row) <= 5
         found += map(described, row)
         rows += len(row)
         if not row:
@@ -84,12 +95,22 @@ def take(source, in_rows, most=40):
 
 
 @pytest.mark.parametrize("epoch_batches", [None, 5])
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_batches_in_a_row_are_those_one_by_one(kind, epoch_batches):
+def test_batches_in_a_row_are_those_one_by_one(kind, together, epoch_batches):
     expected, none, *left = take(batches_of(LOADERS[kind], epoch_batches), False)
-    found, rows, *left_by_rows = take(batches_of(LOADERS[kind], epoch_batches), True)
+    found, rows, *left_by_rows = take(batches_of(LOADERS[kind], epoch_batches), True, together)
     assert none == 0
     assert rows > 0 or kind == "one after another"
     assert found[: len(expected)] == expected
     if epoch_batches is None:
         assert left_by_rows == left
+
+
+def test_batches_that_are_gathered_come_together():
+    source = batches_of(LOADERS["gathered"], None)
+    source.fetch(True)
+    batches, notes = next(source.row(5, together=True))
+    assert isinstance(batches, Gathered)
+    assert [note.batch_idx for note in notes] == [1, 2, 3]  # four may be read at once
+    assert not isinstance(next(source.row(5, together=False))[0], Gathered)
