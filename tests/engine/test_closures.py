@@ -1,5 +1,8 @@
 """What functions see besides their arguments."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -30,6 +33,38 @@ def test_functions_are_found_by_their_code():
 def test_functions_of_libraries_are_left_out():
     codes = [torch.nn.functional.relu.__code__, uses_globals.__code__, nn.Linear.forward.__code__]
     assert find_functions(codes) == [uses_globals]
+
+
+FROZEN = """
+import gc
+from types import CodeType
+from lightning_sink.engine.closures import find_functions, outside_state
+from torch import nn
+
+scale = 1.0
+def function():
+    return scale
+gc.freeze()
+def has_inner():
+    return [number for number in range(2)], (lambda: scale)()
+
+inner = [constant for constant in has_inner.__code__.co_consts if isinstance(constant, CodeType)]
+assert inner
+module = compile("1", "some file", "exec")
+assert find_functions([has_inner.__code__, *inner, module]) == [has_inner]
+assert gc.get_freeze_count(), "nothing was missing"
+
+found = find_functions([function.__code__, has_inner.__code__])
+assert set(found) == {function, has_inner}
+before = outside_state(found, nn.Module())
+scale = 2.0
+assert outside_state(found, nn.Module()) != before
+"""
+
+
+def test_functions_that_were_frozen_are_found():
+    """In a process of its own: it unfreezes what it finds frozen."""
+    subprocess.run([sys.executable, "-c", FROZEN], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(
