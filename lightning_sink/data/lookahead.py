@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from lightning_sink.data.before_turn import BeforeTurn
 from lightning_sink.data.device import Arriving, Device
 from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.gathered import Gathered
@@ -53,6 +54,7 @@ class LookAhead:
         self._fetches, self._supply, self._lending, self._device = fetches, supply, lending, device
         self._most, self._room = options.in_a_row(sent=device is not None), options.buffer_bytes
         self._producer, self._telemetry = supply.producer, telemetry
+        self._before_turn = BeforeTurn(fetches, supply, options)
         self._early = Early(lambda count, size: self._producer.hold(-count, -size))
         self._filling: Load | None = None  # what batches are packed into at present
         self._failure: BaseException | None = None
@@ -85,13 +87,13 @@ class LookAhead:
 
     def _look_further(self, batches: int, due: bool) -> None:
         began, held = time.perf_counter(), len(self._early)
-        if self._supply.has_early():
-            if due and self._supply.begins_here:
-                self._look_while_there_is_room(1, iter(self._supply.begin, None))
+        if self._before_turn.may():
+            if due and self._before_turn.begins_here:
+                self._look_while_there_is_room(1, iter(self._before_turn.begin, None))
                 batches -= 1
             if self._failure is None:
                 batches = min(batches, self._fit())
-                with self._supply.early(batches) as founds:
+                with self._before_turn.row(batches) as founds:
                     self._look_while_there_is_room(batches, founds)
         seconds = time.perf_counter() - began
         self._telemetry.consumer_wait_seconds += seconds

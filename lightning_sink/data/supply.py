@@ -2,15 +2,14 @@
 
 `Supply` owns the queue's thread and what is known of the fetches: which way is faster (`pace.py`), whether they may be
 made on another thread at all (the first two there are probes that the training waits for), and whether they draw.
+`before_turn.py` has them fetched before they are due.
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.generators import keep_states, watch_states
@@ -18,10 +17,10 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Item, Producer
 from lightning_sink.data.report import Telemetry
-from lightning_sink.data.run import Found, count_of
+from lightning_sink.data.run import Found
 from lightning_sink.data.source import NotYet
-from lightning_sink.data.texts import BOUND, DRAWS, HANGS, LATE, lateness
-from lightning_sink.errors import DataTimeoutError, SinkWarning
+from lightning_sink.data.texts import BOUND, DRAWS, HANGS, lateness
+from lightning_sink.errors import DataTimeoutError
 
 _PROBES = 2
 """Fetches on the queue's thread that the training waits for before any is made beside it: do they work, and draw?"""
@@ -83,6 +82,20 @@ class Supply:
         return self.pace.ahead and self.sure and not self._probes
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether batches may be fetched before their turn, beside steps, now."""
+        return self._looks_ahead and self.pace.settled
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether enough fetches in step were seen, and none of them drew."""
+        return self._watched >= _QUIET_FOR and not self._draws
+
+    def has_drawn(self) -> None:
+        """A fetch drew."""
+        self._draws = True
+
+    @property
     def stays_in_step(self) -> bool:
         """Whether there is a reason for which the thread fetches no more."""
         return bool(self._telemetry.in_step_because)
@@ -142,92 +155,8 @@ class Supply:
         self.watching_seconds = time.perf_counter() - fetch_ended + fetch_began - began
         return found
 
-    def has_early(self) -> bool:
-        """Tells whether the next batch can be had before its turn, and whatever the steps before it do."""
-        source = self._fetches.source
-        if not (self._looks_ahead and self.pace.settled):
-            return False
-        if self._is_from_ahead():
-            return self.producer.is_next_good
-        is_quiet = source.draws_nothing or (self._watched >= _QUIET_FOR and not self._draws)
-        return is_quiet and not source.restarts_midway
-
-    @property
-    def begins_here(self) -> bool:
-        """Whether the next batch begins a traversal, on this thread, of data that is known to bear steps beside that.
-
-        Batches that are gathered are copies, in whose memory nothing is written anew, and no process is started for
-        them, which would have a copy of everything but the thread that steps run on.
-        """
-        source = self._fetches.source
-        return not self._is_from_ahead() and source.draws_nothing and source.begin_due
-
-    def begin(self) -> Found:
-        """Returns a traversal's first batch, whose turn it is; it counts as held by the owner."""
-        found = self.next()
-        self.producer.hold(1, found[2])
-        return found
-
-    @contextmanager
-    def early(self, most: int) -> Iterator[Iterator[Found]]:
-        """Gives what gives the next batches before their turn, as long as they are to be had so.
-
-        What it gives counts as held by the owner. A fetch that draws all the same is noticed, and warned of.
-
-        Args:
-            most: How many at most.
-        """
-        if self._is_from_ahead():
-            yield iter(self._early_from_ahead, None)  # on the thread, a draw waits for its turn
-        elif self._fetches.source.draws_nothing:
-            yield self._early_when_due(most)
-        else:
-            has_drawn = watch_states()
-            yield self._early_when_due(most)
-            if has_drawn():
-                self._draws = True
-                warnings.warn(LATE, SinkWarning, stacklevel=2)
-
-    def _early_from_ahead(self) -> Found | None:
-        if not self.producer.is_next_good:
-            return None
-        self.producer.hold(1, 0)  # before there is room for the thread to fetch another one
-        try:
-            found = self._from_ahead()
-        except BaseException:
-            self.producer.hold(-1, 0)
-            raise
-        self.producer.hold(0, found[2])
-        return found
-
-    def _early_when_due(self, most: int) -> Iterator[Found]:
-        """As `_when_due`, before they are."""
-        return self._early_in_step(most) if self._options.timeout is None else iter(self._early_on_demand, None)
-
-    def _early_in_step(self, most: int) -> Iterator[Found]:
-        producer, founds = self.producer, self._fetches.row(most)
-        while True:
-            producer.wanted -= 1
-            found = next(founds, None)
-            if found is None:
-                producer.wanted += 1
-                return
-            count = count_of(found)
-            producer.wanted -= count - 1
-            producer.hold(count, found[2])
-            yield found
-
-    def _early_on_demand(self) -> Found | None:
-        if self._fetches.source.begin_due:
-            return None
-        try:
-            found = self._demand(in_turn=False)
-        except NotYet:  # data without a length: its end is known when it is reached
-            return None
-        self.producer.hold(1, found[2])
-        return found
-
-    def _is_from_ahead(self) -> bool:
+    def is_from_ahead(self) -> bool:
+        """Tells whether the next batch comes from the thread."""
         if not self.runs_ahead:
             self.producer.running = False  # before `pending` asks, with the lock held: the thread begins no fetch then
         return self.pace.ahead or self.producer.pending > 0
@@ -243,12 +172,12 @@ class Supply:
             producer.run(self._ahead, producer.wanted)
         # In this order: the thread begins a fetch and lowers `wanted` at once.
         if (self.runs_ahead and producer.wanted > 0) or producer.pending:
-            return self._from_ahead()
+            return self.from_ahead()
         if self.pace.ahead and self._probes:
             return self._probe()
         return self._when_due()  # also where a sink takes more than it said
 
-    def _from_ahead(self) -> Found:
+    def from_ahead(self) -> Found:
         """Takes what the thread has fetched by itself."""
         item = self._get()
         self._note_draws(item)
@@ -283,7 +212,7 @@ class Supply:
 
     def _when_due(self) -> Found:
         """Has the batch fetched that nobody has begun to fetch: here, or on the thread if there is a timeout."""
-        return self._in_step() if self._options.timeout is None else self._demand()
+        return self._in_step() if self._options.timeout is None else self.demand()
 
     def _in_step(self) -> Found:
         self.producer.wanted -= 1
@@ -293,7 +222,7 @@ class Supply:
             self.producer.wanted += 1
             raise
 
-    def _demand(self, in_turn: bool = True) -> Found:
+    def demand(self, in_turn: bool = True) -> Found:
         """Lets the thread fetch one batch while the training waits for it."""
         self._fetches.begin()
         self.producer.demand(self._ahead, watch=not in_turn)
@@ -320,7 +249,7 @@ class Supply:
             self._say_draws(item)
 
     def _say_draws(self, item: Item) -> None:
-        self._draws = True
+        self.has_drawn()
         self.stay_in_step(f"each fetch touches {item.drew}, which belongs to the whole process")
         self._say(DRAWS.format(item.drew))
 
