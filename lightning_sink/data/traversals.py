@@ -227,8 +227,9 @@ class Traversals:
         if self.begin_due or self._fresh or self._ended:
             return
         begin = Place(self.traversal, 0, self._length, self._begin, self._first)  # type: ignore[arg-type]
-        end = int(min(self.batch + most, self.limit))
-        row = getattr(self._iterator, "row", None) if together else None
+        end = int(min(self.batch + max(0, most), self.limit))
+        gathers = len(self.roads) == 1 and self.roads[0].fast is not None
+        row = getattr(self._iterator, "row", None) if together and gathers else None
         if row is not None:
             for batches, count in row(end - self.batch):
                 self.batch += count

@@ -93,6 +93,32 @@ def test_batches_in_a_row_are_those_one_by_one(length, limit, counts):
     assert loader.fetched == len(found)
 
 
+class Cursor:
+    """An iterator of the user's with a method of that name."""
+
+    def __init__(self):
+        self.left = iter(range(5))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.left)
+
+    def row(self):
+        raise AssertionError("nobody asks")
+
+
+def test_batches_that_are_not_gathered_come_one_by_one():
+    class Table:
+        def __iter__(self):
+            return Cursor()
+
+    traversals = over(Table())
+    assert traversals.next() == 0
+    assert [batch for batch, _ in traversals.row(9, together=True)] == [1, 2, 3, 4]
+
+
 class Restarts:
     """Begins again behind its end, as some iterators do that are their own loaders."""
 
