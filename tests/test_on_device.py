@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fake_device import DEVICE, FakeAccelerator, waits
 from fake_graphs import FakeGraphs
-from lightning_sink import SinkDataModule, SinkStrategy
+from lightning_sink import SinkDataModule, SinkStrategy, data_sink
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.reuse import Reuse
 from lightning_sink.engine.block import Block
@@ -606,3 +606,34 @@ def test_a_callback_that_draws_on_the_device_is_told_that_the_training_differs()
     assert [text for text in found.warned if "A callback changes weights" in text]
     quiet = once(Net, loader, SinkStrategy(6, epoch="dataset", engine="traced"), **options())
     assert not [text for text in quiet.warned if "A callback changes" in text]
+
+
+@pytest.mark.parametrize("place", ["on the host", "on the device", "in part"])
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_step_function_that_moves_its_batches_itself(gathers, place, fake):
+    """`data_sink` has no queue that sends: the host's batches come to the graphs as they are."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(1600, 4, generator=generator), torch.randn(1600, 4, generator=generator)
+    given = {"on the host": (x, y), "on the device": (x.to(DEVICE), y.to(DEVICE)), "in part": (x.to(DEVICE), y)}[place]
+    data = TensorDataset(*given) if gathers else [*zip(*given, strict=True)]
+    found = {}
+    for engine in ("eager", "cudagraph"):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 4).to(DEVICE)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+
+        def step(x, y, net=net, optimizer=optimizer):
+            loss = (net(x.to(DEVICE)) - y.to(DEVICE)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        batches = DataLoader(data, batch_size=16, shuffle=True)
+        with data_sink(step, batches, sink_size=70, engine=engine, state=[net, optimizer]) as run:
+            losses = [(run(), run.history["loss"].cpu())[1] for _ in range(2)]
+            assert run.active_engine == engine
+        found[engine] = torch.cat(losses), net.weight.detach().cpu()
+    assert sum(known.replays for known in fake.graphs) > 0
+    for expected, other in zip(*found.values(), strict=True):
+        torch.testing.assert_close(other, expected, rtol=1e-4, atol=1e-6)

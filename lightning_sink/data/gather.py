@@ -8,8 +8,8 @@ leaves to the dataset and the collate function themselves: so a dataset with a `
 or draw for each call.
 
 Writes that torch does not count (through NumPy, `.data`, or into the list of a `Subset`) are seen from the next run on,
-and in a copy on another device never. A batch shares its memory with the others of its run: it keeps them alive, and
-must not be grown in place by `resize_`.
+and in a copy on another device never. A batch that is handed out by itself shares its memory with the others of its
+run: it keeps them alive, and must not be grown in place by `resize_`.
 """
 
 from __future__ import annotations
@@ -123,9 +123,10 @@ class GatherLoader:
         self._row_bytes = sum(column.nbytes // len(column) for column in columns)
         self._is_on_host = any(column.is_cpu for column in columns)
 
-    def run_batches(self, batch_size: int) -> int:
-        """Returns how many batches of so many rows are gathered at once, at most."""
-        most, room = (_RUN_BATCHES, _RUN_BYTES) if self._is_on_host else (_RUN_BATCHES_THERE, _RUN_BYTES_THERE)
+    def run_batches(self, batch_size: int, *, in_row: bool) -> int:
+        """Returns how many batches of so many rows are gathered at once, at most; `in_row` for a row of steps."""
+        there = in_row and not self._is_on_host
+        most, room = (_RUN_BATCHES_THERE, _RUN_BYTES_THERE) if there else (_RUN_BATCHES, _RUN_BYTES)
         fit = max(1, room // max(1, self._row_bytes * batch_size))
         return min(most, 1 << (fit.bit_length() - 1))  # a power of two: rows of steps are
 
@@ -156,7 +157,8 @@ class GatherIterator:
         self._ahead = owner.ahead
         self._cache = owner.cache
         self._order = order
-        self._run_batches = owner.run_batches(order.batch_size)
+        self._run_batches = owner.run_batches(order.batch_size, in_row=False)
+        self._row_batches = owner.run_batches(order.batch_size, in_row=True)
         self._workers_saw = workers_saw
         self._rows: deque[Any] = deque()  # of the batches that are due: read, and not yet handed out
         self._run: GatheredRows | None = None  # the same batches gathered, if they are
@@ -174,7 +176,7 @@ class GatherIterator:
 
     def row(self, most: int) -> Iterator[tuple[Any, int]]:
         """Gives the next batches, at most so many, with their number: as `Gathered` ones or one by itself."""
-        while most > 0 and self._have_rows(most):
+        while most > 0 and self._have_rows(min(most, self._row_batches)):
             found = None if self._run is None else self._run.together(min(most, len(self._rows)))
             if found is None:
                 yield next(self), 1
@@ -203,7 +205,7 @@ class GatherIterator:
         """Reads the rows of batches that are due, if need be, and gathers them as the data is now; False at the end."""
         if not self._rows:
             self._run = None
-            self._rows.extend(self._order.take(min(self._run_batches, most, max(1, self._ahead()))))
+            self._rows.extend(self._order.take(min(most, max(1, self._ahead()))))
             if not self._rows:
                 return False
         run = self._run

@@ -41,11 +41,11 @@ class Gathered:
     @cached_property
     def signature(self) -> Signature:
         """What they have in common with other batches that are like them."""
-        return flatten(self.batch(0))[1]
+        return flatten(self._build([column[0] for column in self.columns]))[1]
 
     def batch(self, number: int) -> Any:
-        """Returns one of them, each tensor of which counts its own writes, as views would not."""
-        return self._build([column[number].data for column in self.columns])
+        """Returns one of them, each tensor in memory of its own."""
+        return self._build([column[number].clone() for column in self.columns])
 
 
 class GatheredRows:

@@ -133,7 +133,7 @@ class GatheredRun(Run):
         return True
 
     def batch(self, number: int) -> Any:
-        """Returns a batch."""
+        """Returns a batch, a copy: who keeps it does not keep all that were gathered with it."""
         batches, place = self._kept[number - self.first][2]
         return batches.batch(place)
 

@@ -206,6 +206,6 @@ class CapturedStep(CompiledStep):
 
     def _bring(self, columns: list[Column]) -> list[Column]:
         """Returns inputs that differ on the device, those of the host's by few copies."""
-        lists = [column for column in columns if isinstance(column, list)]
-        brought = iter(self.graphs.bring([*chain.from_iterable(lists)]))
-        return [column if isinstance(column, Tensor) else [*islice(brought, len(column))] for column in columns]
+        parts = [column if isinstance(column, list) else [column] for column in columns]
+        brought = iter(self.graphs.bring([*chain.from_iterable(parts)]))
+        return [[*islice(brought, len(column))] if isinstance(column, list) else next(brought) for column in columns]
