@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.operands import members
-from lightning_sink.engine.private import schema_name
+from lightning_sink.engine.private import draws_otherwise, schema_name
 
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 _DROPOUT: Any = torch.ops.aten.native_dropout.default
@@ -55,7 +55,8 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
     """Replaces draws by placeholders behind the graph's other ones; returns what makes the tensors for them.
 
     Raises:
-        ValueError: For a draw that depends on data beside another draw, whose order nothing would keep.
+        ValueError: For a draw that depends on data, beside another draw, whose order nothing would keep, or if Inductor
+            would draw other numbers for it.
     """
     _take_masks_apart(graph)
     nodes = [node for node in graph.nodes if _is_draw(node)]
@@ -64,6 +65,8 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
         if len(nodes) > 1:
             names = ", ".join(sorted({str(node.target) for node in nodes}))
             raise ValueError(f"the order of its random draws cannot be kept ({names})")
+        if draws_otherwise(nodes[0].target):
+            raise ValueError(f"the compiler of this version of torch draws other numbers for {nodes[0].target}")
         return []
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):

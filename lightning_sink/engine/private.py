@@ -1,6 +1,6 @@
 """Every name of PyTorch's that is not public, with the reason; checked against torch 2.11 to 2.14.
 
-Those of Inductor are in `generated.py` and `native.py`.
+Those of Inductor, but for one table, are in `generated.py` and `native.py`.
 
 `tests/engine/test_private.py` fails with the name when an upgrade removes one.
 """
@@ -31,6 +31,7 @@ __all__ = [
     "can_repeat_graphs",
     "capture_repeated",
     "copy_all",
+    "draws_otherwise",
     "end_allocating_to_pool",
     "global_hooks",
     "is_all_true",
@@ -153,6 +154,18 @@ def global_hooks() -> tuple[Any, ...]:
 def is_mutable(operation: Any) -> bool:
     """Tells whether an operation writes to an argument. Only `OpOverload._schema` knows."""
     return bool(operation._schema.is_mutable)
+
+
+def draws_otherwise(operation: Any) -> bool:
+    """Tells whether Inductor's code draws other numbers than an operation does: that of torch 2.11 for `RReLU`.
+
+    It draws for each number, and the operation for those below 0. Only Inductor's table of decompositions shows it.
+    """
+    from torch._inductor.decomposition import decompositions
+
+    functional = getattr(torch.ops.aten, "rrelu_with_noise_functional", None)
+    is_random_slope = schema_name(operation).removesuffix("_") == "aten::rrelu_with_noise"
+    return is_random_slope and functional is not None and functional.default in decompositions
 
 
 def schema_name(operation: Any) -> str:

@@ -42,6 +42,14 @@ def test_a_single_draw_that_depends_on_data_stays_in_the_graph():
     assert hoist_draws(recording.graph) == []
 
 
+def test_a_draw_for_which_the_compiler_draws_other_numbers_is_refused(monkeypatch):
+    monkeypatch.setattr("lightning_sink.engine.draws.draws_otherwise", lambda operation: "rrelu" in str(operation))
+    recording = record(lambda x: nn.functional.rrelu(x, training=True), torch.randn(2, 3))
+    with pytest.raises(ValueError, match="draws other numbers for aten.rrelu_with_noise"):
+        hoist_draws(recording.graph)
+    assert hoist_draws(record(torch.bernoulli, torch.rand(2, 3)).graph) == []
+
+
 def test_two_draws_of_which_one_depends_on_data_are_refused():
     recording = record(lambda x: torch.bernoulli(x) + torch.rand(3), torch.rand(2, 3))
     with pytest.raises(ValueError, match=r"the order of its random draws cannot be kept \(aten.bernoulli.default"):

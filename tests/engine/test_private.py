@@ -40,6 +40,18 @@ def test_a_dispatch_mode_sees_operations_below_autograd():
     assert len(seen) > 2, "a `TorchDispatchMode` no longer sees the backward pass"
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_whether_the_compiler_draws_as_the_operation_does(listed, monkeypatch):
+    from torch._inductor.decomposition import decompositions
+
+    functional = OPERATIONS.rrelu_with_noise_functional.default
+    monkeypatch.delitem(decompositions, functional, raising=False)
+    if listed:  # as in torch 2.11
+        monkeypatch.setitem(decompositions, functional, lambda *args: None)
+    assert private.draws_otherwise(OPERATIONS.rrelu_with_noise.default) is listed
+    assert not private.draws_otherwise(OPERATIONS.bernoulli.p)
+
+
 def test_tensors_are_keys_by_identity():
     keys = private.WeakIdKeyDictionary()
     first, second = torch.ones(2), torch.ones(2)
