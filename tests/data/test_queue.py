@@ -639,11 +639,13 @@ def test_looked_at_early_no_more_than_the_bytes_but_for_one_batch(make, size, ba
 
     queue = make(Tensors(groups=groups), FakePace(False), QueueOptions(buffer_bytes=size))
     queue.expect(200)
-    for _ in range(3):
+    for taken in range(0, 3 * (batches + 1), batches + 1):
         queue.take()
         assert len(queue.look_ahead(16)) == batches
-        assert queue._producer.held_bytes == batches * 60
+        assert (queue._producer._held, queue._producer.held_bytes) == (batches, batches * 60)
         queue.skip(batches)
+        assert (queue._producer._held, queue._producer.held_bytes) == (0, 0)
+        assert queue.horizon() == 200 - taken - (batches + 1) + 1  # what the sink still needs, and one
 
 
 def test_between_sinks_nothing_is_fetched(make):
