@@ -21,6 +21,7 @@ import torch._dynamo
 
 import leaks
 from lightning_sink.data.turn import NumpyTurns
+from lightning_sink.engine import closures
 
 # The same examples in each run, so that a failure is a change. `--hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -30,7 +31,8 @@ hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)
 
 # The libraries' objects, by far the most, need not be walked through again and again: each training looks for the
-# functions of its step among all objects. Test modules are imported after this, so theirs are found.
+# functions of its step among all objects, and would unfreeze them. Test modules are imported after this, so theirs are
+# found.
 gc.collect()
 gc.freeze()
 
@@ -45,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         # What Inductor compiled once serves the whole suite and its next runs; processes that tests start inherit it.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.mkdir("inductor")))
         hypothesis.configuration.set_hypothesis_home_dir(cache.mkdir("hypothesis"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _libraries_stay_frozen():
+    with mock.patch.object(closures, "unfreeze"):
+        yield
 
 
 @pytest.fixture(autouse=True)

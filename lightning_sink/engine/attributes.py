@@ -129,6 +129,7 @@ class _Walk:
     def __init__(self, known: Collection[int]) -> None:
         self._left = _MOST_VALUES
         self._known = known
+        self._classes: set[type] = set()  # whose own values have been looked at
 
     def visit(self, value: Any, depth: int) -> Hashable:
         self._left -= 1
@@ -178,12 +179,19 @@ class _Walk:
         if isinstance(value, type):
             return None if is_library(value.__module__) or value.__module__ == "builtins" else _of_class(value)
         if isinstance(value, ModuleType):
-            return None if _is_of_others(value.__name__) else _of_users_module(value)
+            return None if _is_of_others(value.__name__) else _plain_in(value)
         if isinstance(value, nn.Module):
             return None if id(value) in self._known else _of_module(value)
         if isinstance(value, _COUNTING):
             return [repr(value) if isinstance(value, count) else value.__reduce__()[1:]]
-        return _attributes(value) if _is_users_object(value) else None
+        return [*_attributes(value), *self._of_class_once(type(value))] if _is_users_object(value) else None
+
+    def _of_class_once(self, kind: type) -> list[tuple[str, Any]]:
+        """Returns what the user's classes of an object hold, for the first such object."""
+        if kind in self._classes:
+            return []
+        self._classes.add(kind)
+        return [pair for base in kind.__mro__ if not _is_of_others(base.__module__) for pair in _plain_in(base)]
 
     def _numpy(self, value: Any, depth: int) -> Hashable:
         generator = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
@@ -202,13 +210,13 @@ def _of_module(module: nn.Module) -> list[Any]:
 
 
 def _of_class(kind: type) -> list[Any]:
-    held = [(name, value) for name, value in vars(kind).items() if not name.startswith("__")]
-    return [Same(kind), *((name, value) for name, value in held if type(value) in _PLAIN)]
+    return [Same(kind), *_plain_in(kind)]
 
 
-def _of_users_module(module: ModuleType) -> list[Any]:
-    held = [(name, value) for name, value in vars(module).items() if not name.startswith("__")]
-    return [(name, value) for name, value in held if type(value) in _PLAIN]
+def _plain_in(holder: type | ModuleType) -> list[tuple[str, Any]]:
+    """Returns the numbers, texts, containers and tensors that a class or a module holds."""
+    held = [(name, value) for name, value in vars(holder).items() if not name.startswith("__")]
+    return [(name, value) for name, value in held if type(value) in _PLAIN or isinstance(value, Tensor)]
 
 
 def _is_of_others(module: str) -> bool:

@@ -24,27 +24,17 @@ from lightning_sink.engine.watch import is_library
 
 
 def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
-    """Returns the user's functions that are alive now and have one of these codes.
-
-    Where one is hidden by `gc.freeze()`, everything is unfrozen: what it sees would change and nobody would notice.
-    """
-    functions = _functions(codes)
-    if gc.get_freeze_count() and _are_missing(codes, functions):
-        gc.unfreeze()
-        functions = _functions(codes)
+    """Returns the user's functions that are alive now and have one of these codes."""
+    unfreeze()
+    found = gc.get_referrers(*codes) if codes else []
+    functions = [item for item in found if isinstance(item, FunctionType)]
     return [function for function in functions if is_users(function.__module__ or "")]
 
 
-def _functions(codes: Collection[CodeType]) -> list[FunctionType]:
-    found = gc.get_referrers(*codes) if codes else []
-    return [item for item in found if isinstance(item, FunctionType)]
-
-
-def _are_missing(codes: Collection[CodeType], functions: list[FunctionType]) -> bool:
-    """Tells whether some code has no function, other than what is defined in the rest of it and gone by now."""
-    inner = {constant for code in codes for constant in code.co_consts if isinstance(constant, CodeType)}
-    found = inner.union(function.__code__ for function in functions)
-    return any(code not in found and code.co_name != "<module>" for code in codes)
+def unfreeze() -> None:
+    """Takes back a `gc.freeze()`, which hides functions: what they see would change and nobody would notice."""
+    if gc.get_freeze_count():
+        gc.unfreeze()
 
 
 def outside_state(

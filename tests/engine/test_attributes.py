@@ -41,7 +41,24 @@ def closure():
     return function
 
 
+def of_class():
+    """An object of a class that nothing else has an object of."""
+
+    class Base:
+        table = {"a": 1}
+
+    class Kind(Base):
+        scale = 1.0
+        tensor = torch.ones(1)
+
+    return Kind()
+
+
 VALUES = {
+    "class": (of_class, lambda v: setattr(type(v), "scale", 2.0)),
+    "table of a class": (of_class, lambda v: v.table.update(a=2)),
+    "tensor of a class": (of_class, lambda v: setattr(type(v), "tensor", torch.ones(1))),
+    "class of an object in a list": (lambda: [of_class()], lambda v: setattr(type(v[0]), "scale", 2.0)),
     "list": (lambda: [1, 2], lambda v: v.append(3)),
     "deep list": (lambda: [[[[1]]]], lambda v: v[0][0][0].append(2)),
     "dict": (lambda: {"a": {"b": 1}}, lambda v: v["a"].update(b=2)),

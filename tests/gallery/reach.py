@@ -102,6 +102,28 @@ class NumberOfAnObject(Smoothed):
         return self.held.hardness
 
 
+class Scale:
+    """Holds its number for all of its kind."""
+
+    factor = 0.0
+
+    def __call__(self, x):
+        return x * (1 + self.factor)
+
+
+@case()
+class NumberInTheClassOfAnObject(Small):
+    def __init__(self):
+        super().__init__()
+        self.scale = Scale()
+
+    def on_train_epoch_start(self):
+        Scale.factor = 0.2 * self.current_epoch
+
+    def training_step(self, batch, batch_idx):
+        return self.scale(self.loss(batch))
+
+
 @case()
 class NumberOfAnObjectInTheClass(NumberOfAnObject):
     def __init__(self):
