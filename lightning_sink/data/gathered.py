@@ -41,10 +41,14 @@ class Gathered:
     @cached_property
     def signature(self) -> Signature:
         """What they have in common with other batches that are like them."""
-        return flatten(self._build([column[0] for column in self.columns]))[1]
+        return flatten(self.batch(0))[1]
 
     def batch(self, number: int) -> Any:
-        """Returns one of them, each tensor in memory of its own."""
+        """Returns one of them, each tensor of which counts its own writes, as views would not."""
+        return self._build([column[number].data for column in self.columns])
+
+    def copy(self, number: int) -> Any:
+        """Returns a copy of one of them: who keeps it does not keep all."""
         return self._build([column[number].clone() for column in self.columns])
 
 

@@ -63,6 +63,10 @@ class Run(ABC):
     def batch(self, number: int) -> Any:
         """Returns a batch."""
 
+    def handed_out(self, number: int) -> Any:
+        """Returns a batch for who may keep it."""
+        return self.batch(number)
+
     @abstractmethod
     def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
         """Returns, for each tensor of a batch, that of each of some batches: a list, or one tensor `[batches, ...]`."""
@@ -133,9 +137,14 @@ class GatheredRun(Run):
         return True
 
     def batch(self, number: int) -> Any:
-        """Returns a batch, a copy: who keeps it does not keep all that were gathered with it."""
+        """Returns a batch."""
         batches, place = self._kept[number - self.first][2]
         return batches.batch(place)
+
+    def handed_out(self, number: int) -> Any:
+        """Returns a batch for who may keep it: it is a copy, and keeps no other that was gathered with it."""
+        batches, place = self._kept[number - self.first][2]
+        return batches.copy(place)
 
     def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
         """Returns each tensor of some batches: side by side if they were gathered at once, a list of them if not."""
@@ -225,7 +234,7 @@ class Early:
     def take(self, count: int) -> tuple[Any, list[Any]]:
         """Forgets the first batches, which are alike; returns the last of them, and the notes of all."""
         run = self._runs[0]
-        batch, notes = run.batch(run.first + count - 1), run.notes(run.first, run.first + count)
+        batch, notes = run.handed_out(run.first + count - 1), run.notes(run.first, run.first + count)
         self._let_go(count, run.take(count))
         if not run:
             self._runs.popleft()

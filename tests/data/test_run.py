@@ -167,7 +167,11 @@ def test_batches_that_were_gathered_at_once_stay_side_by_side():
     assert all(isinstance(column, torch.Tensor) for column in early.part(0, 5).columns())
     assert all(isinstance(column, torch.Tensor) for column in early.part(6, 2).columns())
     assert all(isinstance(column, list) for column in early.part(4, 2).columns())
-    for tensor in early.part(1, 2).batch(0):
+    expected = early.part(1, 2).batch(0)
+    taken, _ = early.take(2)
+    for tensor, other in zip(taken, expected, strict=True):
+        assert torch.equal(tensor, other)
         assert tensor._base is None
-        assert tensor._version == 0
+        assert other._base is None
+        assert tensor._version == other._version == 0
         assert tensor.untyped_storage().nbytes() == tensor.nbytes  # who keeps it keeps no more
