@@ -26,7 +26,7 @@ from lightning_sink.engine.watch import is_library
 def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
     """Returns the user's functions that are alive now and have one of these codes."""
     unfreeze()
-    found = gc.get_referrers(*codes) if codes else []
+    found = gc.get_referrers(*codes)
     functions = [item for item in found if isinstance(item, FunctionType)]
     return [function for function in functions if is_users(function.__module__ or "")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
@@ -69,19 +69,19 @@ class Granted:
         self._optimizers = optimizers
         self._ignore = ignore
         self._outside = outside
-        self._codes: set[CodeType] = set()
-        self._look_outside = outside(self._codes)
+        self._codes: dict[int, CodeType] = {}
+        self._look_outside = outside(())
         self._nested: list[Any] = []
         self._functions: list[FunctionType] = []
         self._seen = Seen()
 
-    def learn(self, codes: set[CodeType]) -> None:
-        """Looks from now on at the functions with these codes too."""
-        new = codes - self._codes
-        self._codes |= new
-        self._functions += find_functions(new)
+    def learn(self, codes: Mapping[int, CodeType]) -> None:
+        """Looks from now on at the functions with these codes, by identity, too."""
+        new = {key: code for key, code in codes.items() if key not in self._codes}
         if new:
-            self._look_outside = self._outside(self._codes)
+            self._codes |= new
+            self._functions += find_functions(new.values())
+            self._look_outside = self._outside(self._codes.values())
 
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""

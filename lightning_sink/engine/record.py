@@ -80,7 +80,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
-        self.ran: set[CodeType] = set()
+        self.ran: dict[int, CodeType] = {}
         self._uses = Uses(self.hazard, self._frozen)
         self._look = look
         self._hyper = hyper

@@ -117,7 +117,7 @@ _ESCAPE_CODES = {getattr(Tensor, name).__code__: name for name in ("__array__", 
 
 
 @contextmanager
-def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType]) -> Iterator[Any]:
+def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, CodeType]) -> Iterator[Any]:
     """Reports what the user's Python reads in this thread that a recording would freeze.
 
     Uses the interpreter's profile hook, the one place that sees calls of C functions and property getters alike
@@ -126,29 +126,40 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: set[CodeType
     Args:
         report: Called with a description; `user_line()` then names the place.
         codes: Code objects of getters to watch beside the clock, generators and data of tensors, with their names.
-        ran: Takes the code of every function of the user's that is called.
+        ran: Takes, by identity, the code of every function that is called and may see something of the user's besides
+            its arguments.
 
     Yields:
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
     """
-    names = {**_TORCH_CODES, **codes}
-    users: dict[CodeType, bool] = {}
+    # By identity: code is equal to code of the same text elsewhere, and hashing it takes as long as the rest of a call.
+    names = {id(code): name for code, name in (*_TORCH_CODES.items(), *codes.items())}
+    told = {id(code): f"`Tensor.{name}()` takes values out of the step" for code, name in _ESCAPE_CODES.items()}
+    users: dict[int, bool] = {}
+    met: list[CodeType] = []  # identities are theirs as long as they are there
+
+    def meet(frame: FrameType) -> bool:
+        code, is_users = frame.f_code, is_user_frame(frame)
+        met.append(code)
+        # The standard library's own functions see nothing of the user's but what one closes over, as a wrapper does.
+        if _is_users(frame) or (is_users and code.co_freevars):
+            ran[id(code)] = code
+        if code.co_name.startswith("add_") and frame.f_globals.get("__name__", "").startswith(_BOARD):
+            told[id(code)] = f"`SummaryWriter.{code.co_name}()` is called"
+        users[id(code)] = is_users
+        return is_users
 
     def hook(frame: FrameType, event: str, arg: Any) -> None:
         if event == "return" or event == "c_return":
             return
-        code = frame.f_code
-        is_users = users.get(code)
+        key = id(frame.f_code)
+        is_users = users.get(key)
         if is_users is None:
-            is_users = users[code] = is_user_frame(frame)
+            is_users = meet(frame)
         if event == "call":
-            if is_users:
-                ran.add(code)
-            elif frame.f_globals.get("__name__", "").startswith(_BOARD) and code.co_name.startswith("add_"):
-                report(f"`SummaryWriter.{code.co_name}()` is called")
-            name = names.get(code)
-            if code in _ESCAPE_CODES:
-                report(f"`Tensor.{_ESCAPE_CODES[code]}()` takes values out of the step")
+            if key in told:
+                report(told[key])
+            name = names.get(key)
             # Lightning reads its own counters in every step; a read counts where the user's line asks for it.
             if name is not None and frame.f_back is not None and _asked_by_user(frame.f_back, name):
                 report(f"`{name}` is {'called' if name.endswith('()') else 'read'}")

@@ -45,7 +45,7 @@ def test_functions_are_looked_at_once_they_are_known():
     before = granted.state()
     held["scale"] = 2.0
     assert granted.state() == before
-    granted.learn({step.__code__})
+    granted.learn({id(step.__code__): step.__code__})
     before = granted.state()
     held["scale"] = 3.0
     assert granted.state() != before

@@ -6,7 +6,9 @@ import operator
 import os
 import random
 import sys
+import textwrap
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from lightning_sink.engine.watch import DRAWN, Hazard, first_line, user_line, wa
 
 def reports(body, codes=None):
     found = []
-    with watch_reads(lambda what: found.append((what, user_line())), codes or {}, set()):
+    with watch_reads(lambda what: found.append((what, user_line())), codes or {}, {}):
         body()
     return found
 
@@ -86,11 +88,38 @@ def test_a_getter_given_by_its_code():
 
 
 def test_the_code_that_ran_is_collected():
-    ran = set()
+    ran = {}
     with watch_reads(lambda what: None, {}, ran):
         call(lambda: torch.ones(2).sum())
-    assert call.__code__ in ran
-    assert not any("site-packages/torch/" in code.co_filename for code in ran)
+        textwrap.dedent("text")
+    assert ran[id(call.__code__)] is call.__code__
+    assert not any("site-packages/torch/" in code.co_filename for code in ran.values())
+    assert textwrap.dedent.__code__ not in ran.values()
+
+
+def test_code_of_the_same_text_is_collected_once_for_each_function():
+    functions = []
+    for scale in (1.0, 2.0):
+        namespace = {"scale": scale}
+        exec(compile("def scaled(x):\n    return x * scale", "<configuration>", "exec"), namespace)
+        functions.append(namespace["scaled"])
+    one, other = functions
+    assert one.__code__ == other.__code__
+    ran = {}
+    with watch_reads(lambda what: None, {}, ran):
+        assert one(1.0) + other(1.0) == 3.0
+    assert {id(code) for code in ran.values()} == {id(one.__code__), id(other.__code__)}
+
+
+def test_a_wrapper_of_the_standard_librarys_is_collected():
+    @mock.patch.object(sys, "argv", [])
+    def patched():
+        return None
+
+    ran = {}
+    with watch_reads(lambda what: None, {}, ran):
+        patched()
+    assert patched.__code__ in ran.values()
 
 
 def test_a_profiler_is_put_back():

@@ -147,6 +147,29 @@ class WeighingByAGlobal(Small):
 add("weighing by a global in a generator", WeighingByAGlobal)
 
 
+def from_configuration(**names):
+    exec(compile("def weighed(loss):\n    return weight * loss", "<configuration>", "exec"), names)
+    return names["weighed"]
+
+
+class OfTheSameText(Small):
+    """Both functions are in each step; only what the second one sees changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = from_configuration(weight=0.5), from_configuration(weight=0.5)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        return self.first(loss) + self.second(loss)
+
+    def on_train_epoch_end(self):
+        self.second.__globals__["weight"] = 1.5 + self.current_epoch
+
+
+add("two functions of the same text, each with globals of its own", OfTheSameText)
+
+
 def keep(**made):
     def prepare(module):
         module.kept = types.SimpleNamespace(**{name: make() for name, make in made.items()})
