@@ -1,15 +1,13 @@
 // Products of small matrices of floats, in the place of the library's.
 //
-// The library's cost a microsecond of dispatch each, and are made for large ones. `generated.py` places this text,
-// behind `bare.cpp`, before the step that Inductor generated and has it call `mm_out` and `addmm_out`, which leave to
-// the library what is large, or laid out in any other way. Measured in examples/benchmarks/RESULTS.md.
+// The library's cost a microsecond of dispatch each, and are made for large ones. Measured in
+// examples/benchmarks/RESULTS.md.
 
 #include <omp.h>
 #include <torch/csrc/inductor/cpp_prefix.h>
 
 namespace lightning_sink {
 
-constexpr bool ONE_THREAD = @ONE_THREAD@;  // whether the step runs on one
 constexpr int64_t LARGE = 1 << 22;    // multiplications from which on the library, which blocks for caches, is as fast
 constexpr int64_t DIVIDED = 1 << 17;  // multiplications from which on threads that wait for each other are faster
 
@@ -130,9 +128,10 @@ void multiply_rows(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows
   }
 }
 
-void multiply(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t columns, int64_t depth) {
+void multiply(
+    Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t columns, int64_t depth, bool one_thread) {
   b = pack(b, depth, columns);
-  if (ONE_THREAD || rows * columns * depth < DIVIDED) return multiply_rows(a, b, bias, c, rows, columns, depth);
+  if (one_thread || rows * columns * depth < DIVIDED) return multiply_rows(a, b, bias, c, rows, columns, depth);
 #pragma omp parallel
   {
     const int64_t tiles = (rows + ROWS - 1) / ROWS, threads = omp_get_num_threads(), thread = omp_get_thread_num();
@@ -157,7 +156,7 @@ struct Floats {
 };
 
 // Multiplies, and adds a row to each row of the result; false where that is better left to the library.
-bool multiply_small(const View& out, const View* bias, const View& left, const View& right) {
+bool multiply_small(const View& out, const View* bias, const View& left, const View& right, bool one_thread) {
   const Floats a(left), b(right), c(out);
   if (!a.fits || !b.fits || !c.fits || a.rows * b.columns * a.columns > LARGE) return false;
   if (c.matrix.column != 1 || (b.matrix.column != 1 && b.matrix.row != 1)) return false;
@@ -166,28 +165,8 @@ bool multiply_small(const View& out, const View* bias, const View& left, const V
                                           bias->dtype == aoti_torch_dtype_float32());
   if (!is_row) return false;
   const float* row = bias == nullptr ? nullptr : reinterpret_cast<float*>(bias->data);
-  multiply(a.matrix, b.matrix, row, c.matrix, a.rows, b.columns, a.columns);
+  multiply(a.matrix, b.matrix, row, c.matrix, a.rows, b.columns, a.columns, one_thread);
   return true;
-}
-
-// What generated code calls, with tensors of torch's or of `bare.cpp`: how each is seen, and lent to the library.
-inline View seen(AtenTensorHandle tensor) { return View(tensor); }
-inline const View& seen(const bare::Tensor& tensor) { return tensor; }
-inline AtenTensorHandle lent(AtenTensorHandle tensor) { return tensor; }
-inline bare::Lent lent(const bare::Tensor& tensor) { return bare::Lent(tensor); }
-
-template <class Out, class Left, class Right>
-AOTITorchError mm_out(const Out& out, const Left& left, const Right& right) {
-  if (multiply_small(seen(out), nullptr, seen(left), seen(right))) return AOTI_TORCH_SUCCESS;
-  return aoti_torch_cpu_mm_out(lent(out), lent(left), lent(right));
-}
-
-template <class Out, class Bias, class Left, class Right>
-AOTITorchError addmm_out(
-    const Out& out, const Bias& bias, const Left& left, const Right& right, double beta, double alpha) {
-  const View& row = seen(bias);
-  if (beta == 1 && alpha == 1 && multiply_small(seen(out), &row, seen(left), seen(right))) return AOTI_TORCH_SUCCESS;
-  return aoti_torch_cpu_addmm_out(lent(out), lent(bias), lent(left), lent(right), beta, alpha);
 }
 
 }  // namespace lightning_sink

@@ -1,17 +1,20 @@
 """What is entered of Inductor: its names that are not public, each with the reason; checked against torch 2.11 to 2.14.
 
-A graph is compiled here with C++ of our own beside what Inductor generates: `bare.cpp`, `gemm.cpp`, `pooling.cpp`,
-`masks.cpp`, `worker.cpp` and `loop.cpp`. `tests/engine/test_generated.py` fails with the name when an upgrade removes
-one.
+A graph is compiled here with C++ of our own beside what Inductor generates, a part with each step and a part once for
+all of them (`interface.cpp`). `tests/engine/test_generated.py` fails with the name when an upgrade removes one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
@@ -27,8 +30,24 @@ _ONE_AT_A_TIME = threading.RLock()
 """Inductor compiles for one thread of a process at a time, and what it is given here replaces parts of it meanwhile."""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """C++ beside what Inductor generates.
+
+    Attributes:
+        step: Is compiled with each step, before the generated function.
+        runtime: Is compiled once for all steps.
+        calls: Functions of the former that take the place of the library's, with whether they take tensors of
+            `bare.cpp`.
+    """
+
+    step: str
+    runtime: str
+    calls: Mapping[str, bool]
+
+
 def compile_graph(
-    graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any], source: str, calls: Mapping[str, bool]
+    graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any], beside: Beside | None = None
 ) -> tuple[Callable[..., Any], NativeLoop | None]:
     """Compiles a graph of ATen operations with Inductor, for inference: its writes to inputs happen in place.
 
@@ -40,9 +59,7 @@ def compile_graph(
         graph: The graph.
         inputs: Its inputs; they are copied.
         options: Inductor's options.
-        source: C++ to be compiled with it, before the generated function: `loop.cpp` and what it needs; "" for what
-            is not to run on a CPU.
-        calls: Functions of that C++ that take the place of the library's, with whether they take tensors of `bare.cpp`.
+        beside: C++ of ours, None for what is not to run on a CPU.
 
     Returns:
         The function, and the loop around it, None where there is none.
@@ -62,8 +79,9 @@ def compile_graph(
     with (
         _ONE_AT_A_TIME,
         functorch_config.patch(enable_autograd_cache=False),
-        _with_source(source, calls),
-        _called_as_they_are() if source else nullcontext(),
+        nullcontext() if beside is None else _with_source(beside),
+        nullcontext() if beside is None else _called_as_they_are(),
+        nullcontext() if beside is None else _compiled_meanwhile(beside.runtime) as runtime,
         warnings.catch_warnings(),
     ):
         # Inductor's advice for GPUs; what is computed in is the user's choice.
@@ -74,11 +92,12 @@ def compile_graph(
     callable_code = getattr(inner[0], "current_callable", None) if len(inner) == 1 else None
     if callable_code is None:
         return artifact, None
+    loop = None if runtime is None else _find_loop(callable_code, runtime())
     direct: Callable[..., Any] = lambda *arguments: callable_code(list(arguments))  # noqa: E731
     # The layers switch gradients off, which the kernels of recurrent layers look at.
     if not _same(graph if torch.is_grad_enabled() else artifact, direct, inputs):
         return artifact, None
-    return direct, _find_loop(callable_code)
+    return direct, loop
 
 
 @contextmanager
@@ -113,7 +132,7 @@ _CALLED = re.compile(r"([\w:]+)\(")
 
 
 @contextmanager
-def _with_source(source: str, calls: Mapping[str, bool]) -> Iterator[None]:
+def _with_source(beside: Beside) -> Iterator[None]:
     """Has C++ compiled with what Inductor generates, where that looks as expected.
 
     `CppWrapperCodeCache.load_pybinding` is where the C++ wrapper's text becomes a library, whether it was generated now
@@ -129,15 +148,15 @@ def _with_source(source: str, calls: Mapping[str, bool]) -> Iterator[None]:
         if main_code.count(_ENTRY) == main_code.count(_END) == len(_UNLOCKS.findall(main_code)) == len(takes) == 1:
             main_code = _UNLOCKS.sub("lightning_sink::Unlocked release;", main_code)
             main_code = _UNCHECKED.sub(r"\1AOTI_TORCH_ERROR_CODE_CHECK(\2);", main_code)
-            for name in calls:
+            for name in beside.calls:
                 main_code = main_code.replace(f"aoti_torch_cpu_{name}(", f"lightning_sink::{name}(")
-            bare = _bare_step(main_code, [name for name, takes_bare in calls.items() if takes_bare])
-            filled = source.replace("@INPUTS@", takes[0]).replace("@OUTPUTS@", str(num_outputs))
+            bare = _bare_step(main_code, [name for name, takes_bare in beside.calls.items() if takes_bare])
+            filled = beside.step.replace("@INPUTS@", takes[0]).replace("@OUTPUTS@", str(num_outputs))
             filled = filled.replace("@BARE@", "true" if bare else "false")
             main_code = hand_out_errors(main_code).replace(_ENTRY, f"{filled}\n{bare}\n{_ENTRY}")
         return original(*args, main_code=main_code, num_outputs=num_outputs, **kwargs)
 
-    with patch.object(CppWrapperCodeCache, "load_pybinding", load) if source else nullcontext():
+    with patch.object(CppWrapperCodeCache, "load_pybinding", load):
         yield
 
 
@@ -178,17 +197,38 @@ def _bare_step(code: str, calls: Iterable[str]) -> str:
     return f"{head}{step}}}\n"
 
 
-def _find_loop(callable_code: Any) -> NativeLoop | None:
+def _find_loop(callable_code: Any, runtime: ctypes.PyDLL) -> NativeLoop | None:
     """Finds the library behind what Inductor generated: the wrapper's function holds the library's in its closure."""
     held = [cell.cell_contents for cell in getattr(callable_code, "__closure__", None) or ()]
     files = [getattr(getattr(item, "__self__", None), "__file__", None) for item in held]
     for file in files:
         if file is not None:
-            try:
-                return NativeLoop(file)
-            except AttributeError:  # compiled without the loop
-                return None
+            library = ctypes.PyDLL(file)
+            # Without the name it was compiled without what is beside it.
+            return NativeLoop(library, runtime) if hasattr(library, "lightning_sink_bind") else None
     return None
+
+
+@contextmanager
+def _compiled_meanwhile(runtime: str) -> Iterator[Callable[[], ctypes.PyDLL]]:
+    """Has what is the same for all steps compiled meanwhile, unless Inductor has it; gives what waits for it."""
+    with ThreadPoolExecutor(1) as pool:
+        yield _runtimes().load_async(runtime, submit_fn=pool.submit)
+
+
+@lru_cache
+def _runtimes() -> Any:
+    """Returns a cache of libraries that are compiled as Inductor compiles steps, and called by `ctypes`."""
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    class Runtimes(CppWrapperCodeCache):
+        cache = {}
+
+        @staticmethod
+        def _load_library_inner(path: str, key: str) -> Any:
+            return ctypes.PyDLL(path)
+
+    return Runtimes
 
 
 def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Tensor]) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from lightning_sink.engine.draws import hoist_draws
-from lightning_sink.engine.generated import compile_graph, find_compiler
+from lightning_sink.engine.generated import Beside, compile_graph, find_compiler
 from lightning_sink.engine.lists import take_lists_apart
 from lightning_sink.engine.loop import CompiledStep, Compiler, NativeStep
 from lightning_sink.engine.memory import keep_freed_memory
@@ -25,11 +25,13 @@ Below that, threads that wait for each other cost more than they save: a step of
 4,096 elements) takes 36 microseconds on one thread and 40 to 100 on two, on a quiet machine.
 """
 
-_SOURCES = tuple(
-    Path(__file__).with_name(f"{name}.cpp") for name in ("caught", "bare", "gemm", "pooling", "masks", "worker", "loop")
-)
+_STEP = ("caught", "bare", "interface", "step")
+_RUNTIME = ("bare", "interface", "gemm", "pooling", "masks", "worker", "loop")
+_HEADER = "#include <torch/csrc/inductor/cpp_wrapper/cpu.h>\n"
+"""With which generated code begins: compiled beforehand, once."""
+
 _CALLS = {"mm_out": True, "addmm_out": True, "max_pool2d_with_indices": False}
-"""Functions of ours in the place of the library's; whether they take tensors of `bare.cpp`, too."""
+"""Functions of `step.cpp` in the place of the library's; whether they take tensors of `bare.cpp`, too."""
 
 NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Shapes and strides are compared before a program is run; checking them again is a sixth of the MLP's step."""
@@ -60,11 +62,16 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     take_lists_apart(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
-        source = "".join(file.read_text() for file in _SOURCES).replace("@ONE_THREAD@", str(small).lower())
-        function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, source, _CALLS)
+        step = _text(_STEP).replace("@ONE_THREAD@", str(small).lower())
+        beside = Beside(step, _HEADER + _text(_RUNTIME), _CALLS)
+        function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, beside)
     if loop is None:
         return CompiledStep(function, draws, one_thread=small)
     return NativeStep(function, loop, draws, one_thread=small)
+
+
+def _text(names: tuple[str, ...]) -> str:
+    return "".join(Path(__file__).with_name(f"{name}.cpp").read_text() for name in names)
 
 
 def keeps_layouts(graph: fx.Graph) -> bool:

@@ -1,20 +1,10 @@
 // The loop around a compiled step: many steps in one call, without the interpreter between them.
 //
-// `generated.py` places this text, behind the other files, before the step that Inductor generated,
-// `inductor_entry_impl`, and fills in what stands between two @. It uses nothing but that function, the C interface
-// that generated code itself uses, and Python's.
+// It uses nothing but the step's functions, the C interface that generated code itself uses, and Python's.
 
 #include <cfenv>
 
-void inductor_entry_impl(AtenTensorHandle* inputs, AtenTensorHandle* outputs);  // inputs are taken, outputs given away
-
 namespace lightning_sink {
-
-constexpr size_t NUM_INPUTS = @INPUTS@;
-constexpr size_t NUM_OUTPUTS = @OUTPUTS@;
-constexpr bool HAS_BARE = @BARE@;  // whether there is a `bare_step`, the same step on the tensors of `bare.cpp`
-
-void bare_step(bare::Tensor* inputs, bare::Tensor* outputs);  // likewise
 
 // Owns the tensors of a list of capsules. None stands for a tensor that differs from step to step.
 class Tensors {
@@ -90,32 +80,27 @@ struct Inputs {
   Tensors fixed, rows;
   std::vector<int64_t> positions;
 
-  Inputs(PyObject* fixed_list, PyObject* rows_list, PyObject* positions_list, int64_t steps)
+  Inputs(const Step& step, PyObject* fixed_list, PyObject* rows_list, PyObject* positions_list, int64_t steps)
       : fixed(fixed_list), rows(rows_list), positions(numbers(positions_list)) {
-    const bool match = fixed.size() == NUM_INPUTS && rows.size() == positions.size() * steps;
+    const bool match = fixed.size() == static_cast<size_t>(step.inputs) && rows.size() == positions.size() * steps;
     if (!match || steps < 1) throw std::runtime_error("wrong inputs");
   }
 };
 
-// Runs a step on tensors of torch's; its outputs take the place of those of the step before.
+// Runs steps on tensors of torch's; `last` are the outputs of the last one, whatever becomes of the one behind it.
 //
 // Inputs are given as copies of handles: letting go of one that only Python holds besides takes the interpreter's lock.
-void run_step(const Inputs& inputs, int64_t step, Tensors& last) {
-  std::array<AtenTensorHandle, NUM_INPUTS> handles{};
-  Tensors outputs(NUM_OUTPUTS);
-  for (size_t i = 0; i < NUM_INPUTS; ++i) handles[i] = inputs.fixed.copy(i);
-  for (size_t i = 0; i < inputs.positions.size(); ++i) {
-    handles[inputs.positions[i]] = inputs.rows.copy(step * inputs.positions.size() + i);
-  }
-  inductor_entry_impl(handles.data(), outputs.data());
-  outputs.part();
-  swap(last, outputs);
-}
-
-// Runs steps on tensors of torch's; `last` are the outputs of the last one, whatever becomes of the one behind it.
-inline void run_steps(const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
+inline void run_steps(
+    const Step& step, const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
+  const size_t differing = inputs.positions.size();
+  std::vector<AtenTensorHandle> handles(step.inputs);
   for (; done < steps; ++done) {
-    run_step(inputs, done, last);
+    Tensors outputs(step.outputs);
+    for (size_t i = 0; i < handles.size(); ++i) handles[i] = inputs.fixed.copy(i);
+    for (size_t i = 0; i < differing; ++i) handles[inputs.positions[i]] = inputs.rows.copy(done * differing + i);
+    step.run(handles.data(), outputs.data());
+    outputs.part();
+    swap(last, outputs);
     kept.note(last, done);
   }
 }
@@ -135,12 +120,12 @@ void fetch_ahead(const char* place, int64_t bytes) {
 
 // The same without tensors of torch's, but for the last step, whose outputs others get. Of a tensor that differs from step
 // to step, all but the place is as in the first.
-inline void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
+inline void run_bare(
+    const Step& step, const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
   const size_t differing = inputs.positions.size();
-  std::array<bare::Tensor, NUM_INPUTS> tensors;
-  std::array<bare::Tensor, NUM_OUTPUTS> outputs, made;
+  std::vector<bare::Tensor> tensors(step.inputs), outputs(step.outputs), made(step.outputs);
   std::vector<int64_t> bytes;
-  for (size_t i = 0; i < NUM_INPUTS; ++i) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
     if (inputs.fixed[i] != nullptr) tensors[i] = bare::Tensor(inputs.fixed[i]);
   }
   for (size_t i = 0; i < differing; ++i) {
@@ -154,13 +139,13 @@ inline void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int6
         tensors[inputs.positions[i]].data = place_of(inputs.rows[done * differing + i]);
         fetch_ahead(place_of(inputs.rows[(done + 1) * differing + i]), bytes[i]);
       }
-      bare_step(tensors.data(), made.data());
+      step.run_bare(tensors.data(), made.data());
       std::swap(outputs, made);
       kept.note(outputs, done);
     }
-    run_steps(inputs, kept, steps, done, last);
+    run_steps(step, inputs, kept, steps, done, last);
   } catch (...) {
-    for (size_t i = 0; i < NUM_OUTPUTS && done > 0; ++i) last.put(i, bare::copy(outputs[i]));
+    for (size_t i = 0; i < outputs.size() && done > 0; ++i) last.put(i, bare::copy(outputs[i]));
     throw;
   }
 }
@@ -168,21 +153,18 @@ inline void run_bare(const Inputs& inputs, const Kept& kept, int64_t steps, int6
 // Steps in a row: what they need, and what has become of them.
 class Run {
  public:
-  Run(Inputs inputs, PyObject* kept, int64_t steps) : inputs_(std::move(inputs)), kept_(kept), steps_(steps) {
+  Run(const Step& step, Inputs inputs, PyObject* kept, int64_t steps)
+      : step_(step), inputs_(std::move(inputs)), kept_(kept), steps_(steps), last_(step.outputs) {
     std::fegetenv(&floats_);
   }
 
   // Runs them, on whichever thread; needs no lock of the interpreter's. Tells whether all were run.
   bool go() {
-    InLoop in_loop;
     const auto began = std::chrono::steady_clock::now();
     std::fesetenv(&floats_);  // whether subnormal numbers count as zeros is kept for each thread
     try {
-      if constexpr (HAS_BARE) {
-        run_bare(inputs_, kept_, steps_, done_, last_);
-      } else {
-        run_steps(inputs_, kept_, steps_, done_, last_);
-      }
+      const auto run = step_.run_bare == nullptr ? run_steps : run_bare;
+      run(step_, inputs_, kept_, steps_, done_, last_);
     } catch (const std::exception& error) {
       failure_ = error.what();
     } catch (...) {
@@ -198,6 +180,9 @@ class Run {
     number_ = worker_->take([this] { return go(); });
   }
 
+  // Gives back the memory that they have left to this thread; a worker's goes with its thread.
+  void clear() { step_.clear(); }
+
   // Returns when they have ended, if they were begun.
   void wait() {
     if (worker_ != nullptr) worker_->wait(number_);
@@ -208,7 +193,7 @@ class Run {
   // None if all were run.
   PyObject* result() {
     if (PyErr_Occurred()) return nullptr;  // a custom operation in Python may have left one
-    PyObject* outputs = PyList_New(done_ > 0 ? NUM_OUTPUTS : 0);
+    PyObject* outputs = PyList_New(done_ > 0 ? step_.outputs : 0);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); ++i) {
       PyList_SET_ITEM(outputs, i, PyCapsule_New(last_.take(i), nullptr, nullptr));
     }
@@ -217,11 +202,12 @@ class Run {
   }
 
  private:
+  const Step& step_;
   Inputs inputs_;
   Kept kept_;
   int64_t steps_, done_ = 0;
   double seconds_ = 0;
-  Tensors last_{NUM_OUTPUTS};
+  Tensors last_;
   std::string failure_;
   std::fenv_t floats_;
   std::shared_ptr<Worker> worker_;  // on which they run, until they have been waited for
@@ -265,7 +251,12 @@ void forget_worker(PyObject* capsule) {
 
 #define LIGHTNING_SINK_API extern "C" __attribute__((visibility("default")))
 
-LIGHTNING_SINK_API const int32_t lightning_sink_is_bare = lightning_sink::HAS_BARE;
+// What steps call.
+LIGHTNING_SINK_API const void* lightning_sink_kernels() {
+  using namespace lightning_sink;
+  static const Kernels kernels{multiply_small, pool_small};
+  return &kernels;
+}
 
 // Returns a capsule of a thread for rows that are run beside the caller, one at a time. It ends with the capsule, when
 // they have been waited for.
@@ -310,12 +301,14 @@ LIGHTNING_SINK_API PyObject* lightning_sink_masks(
   });
 }
 
-// Returns a capsule of steps in a row.
+// Returns a capsule of steps in a row; `step` is what `lightning_sink_bind` returned.
 LIGHTNING_SINK_API PyObject* lightning_sink_prepare(
-    PyObject* fixed, PyObject* rows, PyObject* positions, PyObject* kept, int64_t steps) {
+    const void* step, PyObject* fixed, PyObject* rows, PyObject* positions, PyObject* kept, int64_t steps) {
   using namespace lightning_sink;
   return guarded([&] {
-    return PyCapsule_New(new Run(Inputs(fixed, rows, positions, steps), kept, steps), nullptr, forget_run);
+    const Step& of = *static_cast<const Step*>(step);
+    Run* run = new Run(of, Inputs(of, fixed, rows, positions, steps), kept, steps);
+    return PyCapsule_New(run, nullptr, forget_run);
   });
 }
 
@@ -329,7 +322,7 @@ LIGHTNING_SINK_API PyObject* lightning_sink_launch(PyObject* capsule, PyObject* 
     } else {
       const Unlocked unlocked;
       run->go();
-      bare::pool.clear();  // a worker's goes with its thread
+      run->clear();
     }
     return Py_NewRef(Py_None);
   });

@@ -2,7 +2,7 @@
 //
 // Torch draws them one after another, 4.6 ns each: two words of its Mersenne Twister, put together to a fraction of 53
 // bits, smaller than the probability or not. Here 624 words are made at a time, side by side, and fractions are compared
-// as integers. `generated.py` places this text before `loop.cpp`. Measured in examples/benchmarks/RESULTS.md.
+// as integers. Measured in examples/benchmarks/RESULTS.md.
 
 // Inductor, which writes its own vectors, asks for loops to be left as they are.
 #pragma GCC push_options

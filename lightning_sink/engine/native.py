@@ -1,4 +1,4 @@
-"""The library that a step was compiled to, as Python calls it: its loop, its thread and its masks (`loop.cpp`).
+"""What runs compiled steps in a row, as Python calls it: the loop, its thread and its masks (`loop.cpp`).
 
 `torch._C._aoti`, which is private (torch 2.11 to 2.14), turns tensors into what generated code takes, and back, as
 Inductor's own wrapper does. `tests/engine/test_generated.py` fails with the name when an upgrade removes it.
@@ -15,32 +15,35 @@ from torch import Tensor
 
 
 class NativeLoop:
-    """The loop of `loop.cpp`, compiled with a step: many steps in one call.
-
-    The library is called by `ctypes`, which has it from the file that Inductor imported.
+    """The loop of `loop.cpp` around a compiled step: many steps in one call.
 
     Args:
-        library: The file.
+        step: The library that the step was compiled to (`step.cpp`).
+        runtime: The library that is the same for all steps.
 
     Attributes:
         is_bare: Whether steps run on plain memory, without torch, and so on any thread.
     """
 
-    def __init__(self, library: str) -> None:
-        functions, objects = ctypes.PyDLL(library), ctypes.py_object
-        self._prepare = self._function(functions, "prepare", *[objects] * 4, ctypes.c_int64)
-        self._launch = self._function(functions, "launch", objects, objects)
-        self._wait = self._function(functions, "wait", objects)
-        self._make_worker = self._function(functions, "worker")
-        self._rest = self._function(functions, "rest", objects)
-        self._masks = self._function(functions, "masks", *[objects] * 4, ctypes.c_int64)
+    def __init__(self, step: ctypes.PyDLL, runtime: ctypes.PyDLL) -> None:
+        objects, pointer = ctypes.py_object, ctypes.c_void_p
+        self._prepare = self._function(runtime, "prepare", pointer, *[objects] * 4, ctypes.c_int64)
+        self._launch = self._function(runtime, "launch", objects, objects)
+        self._wait = self._function(runtime, "wait", objects)
+        self._make_worker = self._function(runtime, "worker")
+        self._rest = self._function(runtime, "rest", objects)
+        self._masks = self._function(runtime, "masks", *[objects] * 4, ctypes.c_int64)
         self._worker: Any = None
-        self.is_bare = bool(ctypes.c_int32.in_dll(functions, "lightning_sink_is_bare").value)
+        kernels = self._function(runtime, "kernels", returns=pointer)
+        self._step = self._function(step, "bind", pointer, returns=pointer)(kernels())
+        self.is_bare = bool(ctypes.c_int32.in_dll(step, "lightning_sink_is_bare").value)
 
     @staticmethod
-    def _function(functions: ctypes.PyDLL, name: str, *arguments: Any) -> Callable[..., Any]:
-        function = functions[f"lightning_sink_{name}"]
-        function.argtypes, function.restype = arguments, ctypes.py_object
+    def _function(
+        library: ctypes.PyDLL, name: str, *arguments: Any, returns: Any = ctypes.py_object
+    ) -> Callable[..., Any]:
+        function = library[f"lightning_sink_{name}"]
+        function.argtypes, function.restype = arguments, returns
         return function
 
     def prepare(
@@ -64,7 +67,7 @@ class NativeLoop:
         pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
         capsules = iter(pack([tensor for tensor in fixed if tensor is not None]))
         inputs = [None if tensor is None else next(capsules) for tensor in fixed]
-        return self._prepare(inputs, pack(varying), positions, kept, steps)
+        return self._prepare(self._step, inputs, pack(varying), positions, kept, steps)
 
     def launch(self, run: Any, beside: bool) -> None:
         """Runs them; `beside` the caller's thread, on one that ends with `rest`, behind those launched before.

@@ -95,5 +95,5 @@ class DeviceCompiler:
         take_lists_apart(recording.graph)
         with torch.set_grad_enabled(recording.grad_mode):
             there = [tensor.to(self._device) for tensor in inputs]
-            function, _ = compile_graph(graph_module(recording), there, options, "", {})
+            function, _ = compile_graph(graph_module(recording), there, options)
         return function

@@ -2,8 +2,8 @@
 //
 // The library, and what Inductor generates, decide number by number which one is larger, by branches that the processor
 // guesses wrongly half of the time; that is most of what they take. Here the larger ones are selected, without a branch,
-// for LANES windows side by side. `generated.py` places this text behind `gemm.cpp`; what lies in any other way, or
-// reaches beyond the image, is left to the library. Measured in examples/benchmarks/RESULTS.md.
+// for LANES windows side by side. What lies in any other way, or reaches beyond the image, is left to the library.
+// Measured in examples/benchmarks/RESULTS.md.
 
 namespace lightning_sink {
 
@@ -49,8 +49,8 @@ inline void pool_row(const Windows& windows, const float* image, int64_t first, 
   }
 }
 
-inline void pool(const Windows& windows, float* largest, int64_t* places) {
-#pragma omp parallel for if (!ONE_THREAD)
+inline void pool(const Windows& windows, float* largest, int64_t* places, bool one_thread) {
+#pragma omp parallel for if (!one_thread)
   for (int64_t n = 0; n < windows.count; ++n) {
     const float* image = windows.images + n * windows.rows * windows.columns;
     for (int64_t row = 0; row < windows.out_rows; ++row) {
@@ -97,25 +97,23 @@ inline AtenTensorHandle new_output(const View& like, const Windows& windows, int
   return result;
 }
 
-// What generated code calls in the place of the library's function.
-inline AOTITorchError max_pool2d_with_indices(
+// Makes both outputs; false where that is better left to the library.
+inline bool pool_small(
     AtenTensorHandle self, const int64_t* size, int64_t sizes, const int64_t* step, int64_t steps,
     const int64_t* padding, int64_t paddings, const int64_t* dilation, int64_t dilations, int32_t ceil_mode,
-    AtenTensorHandle* largest, AtenTensorHandle* places) {
+    AtenTensorHandle* largest, AtenTensorHandle* places, bool one_thread) {
   using Pair = std::array<int64_t, 2>;
   const View view(self);
   const Pair window = both_sides(size, sizes, {1, 1});
   const bool is_plain = ceil_mode == 0 && both_sides(padding, paddings, {0, 0}) == Pair{0, 0} &&
                         both_sides(dilation, dilations, {1, 1}) == Pair{1, 1};
   Windows windows{};
-  if (!find_windows(view, window, both_sides(step, steps, window), is_plain, windows)) {
-    return aoti_torch_cpu_max_pool2d_with_indices(
-        self, size, sizes, step, steps, padding, paddings, dilation, dilations, ceil_mode, largest, places);
-  }
+  if (!find_windows(view, window, both_sides(step, steps, window), is_plain, windows)) return false;
   *largest = new_output(view, windows, view.dtype);
   *places = new_output(view, windows, aoti_torch_dtype_int64());
-  pool(windows, reinterpret_cast<float*>(View(*largest).data), reinterpret_cast<int64_t*>(View(*places).data));
-  return AOTI_TORCH_SUCCESS;
+  auto* numbers = reinterpret_cast<float*>(View(*largest).data);
+  pool(windows, numbers, reinterpret_cast<int64_t*>(View(*places).data), one_thread);
+  return true;
 }
 
 }  // namespace lightning_sink

@@ -17,23 +17,14 @@
 
 namespace lightning_sink {
 
-thread_local bool in_loop = false;
-
-// Lets go of the interpreter's lock; inside the loop, which has done so, does nothing.
+// Lets go of the interpreter's lock.
 class Unlocked {
  public:
-  Unlocked() : state_(in_loop ? nullptr : PyEval_SaveThread()) {}
-  ~Unlocked() {
-    if (state_ != nullptr) PyEval_RestoreThread(state_);
-  }
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked() { PyEval_RestoreThread(state_); }
 
  private:
   PyThreadState* state_;
-};
-
-struct InLoop {
-  InLoop() { in_loop = true; }
-  ~InLoop() { in_loop = false; }
 };
 
 class Worker {

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from lightning_sink.engine import inductor
+
 
 @pytest.fixture(scope="module")
 def two_threads():
@@ -10,3 +12,15 @@ def two_threads():
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """Returns a function that replaces a part of our C++ in what is compiled from now on."""
+    text = inductor._text
+
+    def replace(right, wrong):
+        assert text(inductor._RUNTIME).count(right) == 1
+        monkeypatch.setattr(inductor, "_text", lambda names: text(names).replace(right, wrong))
+
+    return replace

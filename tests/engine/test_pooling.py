@@ -71,15 +71,9 @@ def test_what_eager_finds(largest, two_threads):
         assert places.stride() == where.stride()
 
 
-def test_control_the_windows_are_ours(tmp_path, monkeypatch):
+def test_control_the_windows_are_ours(replaced):
     """With the smallest number in the place of the largest the result is wrong: so it is what runs."""
-    from lightning_sink.engine import inductor
-
-    (ours,) = (file for file in inductor._SOURCES if file.name == "pooling.cpp")
-    wrong = tmp_path / "pooling.cpp"
-    wrong.write_text(ours.read_text().replace("(value > present)", "(value < present)"))
-    assert wrong.read_text() != ours.read_text()
-    monkeypatch.setattr(inductor, "_SOURCES", [wrong if file == ours else file for file in inductor._SOURCES])
+    replaced("(value > present)", "(value < present)")
     found = compiled(10)
     alike = [torch.equal(places, POOL(*arguments)[1]) for arguments, _, places in found]
     assert not any(alike[0:8:2])  # images of random numbers, windows of more than one
