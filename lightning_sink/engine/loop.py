@@ -1,7 +1,7 @@
 """Many steps in one call.
 
 `CompiledStep` is what a compiler makes of a recording: it can be called for one step, or for several in a row that
-differ in some of their inputs. `NativeStep` is one whose loop is compiled with it (`loop.cpp`).
+differ in some of their inputs. `NativeStep` is one whose loop is machine code, too (`loop.cpp`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class RowDraws:
 
     Args:
         draws: Those of a step, in its order.
-        loop: Machine code that was compiled with the step.
+        loop: The loop around the step, which draws masks, too.
     """
 
     def __init__(self, draws: Sequence[Draw], loop: NativeLoop) -> None:
