@@ -9,7 +9,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import random
 import signal
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from unittest import mock
 
 import hypothesis
@@ -21,7 +21,7 @@ import torch._dynamo
 
 import leaks
 from lightning_sink.data.turn import NumpyTurns
-from lightning_sink.engine import closures
+from lightning_sink.engine import referrers
 
 # The same examples in each run, so that a failure is a change. `--hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -29,12 +29,6 @@ hypothesis.settings.register_profile("explore", max_examples=10_000, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 torch.set_num_threads(1)
-
-# The libraries' objects, by far the most, need not be walked through again and again: each training looks for the
-# functions of its step among all objects, and would unfreeze them. Test modules are imported after this, so theirs are
-# found.
-gc.collect()
-gc.freeze()
 
 # A shell lets what it runs in the background ignore Ctrl-C, which tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -49,10 +43,25 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.configuration.set_hypothesis_home_dir(cache.mkdir("hypothesis"))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _libraries_stay_frozen():
-    with mock.patch.object(closures, "unfreeze"):
-        yield
+def pytest_collection_finish() -> None:
+    """Freezes libraries and what was collected, by far the most objects, and keeps them frozen.
+
+    Each training looks for the functions of its step among all objects. Those of tests are remembered here.
+    """
+    import torch._inductor.compile_fx  # else some test imports it: a hundred thousand objects
+
+    gc.collect()
+    frozen = {}
+    for item in gc.get_objects():
+        if type(item) is FunctionType:
+            frozen.setdefault(id(item.__code__), []).append(item)
+
+    def holders(*held):
+        functions = [function for item in held for function in frozen.get(id(item), ())]
+        return functions + [holder for holder in gc.get_referrers(*held) if holder is not held]
+
+    gc.freeze()
+    referrers.gc = SimpleNamespace(get_freeze_count=lambda: 0, get_referrers=holders)
 
 
 @pytest.fixture(autouse=True)

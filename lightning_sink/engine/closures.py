@@ -7,7 +7,6 @@ functions of that code.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from functools import lru_cache
@@ -19,22 +18,15 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import Same, fingerprint
 from lightning_sink.engine.holders import class_state, python_state
+from lightning_sink.engine.referrers import referrers
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library
 
 
 def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
     """Returns the user's functions that are alive now and have one of these codes."""
-    unfreeze()
-    found = gc.get_referrers(*codes)
-    functions = [item for item in found if isinstance(item, FunctionType)]
+    functions = [holder for holder in referrers(*codes) if isinstance(holder, FunctionType)]
     return [function for function in functions if is_users(function.__module__ or "")]
-
-
-def unfreeze() -> None:
-    """Takes back a `gc.freeze()`, which hides functions: what they see would change and nobody would notice."""
-    if gc.get_freeze_count():
-        gc.unfreeze()
 
 
 def outside_state(

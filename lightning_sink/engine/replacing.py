@@ -1,11 +1,12 @@
-"""Finding who holds a value, by way of the garbage collector, and giving them another one."""
+"""Giving everybody who holds a value another one."""
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from types import CellType
 from typing import Any
+
+from lightning_sink.engine.referrers import referrers
 
 
 def put_in_place_of(held: Any, new: Any) -> None:
@@ -13,7 +14,7 @@ def put_in_place_of(held: Any, new: Any) -> None:
 
     No closure of this function may hold it: its cell would be among them.
     """
-    for holder in gc.get_referrers(held):
+    for holder in referrers(held):
         if type(holder) is tuple:
             put_in_place_of(holder, _with(holder, held, new))
         elif isinstance(holder, CellType):
