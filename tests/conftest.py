@@ -1,6 +1,7 @@
 """Each test starts from the same state and leaves the process as it found it: no thread, no child, no file."""
 
 import gc
+import importlib
 import os
 
 # Models here are tiny. With more threads than one, beside any other busy process, threads that wait for each other at
@@ -48,8 +49,7 @@ def pytest_collection_finish() -> None:
 
     Each training looks for the functions of its step among all objects. Those of tests are remembered here.
     """
-    import torch._inductor.compile_fx  # else some test imports it: a hundred thousand objects
-
+    importlib.import_module("torch._inductor.compile_fx")  # else some test does: a hundred thousand objects
     gc.collect()
     frozen = {}
     for item in gc.get_objects():
