@@ -89,10 +89,11 @@ def compile_graph(
         artifact = standalone_compile(
             graph, [copy_of(tensor) for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
         )
+        library = None if runtime is None else runtime()
     callable_code = getattr(inner[0], "current_callable", None) if len(inner) == 1 else None
     if callable_code is None:
         return artifact, None
-    loop = None if runtime is None else _find_loop(callable_code, runtime())
+    loop = None if library is None else _find_loop(callable_code, library)
     direct: Callable[..., Any] = lambda *arguments: callable_code(list(arguments))  # noqa: E731
     # The layers switch gradients off, which the kernels of recurrent layers look at.
     if not _same(graph if torch.is_grad_enabled() else artifact, direct, inputs):
@@ -212,8 +213,13 @@ def _find_loop(callable_code: Any, runtime: ctypes.PyDLL) -> NativeLoop | None:
 @contextmanager
 def _compiled_meanwhile(runtime: str) -> Iterator[Callable[[], ctypes.PyDLL]]:
     """Has what is the same for all steps compiled meanwhile, unless Inductor has it; gives what waits for it."""
-    with ThreadPoolExecutor(1) as pool:
-        yield _runtimes().load_async(runtime, submit_fn=pool.submit)
+    runtimes = _runtimes()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            yield runtimes.load_async(runtime, submit_fn=pool.submit)
+    except BaseException:
+        runtimes.cache.clear()  # it keeps what failed, be it by Ctrl-C, and would fail with that for ever
+        raise
 
 
 @lru_cache

@@ -70,7 +70,7 @@ class Uses:
         self.closed = True
         self.memo.clear()
         if self._kept(known):
-            gc.collect(1)  # what is left of the step may hold some in cycles, and is young: nothing was collected
+            gc.collect()  # what is left of the step may hold some in cycles
         return self._kept(known)
 
     def _kept(self, known: Collection[Number]) -> list[Number]:

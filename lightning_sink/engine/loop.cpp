@@ -289,7 +289,7 @@ LIGHTNING_SINK_API PyObject* lightning_sink_masks(
     }
     if (many.size() != where.size() || likely.size() != where.size()) throw std::runtime_error("wrong masks");
     {
-      const Unlocked unlocked;
+      const Released unlocked;
       Twister twister(*generator);
       for (int64_t step = 0; step < steps; ++step) {
         for (size_t i = 0; i < where.size(); ++i) {
@@ -320,7 +320,7 @@ LIGHTNING_SINK_API PyObject* lightning_sink_launch(PyObject* capsule, PyObject* 
     if (worker != Py_None && is_here(held_by<SharedWorker>(worker))) {
       run->go_on(*held_by<SharedWorker>(worker));
     } else {
-      const Unlocked unlocked;
+      const Released unlocked;
       run->go();
       run->clear();
     }

@@ -12,7 +12,7 @@ constexpr bool HAS_BARE = @BARE@;          // whether there is a `bare_step`, th
 
 void bare_step(bare::Tensor* inputs, bare::Tensor* outputs);
 
-const Kernels* kernels = nullptr;
+const Kernels* kernels = nullptr;  // until the step is bound: then the library does it all
 
 thread_local bool in_loop = false;
 
@@ -46,7 +46,8 @@ inline bare::Lent lent(const bare::Tensor& tensor) { return bare::Lent(tensor); 
 
 template <class Out, class Left, class Right>
 AOTITorchError mm_out(const Out& out, const Left& left, const Right& right) {
-  if (kernels->multiply(seen(out), nullptr, seen(left), seen(right), ONE_THREAD)) return AOTI_TORCH_SUCCESS;
+  const bool bound = kernels != nullptr;
+  if (bound && kernels->multiply(seen(out), nullptr, seen(left), seen(right), ONE_THREAD)) return AOTI_TORCH_SUCCESS;
   return aoti_torch_cpu_mm_out(lent(out), lent(left), lent(right));
 }
 
@@ -54,14 +55,14 @@ template <class Out, class Bias, class Left, class Right>
 AOTITorchError addmm_out(
     const Out& out, const Bias& bias, const Left& left, const Right& right, double beta, double alpha) {
   const View& row = seen(bias);
-  const bool is_plain = beta == 1 && alpha == 1;
+  const bool is_plain = kernels != nullptr && beta == 1 && alpha == 1;
   if (is_plain && kernels->multiply(seen(out), &row, seen(left), seen(right), ONE_THREAD)) return AOTI_TORCH_SUCCESS;
   return aoti_torch_cpu_addmm_out(lent(out), lent(bias), lent(left), lent(right), beta, alpha);
 }
 
 template <class... Arguments>
 AOTITorchError max_pool2d_with_indices(const Arguments&... arguments) {
-  if (kernels->pool(arguments..., ONE_THREAD)) return AOTI_TORCH_SUCCESS;
+  if (kernels != nullptr && kernels->pool(arguments..., ONE_THREAD)) return AOTI_TORCH_SUCCESS;
   return aoti_torch_cpu_max_pool2d_with_indices(arguments...);
 }
 

@@ -126,8 +126,7 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, Co
     Args:
         report: Called with a description; `user_line()` then names the place.
         codes: Code objects of getters to watch beside the clock, generators and data of tensors, with their names.
-        ran: Takes, by identity, the code of every function that is called and may see something of the user's besides
-            its arguments.
+        ran: Takes the code of every function that is called and is of no library of this stack, by identity.
 
     Yields:
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
@@ -141,8 +140,7 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, Co
     def meet(frame: FrameType) -> bool:
         code, is_users = frame.f_code, is_user_frame(frame)
         met.append(code)
-        # The standard library's own functions see nothing of the user's but what one closes over, as a wrapper does.
-        if _is_users(frame) or (is_users and code.co_freevars):
+        if is_users:
             ran[id(code)] = code
         if code.co_name.startswith("add_") and frame.f_globals.get("__name__", "").startswith(_BOARD):
             told[id(code)] = f"`SummaryWriter.{code.co_name}()` is called"

@@ -18,10 +18,10 @@
 namespace lightning_sink {
 
 // Lets go of the interpreter's lock.
-class Unlocked {
+class Released {
  public:
-  Unlocked() : state_(PyEval_SaveThread()) {}
-  ~Unlocked() { PyEval_RestoreThread(state_); }
+  Released() : state_(PyEval_SaveThread()) {}
+  ~Released() { PyEval_RestoreThread(state_); }
 
  private:
   PyThreadState* state_;
@@ -51,7 +51,7 @@ class Worker {
   // Returns when a task has been done, or dropped behind one that failed; lets go of the interpreter's lock meanwhile.
   void wait(int64_t number) {
     if (ended_ >= number) return;
-    const Unlocked unlocked;
+    const Released unlocked;
     until([&] { return ended_ >= number; });
   }
   void wait() { wait(given_); }

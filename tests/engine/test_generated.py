@@ -1,9 +1,15 @@
 """Every private name of Inductor's that the engine uses is there."""
 
 import inspect
+import threading
 
+import pytest
 import torch
 from torch import fx
+
+from lightning_sink.engine import generated
+from lightning_sink.engine.inductor import compile_inductor, missing_compiler
+from lightning_sink.engine.recording import Recording
 
 OPERATIONS = torch.ops.aten
 
@@ -36,3 +42,39 @@ def test_operations_that_are_called_as_they_are():
     assert callable(lowering.fallback_handler), "`torch._inductor.lowering.fallback_handler` is gone"
     taken_out = OPERATIONS.max_pool2d_with_indices.default
     assert taken_out in decomposition.decompositions, "Inductor decomposes max-pooling elsewhere than in this table"
+
+
+@pytest.fixture
+def graph():
+    made = fx.Graph()
+    left, right = made.placeholder("left"), made.placeholder("right")
+    made.output((made.call_function(OPERATIONS.mm.default, (left, right)),))
+    return made
+
+
+@pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+def test_a_step_that_is_not_bound_leaves_all_to_the_library(graph, monkeypatch):
+    inputs = [torch.randn(5, 3), torch.randn(3, 13)]
+    monkeypatch.setattr(generated, "_find_loop", lambda code, runtime: None)
+    (found,) = compile_inductor(Recording(graph, inputs=inputs, largest=10))(*inputs)
+    assert torch.allclose(found, inputs[0] @ inputs[1])
+
+
+@pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+def test_what_could_not_be_compiled_once_is_tried_again(graph, monkeypatch, replaced):
+    from torch._inductor import codecache
+
+    replaced("// Lets go of the interpreter's lock.", "// Text that no cache has.")
+    inputs, compile_them = [torch.randn(5, 3), torch.randn(3, 14)], codecache._worker_compile_cpp
+
+    def interrupted(*arguments):
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("the compiler was ended")
+        return compile_them(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(codecache, "_worker_compile_cpp", interrupted)
+        with pytest.raises(RuntimeError, match="the compiler was ended"):
+            compile_inductor(Recording(graph, inputs=inputs, largest=10))
+    (found,) = compile_inductor(Recording(graph, inputs=inputs, largest=10))(*inputs)
+    assert torch.allclose(found, inputs[0] @ inputs[1])
