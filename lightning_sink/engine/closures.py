@@ -71,6 +71,7 @@ def _module(module: nn.Module) -> Hashable:
 
 def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
     code = function.__code__
+    yield "code", Same(code)
     yield "defaults", (function.__defaults__, function.__kwdefaults__)
     yield "attributes", {key: value for key, value in vars(function).items() if not key.startswith("__")}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):

@@ -101,9 +101,26 @@ def test_changed_cells_and_defaults_are_seen():
 
 def test_a_tensor_that_is_filled_is_the_same_tensor():
     tensor = torch.ones(1)
-    before = state(lambda: tensor)
+
+    def function():
+        return tensor
+
+    before = state(function)
     tensor.fill_(2)
-    assert list(state(lambda: tensor).values()) == list(before.values())
+    assert state(function) == before
+
+
+def test_other_code_is_noticed():
+    def function():
+        return 1
+
+    def other():
+        return 1
+
+    before = state(function)
+    assert state(function) == before
+    function.__code__ = other.__code__
+    assert state(function) != before
 
 
 def test_the_module_that_is_trained_is_looked_at_elsewhere():

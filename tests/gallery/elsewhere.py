@@ -170,6 +170,30 @@ class OfTheSameText(Small):
 add("two functions of the same text, each with globals of its own", OfTheSameText)
 
 
+def halved(loss):
+    return 0.5 * loss
+
+
+HALVED = halved.__code__
+
+
+class OfOtherCode(Small):
+    """A tool that reloads code as it is edited puts it into the functions that are there."""
+
+    def __init__(self):
+        super().__init__()
+        halved.__code__ = HALVED
+
+    def training_step(self, batch, batch_idx):
+        return halved(self.loss(batch))
+
+    def on_train_epoch_end(self):
+        halved.__code__ = (lambda loss: 2.0 * loss).__code__
+
+
+add("a function with other code", OfOtherCode)
+
+
 def keep(**made):
     def prepare(module):
         module.kept = types.SimpleNamespace(**{name: make() for name, make in made.items()})
