@@ -2,6 +2,7 @@
 
 import inspect
 import threading
+import uuid
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_a_step_that_is_not_bound_leaves_all_to_the_library(graph, monkeypatch):
 def test_what_could_not_be_compiled_once_is_tried_again(graph, monkeypatch, replaced):
     from torch._inductor import codecache
 
-    replaced("// Lets go of the interpreter's lock.", "// Text that no cache has.")
+    replaced("// Lets go of the interpreter's lock.", f"// {uuid.uuid4()}")  # no cache has that
     inputs, compile_them = [torch.randn(5, 3), torch.randn(3, 14)], codecache._worker_compile_cpp
 
     def interrupted(*arguments):
