@@ -113,7 +113,7 @@ _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "un
 _GENERATOR = (torch.random.manual_seed, torch.random.set_rng_state, torch.random.get_rng_state)
 _TORCH_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (*_GENERATOR, torch.save, torch.load)}
 # What numpy and `print` call, from their own code, on a tensor that they are given.
-_ESCAPE_CODES = {getattr(Tensor, name).__code__: name for name in ("__array__", "__dlpack__", "__repr__")}
+_ESCAPE_CODES = [getattr(Tensor, name).__code__ for name in ("__array__", "__dlpack__", "__repr__")]
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, Co
     """
     # By identity: code is equal to code of the same text elsewhere, and hashing it takes as long as the rest of a call.
     names = {id(code): name for code, name in (*_TORCH_CODES.items(), *codes.items())}
-    told = {id(code): f"`Tensor.{name}()` takes values out of the step" for code, name in _ESCAPE_CODES.items()}
+    told = {id(code): f"`Tensor.{code.co_name}()` takes values out of the step" for code in _ESCAPE_CODES}
     users: dict[int, bool] = {}
     met: list[CodeType] = []  # identities are theirs as long as they are there
 
@@ -174,13 +174,17 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, Co
     finally:
         if collects:
             gc.enable()
-        # A profiler written in C (`cProfile`) is its own hook and has to be switched on again by its own method.
-        enable = getattr(previous, "enable", None)
-        sys.setprofile(None)
-        if enable is not None:
-            enable()
-        elif previous is not None:
-            sys.setprofile(previous)
+        _put_back(previous)
+
+
+def _put_back(profiler: Any) -> None:
+    sys.setprofile(None)
+    # A profiler written in C (`cProfile`) is its own hook and has to be switched on again by its own method.
+    enable = getattr(profiler, "enable", None)
+    if enable is not None:
+        enable()
+    elif profiler is not None:
+        sys.setprofile(profiler)
 
 
 def _read_by(function: Any) -> str | None:
