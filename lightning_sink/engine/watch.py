@@ -172,13 +172,13 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, Co
     try:
         yield hook
     finally:
+        sys.setprofile(None)  # first: a collection that is due begins as soon as there may be one
         if collects:
             gc.enable()
         _put_back(previous)
 
 
 def _put_back(profiler: Any) -> None:
-    sys.setprofile(None)
     # A profiler written in C (`cProfile`) is its own hook and has to be switched on again by its own method.
     enable = getattr(profiler, "enable", None)
     if enable is not None:

@@ -2,6 +2,7 @@
 
 import cProfile
 import datetime
+import gc
 import operator
 import os
 import random
@@ -151,6 +152,23 @@ def test_an_error_in_the_body_leaves_no_profiler():
     with pytest.raises(ValueError, match="mine"):
         reports(fails)
     assert sys.getprofile() is before
+
+
+def test_a_collection_is_no_part_of_the_body():
+    """Whoever asks to be told of collections, as hypothesis does, may read the clock."""
+    told = []
+
+    def tell(phase, info):
+        told.append(phase)
+        time.perf_counter()
+
+    gc.callbacks.insert(0, tell)
+    try:
+        kept = []
+        assert reports(lambda: kept.extend([] for _ in range(10 * gc.get_threshold()[0]))) == []
+    finally:
+        gc.callbacks.remove(tell)
+    assert told  # one was due
 
 
 def test_lines():
