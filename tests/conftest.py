@@ -23,6 +23,7 @@ import torch._dynamo
 import leaks
 from lightning_sink.data.turn import NumpyTurns
 from lightning_sink.engine import referrers
+from lightning_sink.engine.closures import is_users
 
 # The same examples in each run, so that a failure is a change. `--hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -51,17 +52,11 @@ def pytest_collection_finish() -> None:
     """
     importlib.import_module("torch._inductor.compile_fx")  # else some test does: a hundred thousand objects
     gc.collect()
-    frozen = {}
-    for item in gc.get_objects():
-        if type(item) is FunctionType:
-            frozen.setdefault(id(item.__code__), []).append(item)
-
-    def holders(*held):
-        functions = [function for item in held for function in frozen.get(id(item), ())]
-        return functions + [holder for holder in gc.get_referrers(*held) if holder is not held]
-
+    frozen = [item for item in gc.get_objects() if type(item) is FunctionType and is_users(item.__module__ or "")]
     gc.freeze()
-    referrers.gc = SimpleNamespace(get_freeze_count=lambda: 0, get_referrers=holders)
+    referrers.gc = SimpleNamespace(
+        get_freeze_count=lambda: 0, get_referrers=gc.get_referrers, get_objects=lambda: frozen + gc.get_objects()
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ pytestmark = [
 SUBJECTS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several"]
 SUBJECTS += ["options", "callbacks", "sink_ends", "elsewhere"]
 SUBJECTS += ["generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision"]
-SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers", "values"]
+SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers", "values", "wrapped"]
 for subject in SUBJECTS:
     import_module(f"gallery.{subject}")  # fills CASES
 

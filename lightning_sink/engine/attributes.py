@@ -11,7 +11,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial, partialmethod, singledispatch, singledispatchmethod
 from itertools import count
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
@@ -42,6 +42,9 @@ _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tupl
 SCALARS = frozenset([int, float, bool, complex, str, type(None)])
 _IN_ORDER = frozenset([tuple, list])
 CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set])
+CACHED = type(lru_cache(len))
+"""Of functions whose results are kept."""
+
 TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
 
@@ -75,6 +78,17 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         items = list(value.items()) if kind is dict else list(enumerate(value))
         return kind, tuple((fingerprint(key), _untensored(item, known)) for key, item in items)
     return _Walk(known).visit(value, _DEEPEST)
+
+
+_BY_TYPE = singledispatch(len).__code__  # type: ignore[attr-defined]
+
+
+def _chosen_from(function: FunctionType) -> Mapping[type, Any] | None:
+    """Returns what a `functools.singledispatch` chooses from; None for any other function.
+
+    The rest of what it holds is a cache, in which each first call with a type is noted.
+    """
+    return function.registry if function.__code__ is _BY_TYPE else None  # type: ignore[attr-defined]
 
 
 def _told_apart(value: Any) -> Any:
@@ -161,15 +175,23 @@ class _Walk:
 
     def _children(self, value: Any) -> Collection[Any] | None:
         if isinstance(value, FunctionType):
-            return [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+            chosen_from = _chosen_from(value)
+            closed_over = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+            return closed_over if chosen_from is None else [chosen_from]
         if isinstance(value, (Mapping, list, tuple, set, frozenset, deque)):
             items = list(value.items()) if isinstance(value, Mapping) else value
             return [*items, vars(value)] if getattr(value, "__dict__", None) else items
         if isinstance(value, GeneratorType):
             frame = value.gi_frame
             return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
-        if isinstance(value, partial):
+        if isinstance(value, (partial, partialmethod)):
             return [value.func, value.args, value.keywords]
+        if isinstance(value, singledispatchmethod):
+            return [value.dispatcher, value.func]
+        if isinstance(value, (CACHED, staticmethod, classmethod)):
+            return [value.__wrapped__]
+        if isinstance(value, property):
+            return [value.fget, value.fset]
         if isinstance(value, MethodType):
             return [value.__func__, value.__self__]
         if isinstance(value, ContextVar):

@@ -16,17 +16,37 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import Same, fingerprint
+from lightning_sink.engine.attributes import CACHED, Same, fingerprint
 from lightning_sink.engine.holders import class_state, python_state
-from lightning_sink.engine.referrers import referrers
+from lightning_sink.engine.referrers import functions_of
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library
 
 
 def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
     """Returns the user's functions that are alive now and have one of these codes."""
-    functions = [holder for holder in referrers(*codes) if isinstance(holder, FunctionType)]
-    return [function for function in functions if is_users(function.__module__ or "")]
+    return [function for function in functions_of(codes) if is_users(function.__module__ or "")]
+
+
+def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -> list[FunctionType]:
+    """Returns the user's functions behind an `lru_cache`: those that were called before the first step ran in none.
+
+    Args:
+        functions: Functions that may call them.
+        classes: Classes whose methods they may be.
+    """
+    values = [value for kind in classes for value in vars(kind).values()]
+    values += [value for function in functions for _, value in _variables(function)]
+    found: list[FunctionType] = []
+    for value in values:  # grows
+        value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        wrapped = value.__wrapped__ if isinstance(value, CACHED) else None
+        if not isinstance(wrapped, FunctionType) or wrapped in functions or wrapped in found:
+            continue
+        if is_users(wrapped.__module__ or ""):
+            found.append(wrapped)
+            values += [value for _, value in _variables(wrapped)]
+    return found
 
 
 def outside_state(
@@ -87,10 +107,18 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
         if isinstance(value, ModuleType):
             held = vars(value) if is_users(value.__name__) else {}
             yield from ((f"{name}.{key}", held[key]) for key in names if key in held)
-        elif isinstance(value, (FunctionType, BuiltinFunctionType)):
+        elif isinstance(value, BuiltinFunctionType) or (isinstance(value, FunctionType) and not _is_decorators(value)):
             yield name, Same(value)
         else:
             yield name, value
+
+
+def _is_decorators(function: FunctionType) -> bool:
+    """Tells whether a function is what a library's decorator made: its closure holds what the decorator was given.
+
+    Those of the user's run in the step, and are found as the others are.
+    """
+    return function.__closure__ is not None and not is_users(function.__globals__.get("__name__", ""))
 
 
 @lru_cache(maxsize=1024)

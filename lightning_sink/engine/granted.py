@@ -11,8 +11,8 @@ import torch
 from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import TENSOR_HOLDERS, nested
-from lightning_sink.engine.closures import find_functions, outside_state
-from lightning_sink.engine.holders import Seen, python_state
+from lightning_sink.engine.closures import find_functions, kept_results, outside_state
+from lightning_sink.engine.holders import Seen, python_state, users_classes
 from lightning_sink.engine.private import global_hooks, own_tensors
 from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
 
@@ -81,6 +81,8 @@ class Granted:
         if new:
             self._codes |= new
             self._functions += find_functions(new.values())
+            classes = users_classes(holder for _, holder in self._parts.holders())
+            self._functions += kept_results(self._functions, classes)
             self._look_outside = self._outside(self._codes.values())
 
     def python(self) -> dict[str, Hashable]:

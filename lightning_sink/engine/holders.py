@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from functools import lru_cache
 from operator import is_
 from typing import Any
@@ -113,7 +113,7 @@ def python_state(
     known = holders | {id(optimizer) for optimizer in optimizers}
     known |= {id(submodule) for _, module in apart for submodule in module.modules()}
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (ignore - MODULE_HOOKS)
-    for kind in dict.fromkeys(kind for _, holder in held for kind in _users_classes(type(holder))):  # type: ignore[arg-type]
+    for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind)
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
@@ -131,6 +131,11 @@ def python_state(
         for index, kept in enumerate(optimizer.state.values()):
             state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True)
     return state
+
+
+def users_classes(holders: Iterable[Any]) -> Collection[type]:
+    """Returns the classes of some objects that are no library's of this stack, each once."""
+    return dict.fromkeys(kind for holder in holders for kind in _users_classes(type(holder)))  # type: ignore[arg-type]
 
 
 def class_state(kind: type) -> dict[str, Hashable]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 _LIBRARIES = frozenset(
     ["torch", "lightning", "pytorch_lightning", "lightning_sink", "lightning_utilities", "torchmetrics", "numpy"]
-    + ["contextlib", "functools", "importlib", "threading", "abc", "typing_extensions"]
+    + ["contextlib", "functools", "importlib", "threading", "abc", "typing_extensions", "packaging"]
 )
 
 _ENGINE = "lightning_sink.engine.compiled"
