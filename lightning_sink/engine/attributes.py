@@ -10,16 +10,14 @@ import sys
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from contextvars import ContextVar
-from functools import lru_cache, partial, partialmethod, singledispatch, singledispatchmethod
-from itertools import count
-from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_sink.engine.insides import insides
 from lightning_sink.engine.watch import is_library
 
 _MOST_VALUES = 20_000
@@ -33,18 +31,14 @@ _FEW = 16
 
 _DEEPEST = 12
 
-# Of the standard library's objects only these are looked into: nobody keeps numbers in a lock or a logger.
-_TRANSPARENT = frozenset(["__main__", "argparse", "collections", "queue", "types"])
-_COUNTING: tuple[type, ...] = (count, type(iter([])), type(reversed([])), type(iter(())), type(iter(range(0))))
+# Of the standard library's objects only these, and those of `insides.py`, are looked into.
+_TRANSPARENT = frozenset(["__main__", "_thread", "argparse", "collections", "queue", "types"])
 
 _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
 
 SCALARS = frozenset([int, float, bool, complex, str, type(None)])
 _IN_ORDER = frozenset([tuple, list])
 CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set])
-CACHED = type(lru_cache(len))
-"""Of functions whose results are kept."""
-
 TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
 
@@ -78,17 +72,6 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         items = list(value.items()) if kind is dict else list(enumerate(value))
         return kind, tuple((fingerprint(key), _untensored(item, known)) for key, item in items)
     return _Walk(known).visit(value, _DEEPEST)
-
-
-_BY_TYPE = singledispatch(len).__code__  # type: ignore[attr-defined]
-
-
-def _chosen_from(function: FunctionType) -> Mapping[type, Any] | None:
-    """Returns what a `functools.singledispatch` chooses from; None for any other function.
-
-    The rest of what it holds is a cache, in which each first call with a type is noted.
-    """
-    return function.registry if function.__code__ is _BY_TYPE else None  # type: ignore[attr-defined]
 
 
 def _told_apart(value: Any) -> Any:
@@ -161,7 +144,7 @@ class _Walk:
             return value.getstate()
         if kind.__module__.startswith("numpy"):
             return self._numpy(value, depth)
-        if isinstance(value, (bytearray, array)) and len(value) <= _MOST_BYTES:
+        if isinstance(value, (bytearray, array, memoryview)) and len(value) <= _MOST_BYTES:
             return type(value), bytes(value)
         children = self._children(value) if depth else None
         if children is None:
@@ -174,28 +157,9 @@ class _Walk:
         return which, frozenset(seen) if isinstance(value, (set, frozenset)) else tuple(seen)
 
     def _children(self, value: Any) -> Collection[Any] | None:
-        if isinstance(value, FunctionType):
-            chosen_from = _chosen_from(value)
-            closed_over = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-            return closed_over if chosen_from is None else [chosen_from]
         if isinstance(value, (Mapping, list, tuple, set, frozenset, deque)):
             items = list(value.items()) if isinstance(value, Mapping) else value
             return [*items, vars(value)] if getattr(value, "__dict__", None) else items
-        if isinstance(value, GeneratorType):
-            frame = value.gi_frame
-            return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
-        if isinstance(value, (partial, partialmethod)):
-            return [value.func, value.args, value.keywords]
-        if isinstance(value, singledispatchmethod):
-            return [value.dispatcher, value.func]
-        if isinstance(value, (CACHED, staticmethod, classmethod)):
-            return [value.__wrapped__]
-        if isinstance(value, property):
-            return [value.fget, value.fset]
-        if isinstance(value, MethodType):
-            return [value.__func__, value.__self__]
-        if isinstance(value, ContextVar):
-            return [value.get(None)]
         if isinstance(value, Optimizer):
             return None if id(value) in self._known else [*value.param_groups, value.defaults]
         if isinstance(value, type):
@@ -204,8 +168,8 @@ class _Walk:
             return None if _is_of_others(value.__name__) else _plain_in(value)
         if isinstance(value, nn.Module):
             return None if id(value) in self._known else _of_module(value)
-        if isinstance(value, _COUNTING):
-            return [repr(value) if isinstance(value, count) else value.__reduce__()[1:]]
+        if (held := insides(value)) is not None:
+            return held
         return [*_attributes(value), *self._of_class_once(type(value))] if _is_users_object(value) else None
 
     def _of_class_once(self, kind: type) -> list[tuple[str, Any]]:
@@ -244,13 +208,6 @@ def _plain_in(holder: type | ModuleType) -> list[tuple[str, Any]]:
 def _is_of_others(module: str) -> bool:
     """Tells whether a module is the standard library's or one of this stack."""
     return is_library(module) or module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
-
-
-def _is_full(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 def _is_users_object(value: Any) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import CACHED, Same, fingerprint
+from lightning_sink.engine.attributes import Same, fingerprint
 from lightning_sink.engine.holders import class_state, python_state
+from lightning_sink.engine.insides import CACHED
 from lightning_sink.engine.referrers import functions_of
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.watch import is_library

@@ -2,11 +2,10 @@
 
 import collections
 import dataclasses
-import itertools
 import queue
 import random
+import threading
 import types
-from functools import partial
 
 import numpy as np
 import pytest
@@ -26,19 +25,6 @@ class Options:
 
 class Slotted:
     __slots__ = ("scale",)
-
-
-def advance(iterator):
-    next(iterator)
-
-
-def closure():
-    value = [1]
-
-    def function():
-        return value
-
-    return function
 
 
 def of_class():
@@ -72,12 +58,8 @@ VALUES = {
     "numpy generator": (lambda: np.random.default_rng(0), lambda v: v.random()),
     "random generator": (lambda: random.Random(0), lambda v: v.random()),
     "queue": (queue.Queue, lambda v: v.put(1)),
-    "range iterator": (lambda: iter(range(9)), advance),
-    "list iterator": (lambda: iter([1, 2, 3]), advance),
-    "counter": (itertools.count, advance),
-    "generator": (lambda: (i for i in range(9)), advance),
-    "partial": (lambda: partial(print, [1]), lambda v: v.args[0].append(2)),
-    "closure": (closure, lambda v: v().append(2)),
+    "memory": (lambda: memoryview(bytearray(2)), lambda v: v.__setitem__(0, 1)),
+    "local to a thread": (threading.local, lambda v: setattr(v, "scale", 2.0)),
     "tensor in a list": (lambda: [torch.ones(1)], lambda v: v.__setitem__(0, torch.ones(1))),
 }
 

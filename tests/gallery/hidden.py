@@ -3,6 +3,8 @@
 import array
 import contextvars
 import functools
+import itertools
+import multiprocessing
 import types
 
 import numpy as np
@@ -48,6 +50,16 @@ def in_array(module):
     return module.numbers[0]
 
 
+def in_shared_number(module):
+    module.number.value += 1
+    return module.number.value
+
+
+def in_turn():
+    """Gives a 6 after six times nothing, which is what any two recorded steps find."""
+    return itertools.chain.from_iterable(itertools.repeat([0] * 6 + [6]))
+
+
 def holding(name, make):
     return lambda module: setattr(module, name, make())
 
@@ -61,6 +73,8 @@ COUNTED = {
     "in an array of bytes": (holding("numbers", lambda: bytearray([0])), in_array),
     "in an array of numpy's": (holding("numbers", lambda: np.zeros(4)), in_array),
     "in a variable of the context": (lambda module: VARIABLE.set(0), in_variable),
+    "in a number that processes share": (holding("number", lambda: multiprocessing.Value("i")), in_shared_number),
+    "by an iterator": (holding("counts", in_turn), lambda module: next(module.counts)),
     "by an old generator of numpy's": (
         holding("random", lambda: np.random.RandomState(3)),
         lambda module: 6 if module.random.rand() < 0.1 else 0,
