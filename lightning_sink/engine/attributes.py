@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import random
 import sys
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import ProxyTypes
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.insides import insides
+from lightning_sink.engine.insides import MOST_BYTES, insides
 from lightning_sink.engine.watch import is_library
 
 _MOST_VALUES = 20_000
 """Values looked at in one attribute; beyond them a container counts as the same while it is the same object."""
-
-_MOST_BYTES = 1 << 24
-"""Bytes, and plain numbers, that are compared as a whole."""
 
 _FEW = 16
 """Values of a list that are looked at without going through it."""
@@ -60,6 +57,8 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
     kind = type(value)
     if kind in SCALARS:
         return kind, _told_apart(value)
+    if kind in ProxyTypes:
+        return Same(value), 0  # to ask one anything whose object is gone is an error
     if kind in CONTAINERS and not value and not getattr(value, "__dict__", None):
         return kind, ()
     if kind in _IN_ORDER and (few := _few_scalars(value)) is not None:
@@ -127,12 +126,15 @@ class _Walk:
         self._left = _MOST_VALUES
         self._known = known
         self._classes: set[type] = set()  # whose own values have been looked at
+        self._met: dict[int, tuple[int, int, Any]] = {}  # by identity: their numbers, how deep was looked, themselves
 
     def visit(self, value: Any, depth: int) -> Hashable:
         self._left -= 1
         kind = type(value)
         if kind in SCALARS:
             return kind, _told_apart(value)
+        if kind in ProxyTypes:
+            return Same(value), 0
         if kind in _IN_ORDER and (few := _few_scalars(value)) is not None:
             self._left -= len(value)
             return kind, few
@@ -144,21 +146,29 @@ class _Walk:
             return value.getstate()
         if kind.__module__.startswith("numpy"):
             return self._numpy(value, depth)
-        if isinstance(value, (bytearray, array, memoryview)) and len(value) <= _MOST_BYTES:
-            return type(value), bytes(value)
+        number, deepest, _ = self._met.get(id(value), (len(self._met), -1, None))
+        if deepest >= depth:
+            return "again", number
+        self._met[id(value)] = number, depth, value
         children = self._children(value) if depth else None
         if children is None:
-            return Same(value), 0
+            return _itself(value), 0
         if len(children) > self._left:
-            plain = len(children) <= _MOST_BYTES and all(type(child) in SCALARS for child in children)
-            return Same(value), tuple(children) if plain else len(children)
+            plain = len(children) <= MOST_BYTES and all(type(child) in SCALARS for child in children)
+            return _itself(value), tuple(children) if plain else len(children)
         seen = (self.visit(child, depth - 1) for child in children)
         which = Same(value) if isinstance(value, FunctionType) else kind
         return which, frozenset(seen) if isinstance(value, (set, frozenset)) else tuple(seen)
 
     def _children(self, value: Any) -> Collection[Any] | None:
+        """Returns what a value holds, and its class: objects that are there, so that each look finds the same ones."""
+        held = self._held(value)
+        of_class = [] if held is None else self._of_class_once(type(value))
+        return [*held, *of_class] if held is not None and of_class else held
+
+    def _held(self, value: Any) -> Collection[Any] | None:
         if isinstance(value, (Mapping, list, tuple, set, frozenset, deque)):
-            items = list(value.items()) if isinstance(value, Mapping) else value
+            items = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
             return [*items, vars(value)] if getattr(value, "__dict__", None) else items
         if isinstance(value, Optimizer):
             return None if id(value) in self._known else [*value.param_groups, value.defaults]
@@ -168,41 +178,52 @@ class _Walk:
             return None if _is_of_others(value.__name__) else _plain_in(value)
         if isinstance(value, nn.Module):
             return None if id(value) in self._known else _of_module(value)
-        if (held := insides(value)) is not None:
-            return held
-        return [*_attributes(value), *self._of_class_once(type(value))] if _is_users_object(value) else None
+        held = insides(value)
+        return [*(held or ()), *_attributes(value)] if _is_users_object(value) else held
 
-    def _of_class_once(self, kind: type) -> list[tuple[str, Any]]:
-        """Returns what the user's classes of an object hold, for the first such object."""
+    def _of_class_once(self, kind: type) -> list[Any]:
+        """Returns what the user's classes of an object hold, methods too, for the first such object."""
         if kind in self._classes:
             return []
         self._classes.add(kind)
-        return [pair for base in kind.__mro__ if not _is_of_others(base.__module__) for pair in _plain_in(base)]
+        return [item for base in kind.__mro__ if not _is_of_others(base.__module__) for item in _of_own(base)]
 
     def _numpy(self, value: Any, depth: int) -> Hashable:
         generator = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
         if generator is not None:
             return self.visit(generator.state, depth)
-        if hasattr(value, "tobytes") and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
+        if hasattr(value, "tobytes") and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
             return str(value.dtype), value.shape, value.tobytes()
         return Same(value)
 
 
+def _itself(value: Any) -> Hashable:
+    """Stands for a value that is not looked into: itself. Bound methods are made anew at each look."""
+    return (Same(value.__func__), Same(value.__self__)) if isinstance(value, MethodType) else Same(value)
+
+
 def _of_module(module: nn.Module) -> list[Any]:
     """What makes a module that another object holds: which one it is, its tensors, and what is Python about it."""
-    held = [(name, value) for name, value in vars(module).items() if name not in TENSOR_HOLDERS]
+    held = {name: value for name, value in vars(module).items() if name not in TENSOR_HOLDERS}
+    held |= dict(module.named_children())
     tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    return [Same(module), *map(Same, tensors), *held, *((name, child) for name, child in module.named_children())]
+    return [Same(module), *map(Same, tensors), *held, *held.values()]
 
 
 def _of_class(kind: type) -> list[Any]:
     return [Same(kind), *_plain_in(kind)]
 
 
-def _plain_in(holder: type | ModuleType) -> list[tuple[str, Any]]:
-    """Returns the numbers, texts, containers and tensors that a class or a module holds."""
-    held = [(name, value) for name, value in vars(holder).items() if not name.startswith("__")]
-    return [(name, value) for name, value in held if type(value) in _PLAIN or isinstance(value, Tensor)]
+def _of_own(kind: type) -> list[Any]:
+    held = {name: value for name, value in vars(kind).items() if not name.startswith("__") or callable(value)}
+    return [*held, *held.values()]
+
+
+def _plain_in(holder: type | ModuleType) -> list[Any]:
+    """Returns the numbers, texts, containers and tensors that a class or a module holds, behind their names."""
+    held = {name: value for name, value in vars(holder).items() if not name.startswith("__")}
+    plain = {name: value for name, value in held.items() if type(value) in _PLAIN or isinstance(value, Tensor)}
+    return [*plain, *plain.values()]
 
 
 def _is_of_others(module: str) -> bool:
@@ -211,7 +232,7 @@ def _is_of_others(module: str) -> bool:
 
 
 def _is_users_object(value: Any) -> bool:
-    if isinstance(value, (type, nn.Module, ModuleType, MethodType, BuiltinFunctionType)):
+    if type(value) in ProxyTypes or isinstance(value, (type, nn.Module, ModuleType)):
         return False
     module = type(value).__module__
     root = module.partition(".")[0]
@@ -220,11 +241,12 @@ def _is_users_object(value: Any) -> bool:
     return not is_library(module) and (root not in sys.stdlib_module_names or root in _TRANSPARENT)
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]]:
+def _attributes(value: Any) -> list[Any]:
+    """Returns the attributes of an object, behind their names."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         names = vars(kind).get("__slots__", ())
         for name in [names] if isinstance(names, str) else names:
             if hasattr(value, name) and not name.startswith("__"):
                 found[name] = getattr(value, name)
-    return list(found.items())
+    return [*found, *found.values()]

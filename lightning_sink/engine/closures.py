@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from functools import lru_cache
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -40,7 +40,8 @@ def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -
     values += [value for function in functions for _, value in _variables(function)]
     found: list[FunctionType] = []
     for value in values:  # grows
-        value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        if isinstance(value, (staticmethod, classmethod, property)):
+            value = value.fget if isinstance(value, property) else value.__func__
         wrapped = value.__wrapped__ if isinstance(value, CACHED) else None
         if not isinstance(wrapped, FunctionType) or wrapped in functions or wrapped in found:
             continue
@@ -70,18 +71,10 @@ def outside_state(
             elif isinstance(value, type):
                 found = tuple(class_state(value).items())
             else:
-                found = fingerprint(value, known=identities), tuple(classes_of(value).items())
+                found = fingerprint(value, known=identities)
             key = f"{name} in {function.__qualname__}"
             state[key] = (*state.get(key, ()), found)
     return dict(state)
-
-
-def classes_of(value: Any) -> dict[str, Hashable]:
-    """Returns a fingerprint of what the user's classes of an object hold, for everything that has one."""
-    if not is_users(type(value).__module__):
-        return {}
-    bases = (base for base in type(value).__mro__ if is_users(base.__module__))
-    return {name: held for base in bases for name, held in class_state(base).items()}
 
 
 def _module(module: nn.Module) -> Hashable:
@@ -108,7 +101,7 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
         if isinstance(value, ModuleType):
             held = vars(value) if is_users(value.__name__) else {}
             yield from ((f"{name}.{key}", held[key]) for key in names if key in held)
-        elif isinstance(value, BuiltinFunctionType) or (isinstance(value, FunctionType) and not _is_decorators(value)):
+        elif isinstance(value, FunctionType) and not _is_decorators(value):
             yield name, Same(value)
         else:
             yield name, value

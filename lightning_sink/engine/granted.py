@@ -82,7 +82,9 @@ class Granted:
             self._codes |= new
             self._functions += find_functions(new.values())
             classes = users_classes(holder for _, holder in self._parts.holders())
-            self._functions += kept_results(self._functions, classes)
+            kept = kept_results(self._functions, classes)
+            self._functions += kept
+            self._codes |= {id(function.__code__): function.__code__ for function in kept}
             self._look_outside = self._outside(self._codes.values())
 
     def python(self) -> dict[str, Hashable]:

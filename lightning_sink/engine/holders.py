@@ -120,16 +120,16 @@ def python_state(
         state |= seen.attributes(prefix, holder, of_module if holder is parts.module else TENSOR_HOLDERS, known)
         for name, parameter in own_parameters(holder) if isinstance(holder, nn.Module) else ():
             if any(hooks := tensor_hooks(parameter)):
-                state[f"hooks of {prefix}{name}"] = fingerprint(hooks)
+                state[f"hooks of {prefix}{name}"] = fingerprint(hooks, known=known)
             if vars(parameter):
-                state[f"attributes of {prefix}{name}"] = fingerprint(vars(parameter))
+                state[f"attributes of {prefix}{name}"] = fingerprint(vars(parameter), known=known)
     seen.keep(holders)
     for number, optimizer in enumerate(optimizers):
         for name, value in vars(optimizer).items():
             if name not in ("state", "param_groups"):
-                state[f"optimizer {number}.{name}"] = fingerprint(value)
+                state[f"optimizer {number}.{name}"] = fingerprint(value, known=known)
         for index, kept in enumerate(optimizer.state.values()):
-            state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True)
+            state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True, known=known)
     return state
 
 

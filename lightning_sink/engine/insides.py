@@ -1,60 +1,51 @@
 """What objects of the language and its standard library hold that is in no attribute: closures, iterators, wrappers.
 
-Owns the list of kinds that a fingerprint (`attributes.py`) looks into so. What is in no list counts as the same while
-it is the same object: nobody keeps a step's numbers in a lock or a logger.
+Owns the list of kinds that a fingerprint (`attributes.py`) looks into so. Looking runs none of the user's code, takes
+nothing from an iterator and waits for no lock. What is in no list counts as the same while it is the same object:
+nobody keeps a step's numbers in a lock or a logger.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
+import random
+import threading
 import weakref
-from collections.abc import Collection
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from functools import lru_cache, partial, partialmethod, singledispatch, singledispatchmethod
-from itertools import count
+from multiprocessing.sharedctypes import SynchronizedBase
 from operator import length_hint
-from types import FunctionType, GeneratorType, MethodType
+from types import BuiltinFunctionType, FrameType, FunctionType, GeneratorType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
+
+MOST_BYTES = 1 << 24
+"""Bytes, and plain numbers, that are compared as a whole."""
 
 CACHED = type(lru_cache(len))
 """Of functions whose results are kept."""
 
-_BY_TYPE = singledispatch(len).__code__  # type: ignore[attr-defined]
-_OF_C: Any = ctypes.c_int.__mro__[-2]
-"""Numbers, structures and arrays of `ctypes`."""
-
-_EVENTS = frozenset(["threading", "multiprocessing.synchronize"])
+_Look = Callable[[Any], Collection[Any] | None]
 
 
 def insides(value: Any) -> Collection[Any] | None:
     """Returns what such an object holds, None for any other one."""
-    if isinstance(value, FunctionType):
-        return _of_function(value)
-    if isinstance(value, GeneratorType):
-        frame = value.gi_frame
-        return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
-    if isinstance(value, (partial, partialmethod)):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, MethodType):
-        return [value.__func__, value.__self__]
-    if isinstance(value, (CACHED, staticmethod, classmethod)):
-        return [value.__wrapped__]
-    if isinstance(value, property):
-        return [value.fget, value.fset]
-    if isinstance(value, singledispatchmethod):
-        return [value.dispatcher, value.func]
-    if isinstance(value, ContextVar):
-        return [value.get(None)]
-    if isinstance(value, weakref.ref):
-        return [value()]
-    if isinstance(value, _OF_C):
-        return [memoryview(value).tobytes()]
-    if type(value).__module__ == "multiprocessing.sharedctypes":
-        return [value.get_obj()]
-    if type(value).__module__ in _EVENTS and hasattr(value, "is_set"):
-        return [value.is_set()]
-    return _of_iterator(value)
+    look = _look_at(type(value))  # type: ignore[arg-type]
+    return None if look is None else look(value)
+
+
+@lru_cache(maxsize=1024)
+def _look_at(kind: type) -> _Look | None:
+    return next((look for base, look in _LOOKS.items() if issubclass(kind, base)), None)
+
+
+# -- functions --------------------------------------------------------------------------------------------------------
+
+_BY_TYPE = singledispatch(len).__code__  # type: ignore[attr-defined]
 
 
 def _of_function(function: FunctionType) -> list[Any]:
@@ -71,13 +62,88 @@ def _is_full(cell: Any) -> bool:
         return False
 
 
-def _of_iterator(value: Any) -> list[Any] | None:
-    """Returns what an iterator of the language's own goes through, and how much of that is left.
+_PYTHONS_GENERATOR = getattr(random.random, "__self__", None)
 
-    Of those over others (`zip`, `itertools.chain`) the others say that. `itertools.cycle` does so in its first pass.
-    """
-    if type(value).__module__ not in ("builtins", "itertools") or not hasattr(value, "__next__"):
+
+def _of_bound_to_c(method: Any) -> list[Any] | None:
+    owner = method.__self__
+    if owner is None or owner is _PYTHONS_GENERATOR or isinstance(owner, (ModuleType, type)):
         return None
-    if isinstance(value, count):
-        return [repr(value)]
-    return [length_hint(value, -1), *gc.get_referents(value)]
+    return [method.__name__, owner]
+
+
+_CACHES: weakref.WeakKeyDictionary[Any, tuple[int, int, int]] = weakref.WeakKeyDictionary()
+"""Hits and misses of caches when they were last looked at, and how many times they were seen to be cleared."""
+
+
+def _of_cache(cache: Any) -> list[Any]:
+    found = cache.cache_info()
+    hits, misses, cleared = _CACHES.get(cache, (0, 0, 0))
+    cleared += found.hits < hits or found.misses < misses
+    _CACHES[cache] = found.hits, found.misses, cleared
+    return [cache.__wrapped__, cleared]
+
+
+# -- iterators --------------------------------------------------------------------------------------------------------
+
+
+class _Sequence:
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
+
+    def __len__(self) -> int:
+        return 0
+
+
+_GONE_THROUGH: list[Any] = [[], (), range(0), range(1 << 70), "", "\N{BULLET}", b"", bytearray(), deque(), array("b")]
+_BACKWARDS: list[Any] = [[], deque(), _Sequence()]
+_IN_PLACE = [*map(iter, [*_GONE_THROUGH, OrderedDict(), _Sequence()]), *map(reversed, _BACKWARDS)]
+_VIEWS: list[Any] = [{}, {}.values(), {}.items()]
+_BY_HASH = [iter(set[Any]()), *map(iter, _VIEWS), *map(reversed, _VIEWS)]
+
+
+def _of_generator(generator: GeneratorType[Any, Any, Any]) -> list[Any]:
+    frame = generator.gi_frame
+    if frame is None:
+        return []
+    # A `for` of its own goes through an iterator that has no name; Python 3.10 holds it by the frame.
+    held = gc.get_referents(generator)
+    held += [item for inner in held if isinstance(inner, FrameType) for item in gc.get_referents(inner)]
+    return [frame.f_lasti, *frame.f_locals.values(), *(item for item in held if hasattr(type(item), "__next__"))]
+
+
+def _of_memory(value: Any) -> list[Any] | None:
+    try:
+        with memoryview(value) as seen:
+            return [seen.tobytes()] if seen.nbytes <= MOST_BYTES else None
+    except (ValueError, TypeError, BufferError):  # it has been released, or is of a format that has no bytes
+        return None
+
+
+# -- the list ---------------------------------------------------------------------------------------------------------
+
+_LOOKS: dict[type, _Look] = {
+    FunctionType: _of_function,
+    MethodType: lambda value: [value.__func__, value.__self__],
+    BuiltinFunctionType: _of_bound_to_c,
+    MethodWrapperType: _of_bound_to_c,
+    CACHED: _of_cache,
+    **dict.fromkeys((partial, partialmethod), lambda value: [value.func, value.args, value.keywords]),
+    **dict.fromkeys((staticmethod, classmethod), lambda value: [value.__wrapped__]),
+    property: lambda value: [value.fget, value.fset],
+    singledispatchmethod: lambda value: [value.dispatcher, value.func],
+    ContextVar: lambda value: [value.get(None)],
+    weakref.ref: lambda value: [value()],
+    threading.Event: lambda value: [threading.Event.is_set(value)],
+    SynchronizedBase: lambda value: [value.get_obj()],
+    **dict.fromkeys((bytearray, array, memoryview, ctypes.c_int.__mro__[-2]), _of_memory),
+    GeneratorType: _of_generator,
+    # Those that go through others leave the place to them. `itertools.cycle` does so in its first pass only.
+    **dict.fromkeys((enumerate, zip, map, filter, type(iter(int, 1))), gc.get_referents),
+    **dict.fromkeys((kind for kind in vars(itertools).values() if isinstance(kind, type)), gc.get_referents),
+    itertools.count: lambda value: [repr(value)],
+    itertools.repeat: lambda value: [length_hint(value, -1), *gc.get_referents(value)],
+    # What they go through and how far they are.
+    **dict.fromkeys(map(type, _IN_PLACE), lambda value: value.__reduce__()[1:]),
+    **dict.fromkeys(map(type, _BY_HASH), lambda value: [length_hint(value), *gc.get_referents(value)]),
+}

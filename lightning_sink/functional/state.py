@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_sink.engine.attributes import TENSOR_HOLDERS, fingerprint
-from lightning_sink.engine.closures import classes_of, is_users
+from lightning_sink.engine.closures import is_users
+from lightning_sink.engine.holders import class_state
 
 _DEEPEST = 6
 """Functions called by functions, and containers and objects in these, that are looked into."""
@@ -116,7 +117,8 @@ def bound_state(function: Callable[..., Any], known: Collection[int]) -> dict[st
         if id(value) in known or not (is_users(kind.__module__) and hasattr(value, "__dict__")):
             found[name] = fingerprint(value, known=known)
             continue
-        found |= classes_of(value)
+        for base in kind.__mro__:
+            found |= class_state(base) if is_users(base.__module__) else {}
         found |= {f"{kind.__name__}.{key}": fingerprint(item, known=known) for key, item in vars(value).items()}
     return found
 

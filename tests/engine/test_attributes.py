@@ -6,6 +6,7 @@ import queue
 import random
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -100,6 +101,33 @@ def test_a_value_that_holds_itself_and_one_that_is_huge_come_to_an_end():
     assert fingerprint(loop) == fingerprint(loop)
     huge = [[0] * 1000] * 10_000
     assert fingerprint(huge) == fingerprint(huge)
+
+
+class Node:
+    def __init__(self, parent=None):
+        self.parent, self.children, self.scale = parent and weakref.ref(parent), [], 1.0
+        if parent is not None:
+            parent.children.append(self)
+
+
+def test_objects_that_know_each_other():
+    root = Node()
+    for _ in range(100):
+        last = Node(Node(root))
+    held = {"a": [("x", root)]}
+    before = fingerprint(held)
+    assert fingerprint(held) == before
+    last.scale = 2.0
+    assert fingerprint(held) != before
+
+
+def test_a_chain_that_is_too_long_to_follow_is_the_same():
+    first = node = Node()
+    for _ in range(40):
+        node.child = Node()
+        node = node.child
+    held = {"a": [first], "method": [[[[[[[[[[[[first.__init__]]]]]]]]]]]]}
+    assert fingerprint(held) == fingerprint(held)
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand])

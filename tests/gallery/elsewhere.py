@@ -223,6 +223,11 @@ def replaced_weight(module, value):
 
 PLACES = {
     "a class": (keep(made=lambda: type("Own", (Config,), {})), lambda m: m.kept.made.scale, set_class),
+    "a method of a class": (
+        keep(made=lambda: type("Own", (), {"scale": lambda self: 1.0})()),
+        lambda m: m.kept.made.scale(),
+        lambda m, value: setattr(type(m.kept.made), "scale", lambda self: value),
+    ),
     "a list with attributes": (keep(made=History), lambda m: m.kept.made.scale, set_class),
     "a parameter's attribute": (
         parameter_attribute,

@@ -60,6 +60,11 @@ def in_turn():
     return itertools.chain.from_iterable(itertools.repeat([0] * 6 + [6]))
 
 
+def generated():
+    for count in ([0] * 6 + [6]) * 9:
+        yield int(count)
+
+
 def holding(name, make):
     return lambda module: setattr(module, name, make())
 
@@ -75,6 +80,8 @@ COUNTED = {
     "in a variable of the context": (lambda module: VARIABLE.set(0), in_variable),
     "in a number that processes share": (holding("number", lambda: multiprocessing.Value("i")), in_shared_number),
     "by an iterator": (holding("counts", in_turn), lambda module: next(module.counts)),
+    "by a generator": (holding("counts", generated), lambda module: next(module.counts)),
+    "by a method of C": (holding("ask", lambda: iter(([0] * 6 + [6]) * 9).__next__), lambda module: module.ask()),
     "by an old generator of numpy's": (
         holding("random", lambda: np.random.RandomState(3)),
         lambda module: 6 if module.random.rand() < 0.1 else 0,

@@ -47,8 +47,7 @@ class Growing(L.Callback):
         self.weight = 0.2 * trainer.current_epoch
 
 
-# The callback that writes down the events of these tests is among them, and changes at each.
-@case(eager="`trainer.callbacks`", options={"callbacks": lambda: [Growing()]})
+@case(options={"callbacks": lambda: [Growing()]})
 class NumberOfACallbacks(Smoothed):
     def number(self):
         return next(item for item in self.trainer.callbacks if isinstance(item, Growing)).weight

@@ -186,3 +186,43 @@ class AMethodKeptByACache(Small):
     def on_train_epoch_end(self):
         FACTORS[:] = [1.5 + self.current_epoch]
         type(self).factor.cache_clear()
+
+
+@case()
+class APropertyKeptByACache(Small):
+    """It depends on the epoch, which compiled steps are not asked for."""
+
+    @property
+    @functools.lru_cache  # noqa: B019
+    def factor(self):
+        return FACTORS[0] + self.trainer.current_epoch
+
+    def on_train_epoch_start(self):
+        FACTORS[:] = [1.0]
+        vars(type(self))["factor"].fget.cache_clear()
+        assert self.factor
+
+    def training_step(self, batch, batch_idx):
+        return self.factor * self.loss(batch)
+
+
+class Weights:
+    @functools.lru_cache  # noqa: B019
+    def factor(self):
+        return FACTORS[0]
+
+
+@case()
+class AMethodOfAnotherKeptByACache(Small):
+    def __init__(self):
+        super().__init__()
+        FACTORS[:] = [1.0]
+        self.weights = Weights()
+        self.weights.factor()
+
+    def training_step(self, batch, batch_idx):
+        return self.weights.factor() * self.loss(batch)
+
+    def on_train_epoch_end(self):
+        FACTORS[:] = [1.5 + self.current_epoch]
+        Weights.factor.cache_clear()
