@@ -22,8 +22,7 @@ import torch._dynamo
 
 import leaks
 from lightning_sink.data.turn import NumpyTurns
-from lightning_sink.engine import referrers
-from lightning_sink.engine.closures import is_users
+from lightning_sink.engine import closures, referrers
 
 # The same examples in each run, so that a failure is a change. `--hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -52,11 +51,17 @@ def pytest_collection_finish() -> None:
     """
     importlib.import_module("torch._inductor.compile_fx")  # else some test does: a hundred thousand objects
     gc.collect()
-    frozen = [item for item in gc.get_objects() if type(item) is FunctionType and is_users(item.__module__ or "")]
+    frozen: dict[int, list[FunctionType]] = {}
+    for item in gc.get_objects():
+        if type(item) is FunctionType:
+            frozen.setdefault(id(item.__code__), []).append(item)
+
+    def functions_of(codes):
+        return [function for code in codes for function in frozen.get(id(code), ())] + search(codes)
+
+    search, closures.functions_of = closures.functions_of, functions_of
+    referrers._unfreeze = lambda: None
     gc.freeze()
-    referrers.gc = SimpleNamespace(
-        get_freeze_count=lambda: 0, get_referrers=gc.get_referrers, get_objects=lambda: frozen + gc.get_objects()
-    )
 
 
 @pytest.fixture(autouse=True)

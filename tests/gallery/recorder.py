@@ -47,26 +47,30 @@ def counters(trainer: L.Trainer) -> tuple[Any, ...]:
         str(trainer.state.stage),
         rates,
         {name: float(value) for name, value in trainer.callback_metrics.items()},
-        str(loop.batch_progress.state_dict()),
-        str(loop.automatic_optimization.optim_progress.state_dict()),
+        repr(loop.batch_progress),
+        repr(loop.automatic_optimization.optim_progress),
     )
 
 
 @contextmanager
 def recorded(trainer: L.Trainer, module: L.LightningModule, calls: list[Any]) -> Iterator[None]:
     """Takes down calls of hooks of the module, the trainer's callbacks and its datamodule, in their order."""
-    codes: dict[CodeType, str] = {}
+    # By identity: hashing code takes longer than the rest of a call.
+    names: dict[int, str] = {}
+    held: list[CodeType] = []
     for owner in (module, L.LightningDataModule, *trainer.callbacks):
         kind = owner if isinstance(owner, type) else type(owner)
         for name in _OF_CALLBACKS if isinstance(owner, L.Callback) else _OF_MODULES:
             code = getattr(getattr(kind, name, None), "__code__", None)
             if code is not None:
-                codes[code] = name
+                names[id(code)] = name
+                held.append(code)
 
     def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code in codes:
+        name = names.get(id(frame.f_code)) if event == "call" else None
+        if name is not None:
             owner = type(frame.f_locals.get("self"))
-            calls.append((_STANDS_FOR.get(owner, owner.__name__), codes[frame.f_code], counters(trainer)))
+            calls.append((_STANDS_FOR.get(owner, owner.__name__), name, counters(trainer)))
 
     sys.setprofile(note)
     try:
