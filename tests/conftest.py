@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import itertools
 import os
 
 # Models here are tiny. With more threads than one, beside any other busy process, threads that wait for each other at
@@ -44,24 +45,38 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.configuration.set_hypothesis_home_dir(cache.mkdir("hypothesis"))
 
 
-def pytest_collection_finish() -> None:
-    """Freezes libraries and what was collected, by far the most objects, and keeps them frozen.
+FROZEN: dict[int, list[FunctionType]] = {}
+"""Functions that the search among all objects does not see any more, by the identity of their code."""
 
-    Each training looks for the functions of its step among all objects. Those of tests are remembered here.
+TESTS = itertools.count()
+
+
+def freeze() -> None:
+    """Freezes all that is there; by far the most are libraries and what was collected.
+
+    Each training looks for the functions of its step among all objects. Of each class that a test makes, there are a
+    hundred more after it: abstract classes remember what they were asked about it.
     """
-    importlib.import_module("torch._inductor.compile_fx")  # else some test does: a hundred thousand objects
     gc.collect()
-    frozen: dict[int, list[FunctionType]] = {}
     for item in gc.get_objects():
         if type(item) is FunctionType:
-            frozen.setdefault(id(item.__code__), []).append(item)
-
-    def functions_of(codes):
-        return [function for code in codes for function in frozen.get(id(code), ())] + search(codes)
-
-    search, closures.functions_of = closures.functions_of, functions_of
-    referrers._unfreeze = lambda: None
+            FROZEN.setdefault(id(item.__code__), []).append(item)
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    importlib.import_module("torch._inductor.compile_fx")  # else some test does: a hundred thousand objects
+    search = closures.functions_of
+    closures.functions_of = lambda codes: search(codes) + [f for code in codes for f in FROZEN.get(id(code), ())]
+    referrers._unfreeze = lambda: None
+    freeze()
+
+
+@pytest.fixture(autouse=True)
+def _few_objects():
+    yield
+    if next(TESTS) % 60 == 59:
+        freeze()
 
 
 @pytest.fixture(autouse=True)
