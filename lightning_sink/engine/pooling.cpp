@@ -109,10 +109,13 @@ inline bool pool_small(
                         both_sides(dilation, dilations, {1, 1}) == Pair{1, 1};
   Windows windows{};
   if (!find_windows(view, window, both_sides(step, steps, window), is_plain, windows)) return false;
-  *largest = new_output(view, windows, view.dtype);
-  *places = new_output(view, windows, aoti_torch_dtype_int64());
-  auto* numbers = reinterpret_cast<float*>(View(*largest).data);
-  pool(windows, numbers, reinterpret_cast<int64_t*>(View(*places).data), one_thread);
+  using torch::aot_inductor::RAIIAtenTensorHandle;
+  RAIIAtenTensorHandle first(new_output(view, windows, view.dtype));
+  RAIIAtenTensorHandle second(new_output(view, windows, aoti_torch_dtype_int64()));
+  auto* numbers = reinterpret_cast<float*>(View(first).data);
+  pool(windows, numbers, reinterpret_cast<int64_t*>(View(second).data), one_thread);
+  *largest = first.release();
+  *places = second.release();
   return true;
 }
 
