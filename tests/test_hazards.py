@@ -50,7 +50,7 @@ class BatchIdx(Scaled):
         return 2.0 if batch_idx % 10 == LATE else 1.0
 
 
-@hazard("`batch_idx` is read")
+@hazard("`batch_idx` is needed as a plain number")
 class BatchIdxAsAnIndex(Scaled):
     def factor(self, batch, batch_idx):
         return (1.0 + np.arange(17) / 100)[batch_idx]  # here
@@ -323,7 +323,7 @@ def check(name, base, verify=0):
         return
     (text,) = [text for text in warned if says in text]
     path, line = re.search(r"\(([^()]*):(\d+)\)\. To compile", text).groups()
-    assert path == __file__
+    assert path.removeprefix("no line is known; the step begins at ") == __file__
     if exact_line:
         assert "# here" in linecache.getline(path, int(line))
 

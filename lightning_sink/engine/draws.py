@@ -64,7 +64,7 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
     if None in draws:
         if len(nodes) > 1:
             names = ", ".join(sorted({str(node.target) for node in nodes}))
-            raise ValueError(f"the order of its random draws cannot be kept ({names})")
+            raise ValueError(f"draws that depend on a tensor, beside others, would change their order ({names})")
         if draws_otherwise(nodes[0].target):
             raise ValueError(f"the compiler of this version of torch draws other numbers for {nodes[0].target}")
         return []

@@ -68,14 +68,15 @@ def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known
     """
 
     def fall_back(hazard: Hazard) -> None:
-        where = hazard.where or first_line(asked.step)
+        begins = first_line(asked.step)
+        where = hazard.where or f"no line is known; the step begins at {begins}"
         text = (
             f"The training step runs eagerly, at {asked.speed} speed: {hazard.what} ({where}). To compile it, move"
             f' that out of the step; to run eagerly without this warning, use `{asked.api}(engine="eager")`.'
         )
         if asked.fallback == "error":
             raise CompileError(text)
-        warn_at(text, where)
+        warn_at(text, hazard.where or begins)
 
     name, device = asked.engine, parts.device
     on_device = device.type in GRAPHS

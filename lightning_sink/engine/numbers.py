@@ -60,7 +60,7 @@ class Number:
         """Returns the plain number; the recording then stands for steps with the same one."""
         if self._uses.closed:
             return self.value
-        what = f"{_words(self._name)} is read"
+        what = f"{_words(self._name)} {_PLAINLY}"
         if self._host is None:
             self._uses.leak(what)
         else:
@@ -216,6 +216,9 @@ def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
     """Returns what `torch.tensor` makes of a number."""
     default = torch.int64 if isinstance(number.value, int) else torch.get_default_dtype()
     return number.tensor.to(dtype or default, copy=True)
+
+
+_PLAINLY = "is needed as a plain number, by `float()`, `math` or as an index (`self.log` and torch take it as it is)"
 
 
 def _words(name: Any) -> str:

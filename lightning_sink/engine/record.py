@@ -43,7 +43,7 @@ from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
 from lightning_sink.engine.stand_in import StandInMode
 from lightning_sink.engine.step_counts import StepCounts
 from lightning_sink.engine.undo import Attributes, Undo
-from lightning_sink.engine.watch import DRAWN, Hazard, user_line, watch_reads
+from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
 
 # Keeps what its backward needs only where gradients are on.
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
@@ -190,7 +190,7 @@ class Recorder(TorchDispatchMode):
         recording.guards = list(self._uses.guards.values())
         for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):
             if place != _place(tensor):
-                self.hazard("the step replaces `.data` of a tensor", where)
+                self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)
         self._undo.forget()
         for index in sorted(recording.read):
             if recording.inputs[index].untyped_storage().data_ptr() in recording.written:
@@ -244,7 +244,7 @@ class Recorder(TorchDispatchMode):
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin) -> None:
         if torch.Tag.data_dependent_output in func.tags:
             if origin is None:
-                self.hazard(_DECIDES)
+                self.hazard(_DECIDES, user_line() or innermost_line())
             else:
                 self.recording.read |= origin
                 for index in origin:

@@ -78,6 +78,14 @@ def user_line(error: BaseException | None = None) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
+def innermost_line() -> str:
+    """Returns file and line of the innermost frame on the way from a step to here: an optimizer's of torch, say."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("lightning_sink.", "torch._")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
 def _is_users(frame: FrameType) -> bool:
     """Tells whether a line is one that a user would look for the cause in, and not in the standard library."""
     name = frame.f_globals.get("__name__", "")

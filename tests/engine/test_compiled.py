@@ -184,7 +184,9 @@ def test_reports_name_the_users_line():
         return loss_of(module, batch) * (1 + LONG[index])
 
     _, sink = both(of(step))
-    assert sink.hazards == [Hazard("`batch_idx` is read", f"{__file__}:{step.__code__.co_firstlineno + 1}")]
+    (found,) = sink.hazards
+    assert found.what.startswith("`batch_idx` is needed as a plain number")
+    assert found.where == f"{__file__}:{step.__code__.co_firstlineno + 1}"
 
 
 def sequences():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sink.engine.watch import DRAWN, Hazard, first_line, user_line, watch_reads
+from lightning_sink.engine.watch import DRAWN, Hazard, first_line, innermost_line, user_line, watch_reads
 
 
 def reports(body, codes=None):
@@ -173,6 +173,7 @@ def test_a_collection_is_no_part_of_the_body():
 
 def test_lines():
     assert user_line().startswith(f"{__file__}:")
+    assert innermost_line().startswith(f"{__file__}:")
     assert first_line(test_lines) == f"{__file__}:{test_lines.__code__.co_firstlineno}"
     assert first_line(len) == ""
     assert str(Hazard("it is late")) == "it is late"

@@ -80,13 +80,13 @@ DOUBLE = {"precision": "64-true", "max_epochs": 1}
 
 
 # Rounding grows a thousandfold in a few steps of LBFGS, so it is compared in double precision.
-@case(eager="a value of a tensor decides", options=DOUBLE)
+@case(eager="lbfgs.py:", options=DOUBLE)
 class LbfgsWithItsClosure(Small):
     def configure_optimizers(self):
         return optim.LBFGS(self.parameters(), lr=0.1, max_iter=3, history_size=4)
 
 
-@case(eager="a value of a tensor decides", options=DOUBLE)
+@case(eager="lbfgs.py:", options=DOUBLE)
 class LbfgsWithALineSearch(Small):
     def configure_optimizers(self):
         return optim.LBFGS(self.parameters(), lr=0.1, max_iter=3, line_search_fn="strong_wolfe")
