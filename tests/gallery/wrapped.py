@@ -149,6 +149,16 @@ class KeptByACache(Small):
 
 
 @case()
+class KeptByACacheThatIsAskedOften(KeptByACache):
+    """It looks as if it had never been emptied."""
+
+    def on_train_epoch_end(self):
+        super().on_train_epoch_end()
+        for _ in range(50):
+            factor()
+
+
+@case()
 class AStaticMethodKeptByACache(Small):
     def __init__(self):
         super().__init__()
