@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.insides import MOST_BYTES, insides
-from lightning_sink.engine.watch import is_library
+from lightning_sink.engine.watch import is_library, is_users
 
 _MOST_VALUES = 20_000
 """Values looked at in one attribute; beyond them a container counts as the same while it is the same object."""
@@ -29,7 +29,7 @@ _FEW = 16
 _DEEPEST = 12
 
 # Of the standard library's objects only these, and those of `insides.py`, are looked into.
-_TRANSPARENT = frozenset(["__main__", "_thread", "argparse", "collections", "queue", "types"])
+_TRANSPARENT = frozenset(["_thread", "argparse", "collections", "queue", "types"])
 
 _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
 
@@ -175,7 +175,7 @@ class _Walk:
         if isinstance(value, type):
             return None if is_library(value.__module__) or value.__module__ == "builtins" else _of_class(value)
         if isinstance(value, ModuleType):
-            return None if _is_of_others(value.__name__) else _plain_in(value)
+            return _plain_in(value) if is_users(value.__name__) else None
         if isinstance(value, nn.Module):
             return None if id(value) in self._known else _of_module(value)
         held = insides(value)
@@ -186,7 +186,7 @@ class _Walk:
         if kind in self._classes:
             return []
         self._classes.add(kind)
-        return [item for base in kind.__mro__ if not _is_of_others(base.__module__) for item in _of_own(base)]
+        return [item for base in kind.__mro__ if is_users(base.__module__) for item in _of_own(base)]
 
     def _numpy(self, value: Any, depth: int) -> Hashable:
         generator = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
@@ -226,11 +226,6 @@ def _plain_in(holder: type | ModuleType) -> list[Any]:
     return [*plain, *plain.values()]
 
 
-def _is_of_others(module: str) -> bool:
-    """Tells whether a module is the standard library's or one of this stack."""
-    return is_library(module) or module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
-
-
 def _is_users_object(value: Any) -> bool:
     if type(value) in ProxyTypes or isinstance(value, (type, nn.Module, ModuleType)):
         return False
@@ -238,7 +233,7 @@ def _is_users_object(value: Any) -> bool:
     root = module.partition(".")[0]
     if module.startswith("torch.distributions"):
         return True
-    return not is_library(module) and (root not in sys.stdlib_module_names or root in _TRANSPARENT)
+    return is_users(module) or root in _TRANSPARENT
 
 
 def _attributes(value: Any) -> list[Any]:

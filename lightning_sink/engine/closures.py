@@ -21,7 +21,7 @@ from lightning_sink.engine.holders import class_state, python_state
 from lightning_sink.engine.insides import CACHED
 from lightning_sink.engine.referrers import functions_of
 from lightning_sink.engine.slots import Parts
-from lightning_sink.engine.watch import is_library
+from lightning_sink.engine.watch import is_users
 
 
 def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
@@ -127,10 +127,3 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-@lru_cache(maxsize=4096)
-def is_users(module: str) -> bool:
-    """Tells whether a module is neither of this stack's libraries nor of Python's own."""
-    root = module.partition(".")[0]
-    return not is_library(module) and (root == "__main__" or root not in sys.stdlib_module_names)

@@ -59,6 +59,13 @@ def is_library(module: str) -> bool:
     return module.partition(".")[0] in _LIBRARIES and not module.startswith("lightning.pytorch.demos")
 
 
+@lru_cache(maxsize=4096)
+def is_users(module: str) -> bool:
+    """Tells whether a module is neither of this stack's libraries nor of Python's own."""
+    root = module.partition(".")[0]
+    return not is_library(module) and (root == "__main__" or root not in sys.stdlib_module_names)
+
+
 def user_line(error: BaseException | None = None) -> str:
     """Returns file and line of the innermost frame of the user's on the stack, "" if there is none in the step.
 
@@ -88,9 +95,7 @@ def innermost_line() -> str:
 
 def _is_users(frame: FrameType) -> bool:
     """Tells whether a line is one that a user would look for the cause in, and not in the standard library."""
-    name = frame.f_globals.get("__name__", "")
-    root = name.partition(".")[0]
-    return not is_library(name) and (root == "__main__" or root not in sys.stdlib_module_names)
+    return is_users(frame.f_globals.get("__name__", ""))
 
 
 def first_line(function: Callable[..., Any]) -> str:

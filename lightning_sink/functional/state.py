@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_sink.engine.attributes import TENSOR_HOLDERS, fingerprint
-from lightning_sink.engine.closures import is_users
 from lightning_sink.engine.holders import class_state
+from lightning_sink.engine.watch import is_users
 
 _DEEPEST = 6
 """Functions called by functions, and containers and objects in these, that are looked into."""
