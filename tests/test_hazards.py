@@ -149,7 +149,7 @@ class Counter(Scaled):
         return 2.0 if self.steps > LATE else 1.0
 
 
-@hazard("the step changes Python state", exact_line=False)
+@hazard()
 class OutputsList:
     def on_train_epoch_start(self):
         self.outputs = []

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sink.engine.appends import Appends, tensors_in
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
@@ -41,6 +42,7 @@ class Observation:
     num_outputs: int
     num_logged: int
     loss: int | None
+    appends: Appends
     note: Any
     gradients: list[tuple[Slot, bool]]
 
@@ -79,11 +81,13 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
         recorder.hazard(f"{name} disappears")
     _check_gradients(recorder, after, leaves)
     _check_aliases(recorder, after, filled)
-    outputs = [*tensors, *result.logged, *(after.tensors[slot.name] for slot in filled)]
+    appends, collected = Appends(recorder.appended), tensors_in(recorder.appended)
+    _check_collected(recorder, after, appends, collected)
+    outputs = [*tensors, *result.logged, *collected, *(after.tensors[slot.name] for slot in filled)]
     recording = recorder.finish([tensor for tensor in outputs if tensor is not None])
     constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
     loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
-    counts = len(tensors), len(result.logged), loss
+    counts = len(tensors), len(result.logged), loss, appends
     # Autograd adds to a gradient that is there and sets one that is not; no operation shows which.
     slots = [] if step.clears else [slot for slot in before.slots.values() if slot.is_gradient]
     gradients = [(slot, before.tensors[slot.name] is not None) for slot in slots]
@@ -106,6 +110,16 @@ def _check_aliases(recorder: Recorder, after: Snapshot, filled: list[Slot]) -> N
     for slot, pointer in zip(filled, pointers, strict=True):
         if pointer is not None and pointer in recorder.recording.written:
             recorder.hazard(f"{slot.name} shares its memory with a tensor that the step writes to")
+
+
+def _check_collected(recorder: Recorder, after: Snapshot, appends: Appends, collected: list[Tensor]) -> None:
+    """A program appends copies: what is written to later would be seen through the tensor itself."""
+    if appends.problem is not None:
+        recorder.hazard(appends.problem)
+    held = {place for place in storages(after.tensors.values()) if place is not None}
+    for name, place in zip(appends.names, storages(collected), strict=True):
+        if place in held:
+            recorder.hazard(f"the step appends to `{name}` what shares its memory with a tensor of the training's")
 
 
 @dataclass
@@ -139,6 +153,8 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> list[Bi
         return [_difference(first.recording, second.recording)]
     if first.constants != second.constants or first.spec != second.spec:
         return [Hazard("the step returns other Python values each time")]
+    if first.appends.key != second.appends.key:
+        return [Hazard("the step appends other Python values to lists each time")]
     if first.note != second.note:
         return [Hazard("the step logs other names, or with other arguments, each time")]
     names = [slot.name for slot in (*first.filled, *first.cleared)]

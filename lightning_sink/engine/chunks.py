@@ -58,6 +58,7 @@ class Call:
         outputs: What the last of them gave; None where a call that was launched behind this one leaves all of it anew.
         losses: The losses of those that were run; None where they give none.
         logged: What they logged.
+        collected: What they append to lists.
         error: What the step behind them raised; None where all were run.
     """
 
@@ -67,6 +68,7 @@ class Call:
         self.outputs: tuple[Tensor, ...] | None = ()
         self.losses: Tensor | None = None
         self.logged: list[Tensor] = []
+        self.collected: list[Tensor] = []
         self.error: Exception | None = None
         self._sink, self._program = sink, program
         self._row = program.row(columns, numbers.rows, numbers.steps)
@@ -95,8 +97,7 @@ class Call:
             self._sink.pass_again(self.done, self._program.note)
         if self.done:
             self._program.seconds = repeated.seconds / self.done
-            has_loss, kept = self._program.loss is not None, repeated.kept
-            self.losses, self.logged = (kept[0], kept[1:]) if has_loss else (None, kept)
+            self.losses, self.logged, self.collected = self._program.taken_apart(repeated.kept)
 
 
 def most(program: Program, behind: int = 0) -> int:

@@ -199,6 +199,7 @@ class CompiledEngine(Engine):
         if sink.disturbed:
             self._settle()
         loss = None if program.loss is None else outputs[program.loss]
+        program.collect(outputs)
         sink.account(step, self._result_of(program, outputs), loss, logged, program.note)
         return True
 
@@ -279,6 +280,7 @@ class CompiledEngine(Engine):
             if call.outputs is not None:
                 self._unsettled = program, call.outputs
             self.compiled_steps += call.done
+            program.appends.append_row(call.collected, call.done)
             result = self._result_of(program, call.outputs or ())  # asked for behind the last call only, which has them
             sink.account_chunk(call.done, result, call.losses, call.logged, program.note)
 

@@ -107,8 +107,10 @@ class Granted:
 
     def find_containers(self) -> None:
         """Finds what the next glances look into."""
-        holders = [vars(holder) for _, holder in self._parts.holders()]
-        values = [value for held in holders for name, value in held.items() if name not in TENSOR_HOLDERS]
+        values: list[Any] = []
+        for _, holder in self._parts.holders():
+            left_out = TENSOR_HOLDERS | self._parts.lists.names(holder)
+            values += [value for name, value in vars(holder).items() if name not in left_out]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]
         self._nested = [content for value in values for content in nested(value)]

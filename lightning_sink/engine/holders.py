@@ -29,8 +29,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 class Seen:
     """What objects held when they were last looked at: what cannot have changed since is not looked at again.
 
-    Of a hundred attributes of a small module, all but a few are numbers, or containers with nothing in them. Each look
-    is to be made with the same names left out.
+    Of a hundred attributes of a small module, all but a few are numbers, or containers with nothing in them.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ class Seen:
     ) -> dict[str, Hashable]:
         """Returns the fingerprints of what an object holds, by names that begin with `prefix`."""
         seen, held = self._holders.get(id(holder)), vars(holder)
-        if seen is None or not seen.is_still(prefix, holder, held):
+        if seen is None or seen.left_out != left_out or not seen.is_still(prefix, holder, held):
             seen = self._holders[id(holder)] = _Held(prefix, holder, left_out)
         state = seen.fixed.copy()
         for name in seen.open:
@@ -65,6 +64,7 @@ class _Held:
     def __init__(self, prefix: str, holder: Any, left_out: Collection[str]) -> None:
         self.fixed: dict[str, Hashable] = {}
         self.open: list[str] = []
+        self.left_out = left_out
         self._prefix, self._holder, self._names = prefix, weakref.ref(holder), tuple(vars(holder))
         self._empty: list[Any] = []
         self._values: dict[str, Any] = {}
@@ -115,9 +115,11 @@ def python_state(
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (ignore - MODULE_HOOKS)
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind)
+    state |= parts.lists.state()
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
-        state |= seen.attributes(prefix, holder, of_module if holder is parts.module else TENSOR_HOLDERS, known)
+        left_out = (of_module if holder is parts.module else TENSOR_HOLDERS) | parts.lists.names(holder)
+        state |= seen.attributes(prefix, holder, left_out, known)
         for name, parameter in own_parameters(holder) if isinstance(holder, nn.Module) else ():
             if any(hooks := tensor_hooks(parameter)):
                 state[f"hooks of {prefix}{name}"] = fingerprint(hooks, known=known)

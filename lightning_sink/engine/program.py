@@ -54,6 +54,8 @@ class Program:
         self.loss = observation.loss
         self.num_outputs = observation.num_outputs
         self.num_results = observation.num_outputs + observation.num_logged
+        self.appends = observation.appends
+        self.num_given = self.num_results + len(self.appends.names)
         self._cleared = observation.cleared
         self._spec = observation.spec
         self._constants = observation.constants
@@ -74,7 +76,7 @@ class Program:
         left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
         finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
         self._repeats = finds_same and not self.reads_slots  # another step would compute with what this one left
-        logged = range(self.num_outputs, self.num_results)
+        logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self._same_leaves = observation.same_leaves
@@ -149,7 +151,7 @@ class Program:
     def row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Row:
         """Returns steps in a row, to be run right behind one that it ran.
 
-        Their kept outputs are the losses, where there are any, and what they log.
+        What they keep is for `taken_apart`.
 
         Args:
             columns: For each leaf of a batch, that of each step's batch.
@@ -177,10 +179,20 @@ class Program:
 
     def store(self, outputs: tuple[Tensor, ...]) -> None:
         """Fills the slots with what the function returned."""
-        for slot, tensor in zip(self.filled, outputs[self.num_results :], strict=True):
+        for slot, tensor in zip(self.filled, outputs[self.num_given :], strict=True):
             slot.set(tensor)
         for slot in self._cleared:
             slot.set(None)
+
+    def taken_apart(self, kept: list[Tensor]) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """Returns the losses of steps in a row, None where there are none, what they log, and what they append."""
+        losses, others = (None, kept) if self.loss is None else (kept[0], kept[1:])
+        logged = self.num_results - self.num_outputs
+        return losses, others[:logged], others[logged:]
+
+    def collect(self, outputs: tuple[Tensor, ...]) -> None:
+        """Appends to lists what the step appends."""
+        self.appends.append(outputs[self.num_results : self.num_given])
 
     def result(self, outputs: tuple[Tensor, ...]) -> Result:
         """Rebuilds what the step returned."""

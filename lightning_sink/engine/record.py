@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.apart import Apart
+from lightning_sink.engine.appends import Place
 from lightning_sink.engine.attributes import random_state
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
@@ -81,6 +82,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
         self.ran: dict[int, CodeType] = {}
+        self.appended: list[tuple[Place, Any]] = []
         self._uses = Uses(self.hazard, self._frozen)
         self._look = look
         self._hyper = hyper
@@ -110,6 +112,7 @@ class Recorder(TorchDispatchMode):
         self._uses.closed = False
         try:
             with ExitStack() as stack:
+                appended = stack.enter_context(self._before.parts.lists.watched(self.hazard))
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
                 stack.enter_context(StandInMode(self._steps.number, self.paused))
                 stack.enter_context(self)
@@ -118,7 +121,8 @@ class Recorder(TorchDispatchMode):
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 out = released(body())
             self._release()
-            self._compare(python, drawn)
+            self.appended += appended
+            self._compare(python, drawn, attributes)
             return out
         except Exception as error:
             self._release(tell=False)  # the frames of the error hold some
@@ -143,13 +147,14 @@ class Recorder(TorchDispatchMode):
                 self.hazard(f"the step keeps {number.words}")
             number.replace()
 
-    def _compare(self, python: dict[str, Hashable], drawn: Hashable) -> None:
+    def _compare(self, python: dict[str, Hashable], drawn: Hashable, attributes: Attributes) -> None:
         if random_state() != drawn:
             self.hazard(DRAWN)
         after = self._look()
         changed = [name for name in {**python, **after} if python.get(name) != after.get(name)]
         if changed:
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
+            self._before.parts.lists.learn(self._before.parts.holders(), attributes.grown())
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""

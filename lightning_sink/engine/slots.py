@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from lightning_sink.engine.appends import Lists
+from lightning_sink.engine.attributes import TENSOR_HOLDERS
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that have memory of their own and nothing else."""
@@ -142,11 +145,13 @@ class Parts:
         module: The module; its submodules belong to it.
         others: Objects that take part in the step besides; the modules that they hold belong to them.
         is_apart: Tells of a submodule whether the owner of the training keeps it up to date by itself.
+        lists: Those among the attributes that steps append to.
     """
 
     module: nn.Module
     others: Sequence[Any] = ()
     is_apart: Callable[[nn.Module], bool] = lambda module: False
+    lists: Lists = field(default_factory=Lists)
 
     @property
     def device(self) -> torch.device:
@@ -181,21 +186,22 @@ class Parts:
 
 def find_slots(parts: Parts, optimizers: Iterable[Optimizer]) -> dict[str, Slot]:
     """Returns every slot of a training by name, filled or not, each tensor once."""
-    slots = [*_attribute_slots(parts.holders()), *_optimizer_slots(parts.module, optimizers)]
+    slots = [*_attribute_slots(parts.holders(), parts.lists), *_optimizer_slots(parts.module, optimizers)]
     return {slot.name: slot for slot in slots}
 
 
-def _attribute_slots(held: Iterable[tuple[str, Any]]) -> Iterator[Slot]:
+def _attribute_slots(held: Iterable[tuple[str, Any]], lists: Lists) -> Iterator[Slot]:
     for prefix, holder in held:
         if isinstance(holder, nn.Module):
             for named in (holder.named_parameters, holder.named_buffers):
                 for name, _ in named(recurse=False):
                     yield AttributeSlot(prefix + name, holder, name)
         attributes = vars(holder)
+        left_out = TENSOR_HOLDERS | lists.names(holder)
         for name, value in attributes.items():
             if isinstance(value, Tensor):
                 yield AttributeSlot(prefix + name, holder, name)
-            elif type(value) in (tuple, list, dict) and name not in ("_parameters", "_buffers", "_modules"):
+            elif type(value) in (tuple, list, dict) and name not in left_out:
                 for key, item in value.items() if type(value) is dict else enumerate(value):
                     if isinstance(item, Tensor):
                         yield ItemSlot(f"{prefix}{name}[{key!r}]", attributes, name, key)

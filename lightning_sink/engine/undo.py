@@ -11,6 +11,8 @@ import sys
 from collections import deque
 from collections.abc import Iterable
 from copy import copy
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +77,11 @@ class Attributes:
         self._contents = [(content, copy(content)) for content in contents]
         self._random = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+
+    def grown(self) -> list[list[Any]]:
+        """Returns the lists that hold more by now, behind what they held."""
+        lists = ((content, held) for content, held in self._contents if type(content) is list)
+        return [now for now, held in lists if len(now) > len(held) and all(map(is_, now, held))]
 
     def restore(self) -> None:
         """Puts everything back."""

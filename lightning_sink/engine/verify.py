@@ -131,10 +131,10 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
     result = sink.run(step, tape)
     if tape.disturbed:
         return True
-    expected = [*_tensors(result.output), *result.logged]
-    names = ["loss" if i == program.loss else f"value {i} returned or logged" for i in range(len(expected))]
+    expected = [*_tensors(result.output), *result.logged, *program.appends.last()]
+    names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
     pairs = [_Pair(name, eager, outputs[i], i) for i, (name, eager) in enumerate(zip(names, expected, strict=True))]
-    for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_results):
+    for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_given):
         if eager is not None:
             pairs.append(_Pair(slot.name, eager, outputs[index], index))
     for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):

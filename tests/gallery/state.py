@@ -166,24 +166,6 @@ class ValueOfABufferWrittenThroughData(ValueOfABufferThatAnEpochChanges):
 
 
 @case(eager="changes Python state")
-class OutputsInAList(Small):
-    """As the guide to Lightning 2 has it."""
-
-    def __init__(self):
-        super().__init__()
-        self.outs = []
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.outs.append(loss.detach())
-        return loss
-
-    def on_train_epoch_end(self):
-        self.log("epoch", torch.stack(self.outs).mean())
-        self.outs.clear()
-
-
-@case(eager="changes Python state")
 class CounterInPython(Small):
     def __init__(self):
         super().__init__()
