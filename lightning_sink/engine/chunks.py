@@ -115,7 +115,7 @@ def most(program: Program, behind: int = 0) -> int:
 
 def _has_numbers(sink: Sink, program: Program) -> bool:
     """Tells whether steps in a row may differ in counters or options, or go another way by them."""
-    return bool(sink.schedules or program.counts or program.guards)
+    return bool(sink.schedules(program.note) or program.counts or program.guards)
 
 
 def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: int, behind: int = 0) -> Numbers:

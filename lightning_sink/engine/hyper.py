@@ -49,6 +49,7 @@ class Hyperparameters:
         self.tensors: dict[int, Tensor] = {}
         self._tensor_entries: set[int] = set()
         self.values: list[Any] = []
+        self._put_in: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         self.refresh()
 
     def refresh(self) -> bool:
@@ -120,33 +121,51 @@ class Hyperparameters:
     @contextmanager
     def lifted(self, uses: Uses) -> Iterator[None]:
         """Puts stand-ins in place of lifted numbers and asks for the optimizers' plain form."""
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        saved = [dict(group) for group in groups]
-        stand_ins = saved
         try:
-            for index in self.tensors:
-                self._put(index, self._number(index, uses))
-            for optimizer in self._optimizers:
-                for group in optimizer.param_groups:
-                    group.update(_plain_form(optimizer, group))
-            stand_ins = [dict(group) for group in groups]
+            self._lift_all(uses)
             yield
         finally:
+            fused = [group for group, before, _ in self._put_in if before.get("fused")]
             for optimizer in self._optimizers:
-                _move_counts(
-                    optimizer, [group for group, before in zip(groups, saved, strict=True) if before.get("fused")]
-                )
-            for group, before, put in zip(groups, saved, stand_ins, strict=True):
-                # What the step itself wrote into a group stays; stand-ins do not.
-                for key in [key for key in group if key not in put or group[key] is not put[key]]:
-                    uses.leak(f"the step sets the optimizer's {key!r}")
-                    group[key] = _released(group[key])
-                group.update({key: before[key] for key in before if group[key] is put[key]})
+                _move_counts(optimizer, fused)
+            self._put_back(uses)
 
-    def _number(self, index: int, uses: Uses) -> Number:
+    @contextmanager
+    def plain(self, uses: Uses) -> Iterator[None]:
+        """Puts the numbers themselves back, for the owner to change them; no program may use what it leaves there."""
+        self._put_back(uses)
+        try:
+            yield
+        finally:
+            self._lift_all(uses)
+
+    def _lift_all(self, uses: Uses) -> None:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        saved, present = [dict(group) for group in groups], self.read()
+        self._put_in = [(group, before, before) for group, before in zip(groups, saved, strict=True)]
+        for index in self.tensors:
+            self._put(index, self._number(index, present[index], uses))
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group.update(_plain_form(optimizer, group))
+        self._put_in = [(group, before, dict(group)) for group, before in zip(groups, saved, strict=True)]
+
+    def _put_back(self, uses: Uses) -> None:
+        for group, before, put in self._put_in:
+            # What the step itself wrote into a group stays; stand-ins do not.
+            for key in [key for key in group if key not in put or group[key] is not put[key]]:
+                uses.leak(f"the step sets the optimizer's {key!r}")
+                group[key] = _released(group[key])
+            group.update({key: before[key] for key in before if group[key] is put[key]})
+        self._put_in = []
+
+    def _number(self, index: int, present: Any, uses: Uses) -> Number:
         value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")
+        # `float()` of a tensor would be an operation, and be recorded.
+        plain: Any = present.tolist() if isinstance(present, Tensor) else present
+        if plain != self.tensors[index].tolist():
+            return _spent(plain, uses, name)
         if isinstance(value, Tensor):
-            plain: Any = value.tolist()  # `float()` would be an operation, and be recorded
             return Number(self.tensors[index], float(plain), uses, name)
         return Number(self.tensors[index], value, uses, name, lambda: self.values[index])
 
@@ -158,6 +177,16 @@ class Hyperparameters:
             items = list(group[key])
             items[position] = number
             group[key] = tuple(items)
+
+
+def _spent(value: Any, uses: Uses, name: tuple[int, str]) -> Number:
+    """Returns a stand-in for an option that a scheduler has changed in the step: a program has it before that only."""
+
+    def tensor() -> Tensor:
+        uses.leak(f"{name[1]} is used behind a scheduler's step")
+        return torch.tensor(float(value), dtype=torch.float64)
+
+    return Number(tensor, value, uses, (*name, value))
 
 
 def _move_counts(optimizer: Optimizer, fused: list[dict[str, Any]]) -> None:

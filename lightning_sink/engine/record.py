@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import CodeType
 from typing import Any
 
@@ -160,6 +160,12 @@ class Recorder(TorchDispatchMode):
         """Returns a stand-in for `value`, or the value once recording has failed."""
         return value if self._failed else self._counts.number(name, value, self._uses)
 
+    def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
+        """Notes that this recording stands for steps with the same answer."""
+        if not self._failed:
+            self._uses.frozen(f"{what} decides what Python does")
+            self._uses.decide((what, id(of)), outcome, decide)
+
     def hazard(self, what: str, where: str | None = None) -> None:
         """Notes a reason why this recording may not stand for other steps, with the user's line."""
         if not any(known.what == what for known in self.recording.hazards):
@@ -177,6 +183,12 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self._paused = paused
+
+    @contextmanager
+    def changing_options(self) -> Iterator[None]:
+        """Lets the owner change the optimizers' options; what uses them behind that makes no program."""
+        with nullcontext() if self._failed else self._hyper.plain(self._uses), self.paused():
+            yield
 
     @contextmanager
     def apart(self, what: str, given: Sequence[Tensor]) -> Iterator[None]:

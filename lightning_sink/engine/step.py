@@ -92,11 +92,24 @@ class Tape(Protocol):
         To be asked for inside the span: the second run of a body gets the number itself.
         """
 
+    def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
+        """Takes note of a question of the owner's on whose answer depends what the step does.
+
+        Args:
+            what: The question, as users know it: "`is_last_batch`".
+            of: Of which object it is asked.
+            outcome: The answer in this step.
+            decide: Gives the answer for a step that is about to run.
+        """
+
     def hazard(self, what: str) -> None:
         """Takes note of something that no program may repeat."""
 
     def paused(self) -> AbstractContextManager[None]:
         """For what the owner does in the middle of a span and does by itself for a step that a program runs."""
+
+    def changing_options(self) -> AbstractContextManager[None]:
+        """For a change of the optimizers' options that the owner makes by itself behind a step that a program runs."""
 
     def apart(self, what: str, given: Sequence[Tensor]) -> AbstractContextManager[None]:
         """For what the owner does after the step where a program runs it: paused, and checked to be the same there.
@@ -121,10 +134,17 @@ class PlainTape:
         """Returns `value`."""
         return value
 
+    def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
+        """Does nothing."""
+
     def hazard(self, what: str) -> None:
         """Does nothing: nobody wants to repeat this step."""
 
     def paused(self) -> AbstractContextManager[None]:
+        """Does nothing."""
+        return nullcontext()
+
+    def changing_options(self) -> AbstractContextManager[None]:
         """Does nothing."""
         return nullcontext()
 
@@ -178,8 +198,9 @@ class Sink(ABC):
             note: The note of the step that was recorded.
         """
 
-    schedules: bool = False
-    """Whether the owner changes the optimizers' options from step to step."""
+    def schedules(self, note: Any) -> bool:
+        """Tells whether the owner changes the optimizers' options between steps with such a note."""
+        return False
 
     def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> Batches | None:
         """Returns the batches of steps that come next and need nothing but what a program does; None for no such steps.

@@ -50,7 +50,6 @@ class FunctionSink(Sink):
     ) -> None:
         self.outputs = Outputs()
         self.done = 0
-        self.schedules = bool(schedulers)
         self.disturbed = not all(map(only_computes, schedulers))
         self._function, self._queue, self._length, self._state = function, queue, length, state
         self._schedulers, self._signature, self._interrupt = schedulers, signature, interrupt
@@ -116,6 +115,10 @@ class FunctionSink(Sink):
     def _step_schedulers(self) -> None:
         for scheduler in self._schedulers:
             scheduler.step()
+
+    def schedules(self, note: Any) -> bool:
+        """Tells whether there are schedulers."""
+        return bool(self._schedulers)
 
     # -- steps in a row ----------------------------------------------------------------------------------------------
 

@@ -20,12 +20,16 @@ class Note:
         metrics: Its calls of metrics.
         clearings: How often it cleared the gradients at Lightning's bidding.
         optimizer_steps: Optimizer steps that it made.
+        schedulers: Schedulers that it stepped by hand, in order.
+        late_schedulers: Those that `on_train_batch_end` stepped.
     """
 
     calls: tuple[LogCall, ...]
     metrics: tuple[MetricCall, ...]
     clearings: int
     optimizer_steps: int
+    schedulers: tuple[Any, ...] = ()
+    late_schedulers: tuple[Any, ...] = ()
 
     def values(self, logged: list[Tensor]) -> list[Any]:
         """Makes the step's calls of metrics; returns the values of what it logged.

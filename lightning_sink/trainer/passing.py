@@ -12,7 +12,7 @@ from typing import Any
 from lightning_sink.engine.passages import Passages
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.note import Note
-from lightning_sink.trainer.schedules import SchedulerState, step_in_row
+from lightning_sink.trainer.schedules import SchedulerState, step_by_hand, step_in_row
 
 
 class Passing:
@@ -50,7 +50,9 @@ class Passing:
 
         def end() -> None:
             self._counters.trained(note.clearings, note.optimizer_steps)
+            step_by_hand(note.schedulers)
             step_schedulers()
+            step_by_hand(note.late_schedulers)
             self._counters.completed()
 
         return self._passages.go(steps, self._saved(), end, self._counters.ready)

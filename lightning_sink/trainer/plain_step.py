@@ -24,6 +24,7 @@ from lightning_sink.trainer.counters import load_counts, save_counts
 from lightning_sink.trainer.logging import StepLog, captured
 from lightning_sink.trainer.metric_watch import MetricStates, noted
 from lightning_sink.trainer.reads import lifted_counters
+from lightning_sink.trainer.schedules import saved_schedulers
 
 
 class PlainStep:
@@ -37,10 +38,14 @@ class PlainStep:
 
     Attributes:
         log: What the step logged.
+        schedulers: Schedulers that it stepped by hand and that only compute, where it is recorded.
+        late_schedulers: Those that `on_train_batch_end` stepped.
     """
 
     def __init__(self, loop: Any, hooks: BatchHooks, tape: Tape, batch: Any) -> None:
         self.log = StepLog()
+        self.schedulers: list[Any] = []
+        self.late_schedulers: list[Any] = []
         self._loop = loop
         self._trainer = loop.trainer
         self._hooks = hooks
@@ -50,15 +55,15 @@ class PlainStep:
 
     def train(self) -> Any:
         """Trains the batch; returns what the step put out, None where `on_train_batch_start` ends the epoch."""
-        return self._tape.span(self._train, self._rewind())
+        return self._tape.span(self._train, self._rewind(self.schedulers))
 
     def end(self, output: Any) -> None:
         """Calls the module's `on_train_batch_end`, and that of callbacks that belong to the step."""
-        self._tape.span(lambda: self._end(output), self._rewind())
+        self._tape.span(lambda: self._end(output), self._rewind(self.late_schedulers))
 
     def _train(self) -> Any:
         loop, trainer, batch = self._loop, self._trainer, self._batch
-        with self._watched() as batch_idx:
+        with self._watched(self.schedulers) as batch_idx:
             self._hooks.start_step(batch, batch_idx)
             if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
                 return None
@@ -70,28 +75,31 @@ class PlainStep:
                     return loop.automatic_optimization.run(trainer.optimizers[0], self._batch_idx, kwargs)
                 return loop.manual_optimization.run(kwargs)
 
-    def _rewind(self) -> Callable[[], None]:
+    def _rewind(self, stepped: list[Any]) -> Callable[[], None]:
         """Returns what goes back to here, for a span that has to be run once more."""
         if isinstance(self._tape, PlainTape):
             return lambda: None
         loop, log, counts = self._loop, self.log, save_counts(self._loop)
         logged = StepLog(list(log.calls), list(log.values), log.metrics.copy(), list(log.hazards))
         metrics = MetricStates(loop.trainer.lightning_module)
+        schedulers = saved_schedulers(loop.trainer)
 
         def rewind() -> None:
             self.log = logged
             load_counts(loop, counts)
             metrics.restore()
+            schedulers.restore()
+            stepped.clear()
 
         return rewind
 
     def _end(self, output: Any) -> None:
-        with self._watched() as batch_idx:
+        with self._watched(self.late_schedulers) as batch_idx:
             self._hooks.end_step(output, self._batch, batch_idx)
             call._call_lightning_module_hook(self._trainer, "on_train_batch_end", output, self._batch, batch_idx)
 
     @contextmanager
-    def _watched(self) -> Iterator[Any]:
+    def _watched(self, stepped: list[Any]) -> Iterator[Any]:
         """Notes what is logged and which counters are read; gives the batch's index as the user's code sees it."""
         trainer, tape = self._trainer, self._tape
         module, log = trainer.lightning_module, self.log
@@ -101,5 +109,5 @@ class PlainStep:
                 stack.enter_context(noted(log.metrics, module, tape))
             batch_idx = tape.watched("batch_idx", self._batch_idx)
             if not isinstance(tape, PlainTape):
-                stack.enter_context(lifted_counters(trainer, tape))
+                stack.enter_context(lifted_counters(trainer, tape, stepped))
             yield batch_idx

@@ -18,12 +18,10 @@ from lightning_sink.engine.granted import Outside
 
 _BEGINS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR")
 _GOES_ON = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
-_INPUTS = frozenset(["batch_idx", "total_batch_idx", "global_step", "current_epoch"])
+_INPUTS = frozenset(["batch_idx", "total_batch_idx", "global_step", "current_epoch", "is_last_batch"])
 """Counters, which are inputs of the program (`reads.py`)."""
 
-_REPORTED = frozenset(
-    ["callback_metrics", "logged_metrics", "progress_bar_metrics", "is_last_batch", "logger", "loggers"]
-)
+_REPORTED = frozenset(["callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"])
 """What is reported where it is read."""
 
 _COSTLY = frozenset(["estimated_stepping_batches"])

@@ -1,9 +1,9 @@
 """What a step may read of where the training stands, and what it gets in its place while it is recorded.
 
 The counters that Lightning hands to users, as arguments or as properties, become stand-ins that stay inputs of the
-program (`engine/counts.py`). Lightning computes with the same counters on its own account, so only a read from a line
-of the user's gets one. Other reads that depend on the step, and calls that reach a logger or the terminal, are
-reported.
+program (`engine/counts.py`); a flag decides which program it is. Lightning computes with the same counters on its own
+account, so only a read from a line of the user's gets one. A scheduler's step is made again by whoever owns the
+training. Other reads that depend on the step, and calls that reach a logger or the terminal, are reported.
 
 The getters are those of Lightning 2.6's classes; no public seam gives a step other counters than the loops keep.
 """
@@ -24,6 +24,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch import Tensor
 
 from lightning_sink.engine.numbers import Number, released
+from lightning_sink.engine.schedulers import only_computes
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.watch import is_user_frame
 
@@ -34,9 +35,11 @@ _COUNTERS: dict[type, tuple[str, ...]] = {
     _TrainingEpochLoop: ("batch_idx", "total_batch_idx", "global_step"),
 }
 
+_FLAGS: dict[type, tuple[str, ...]] = {Trainer: ("is_last_batch",)}
+
 _WATCHED: dict[type, tuple[str, ...]] = {
     LightningModule: ("logger", "loggers"),
-    Trainer: ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"),
+    Trainer: ("callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"),
 }
 
 _COUNTED = ("optimizer_step", "optimizer_zero_grad")
@@ -75,17 +78,23 @@ def machinery() -> frozenset[str]:
 
 
 @contextmanager
-def lifted_counters(trainer: Any, tape: Tape) -> Iterator[None]:
-    """Gives stand-ins for the counters to the user's part of a step, where they are read and where they are passed."""
+def lifted_counters(trainer: Any, tape: Tape, stepped: list[Any]) -> Iterator[None]:
+    """Gives stand-ins for the counters to the user's part of a step, where they are read and where they are passed.
+
+    Args:
+        trainer: The trainer.
+        tape: Gives the stand-ins.
+        stepped: Takes the schedulers that the step steps by hand.
+    """
     module = trainer.lightning_module
     owners = {id(item) for item in (module, trainer, trainer.fit_loop, trainer.fit_loop.epoch_loop)}
     with ExitStack() as stack:
-        for kind, names in _COUNTERS.items():
+        for kind, names in (*_COUNTERS.items(), *_FLAGS.items()):
             for name in names:
                 stack.enter_context(_lifted(kind, name, owners, tape))
         stack.enter_context(_lifted_arguments(module, tape))
         for config in trainer.lr_scheduler_configs:
-            stack.enter_context(_lifted_rates(config.scheduler))
+            stack.enter_context(_lifted_scheduler(config.scheduler, tape, stepped))
         yield
 
 
@@ -96,8 +105,12 @@ def _lifted(kind: type, name: str, owners: set[int], tape: Tape) -> Iterator[Non
 
     def get(self: Any) -> Any:
         value = present.fget(self)
-        asked = threading.get_ident() == thread and id(self) in owners and is_user_frame(sys._getframe(1))
-        return tape.watched(name, value) if asked else value
+        if threading.get_ident() != thread or id(self) not in owners or not is_user_frame(sys._getframe(1)):
+            return value
+        if name not in _FLAGS.get(kind, ()):
+            return tape.watched(name, value)
+        tape.decided(f"`{name}`", self, value, lambda: present.fget(self))
+        return value
 
     setattr(kind, name, property(get, present.fset, present.fdel, present.__doc__))
     try:
@@ -106,23 +119,80 @@ def _lifted(kind: type, name: str, owners: set[int], tape: Tape) -> Iterator[Non
         setattr(kind, name, present)
 
 
+class _Rates:
+    """What `scheduler.get_last_lr()` gives: the optimizer's rates, stand-ins by now, in steps where it tells the same.
+
+    It tells others where another scheduler, or the user, has changed them since.
+
+    Args:
+        scheduler: The scheduler.
+        tape: Told when it is asked.
+    """
+
+    def __init__(self, scheduler: Any, tape: Tape) -> None:
+        self._scheduler, self._tape = scheduler, tape
+        self._name = f"`{type(scheduler).__name__}.get_last_lr()`"
+        self._told: Any = None
+        self._rates: Any = None
+
+    def lift(self) -> None:
+        """Lets it give stand-ins."""
+        scheduler = self._scheduler
+        if not hasattr(scheduler, "get_last_lr") or "get_last_lr" in vars(scheduler):
+            return
+        if self._tells_the_optimizers():
+            self._told = scheduler._last_lr
+            self._rates = scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+        scheduler.get_last_lr = partial(self._tell, scheduler.get_last_lr)
+
+    def _tells_the_optimizers(self) -> bool:
+        scheduler, told = self._scheduler, vars(self._scheduler).get("_last_lr")
+        rates = [group["lr"] for group in scheduler.optimizer.param_groups] if hasattr(scheduler, "optimizer") else []
+        plain = [rate.value if type(rate) is Number else rate for rate in rates]
+        numbers = isinstance(told, list) and not any(isinstance(rate, Tensor) for rate in told)
+        return numbers and told == plain  # tensors would be compared by an operation, which would be recorded
+
+    def _tell(self, get: Callable[[], Any]) -> Any:
+        if self._rates is None:
+            self._tape.hazard(f"{self._name} gives a rate that is not the optimizer's")
+        lifted = self._rates is not None
+        self._tape.decided(f"what {self._name} gives", self._scheduler, lifted, self._tells_the_optimizers)
+        return get()
+
+    def drop(self) -> None:
+        """Lets it give numbers."""
+        if self._rates is not None and self._scheduler._last_lr is self._rates:
+            self._scheduler._last_lr = self._told
+        self._rates = None
+        if isinstance(vars(self._scheduler).get("get_last_lr"), partial):
+            del self._scheduler.get_last_lr
+
+
 @contextmanager
-def _lifted_rates(scheduler: Any) -> Iterator[None]:
-    """Lets `scheduler.get_last_lr()` give the optimizer's rates, stand-ins by now, where it tells the same."""
-    told = vars(scheduler).get("_last_lr")
-    rates = [group["lr"] for group in scheduler.optimizer.param_groups] if hasattr(scheduler, "optimizer") else []
-    plain = [rate.value if type(rate) is Number else rate for rate in rates]
-    numbers = isinstance(told, list) and not any(isinstance(rate, Tensor) for rate in told)
-    if not numbers or told != plain:  # tensors would be compared by an operation, which would be recorded
-        yield
-        return
-    scheduler._last_lr = rates
+def _lifted_scheduler(scheduler: Any, tape: Tape, stepped: list[Any]) -> Iterator[None]:
+    """Lets a scheduler give stand-ins, and be stepped by hand: that is done again behind each step of a program."""
+    rates, plain_step = _Rates(scheduler, tape), getattr(scheduler, "step", None)
+
+    def step(*arguments: Any, **options: Any) -> None:
+        if arguments or options:
+            tape.hazard(f"`{type(scheduler).__name__}.step()` is called with arguments")
+        rates.drop()
+        with tape.changing_options():
+            plain_step(*arguments, **options)  # type: ignore[misc]
+        rates.lift()
+        stepped.append(scheduler)
+
+    is_known = only_computes(scheduler)
+    if is_known:
+        scheduler.step = step
+    rates.lift()
     try:
         yield
     finally:
-        if scheduler._last_lr is rates:
-            scheduler._last_lr = told
-        released(vars(scheduler))  # stepped by hand, it keeps the rates that it has seen
+        rates.drop()
+        if is_known:
+            del scheduler.step
+        released(vars(scheduler))  # stepped by the user's code, it keeps the rates that it has seen
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -32,6 +32,12 @@ class SchedulerState:
         self._saved.restore()
 
 
+def saved_schedulers(trainer: Any) -> SavedSchedulers:
+    """Returns those that a step may step by hand in a recording, as they are now."""
+    schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
+    return SavedSchedulers(filter(only_computes, schedulers), trainer.optimizers)
+
+
 def step_schedulers(loop: Any) -> None:
     """Steps the schedulers that are due between two training steps.
 
@@ -43,6 +49,12 @@ def step_schedulers(loop: Any) -> None:
     loop.update_lr_schedulers("step", update_plateau_schedulers=False)
     if loop._num_ready_batches_reached():
         loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+
+def step_by_hand(schedulers: Iterable[Any]) -> None:
+    """Steps schedulers as the user's step did where it was recorded."""
+    for scheduler in schedulers:
+        scheduler.step()
 
 
 def step_in_row(loop: Any) -> Callable[[], None]:

@@ -32,7 +32,7 @@ from lightning_sink.trainer.logging import LogBuffer, Logged, numbers_in, split_
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.plain_step import PlainStep
 from lightning_sink.trainer.progress import SinkProgress
-from lightning_sink.trainer.schedules import step_schedulers, steps_by_users_code
+from lightning_sink.trainer.schedules import step_by_hand, step_schedulers, steps_by_users_code
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
 
 _END = object()
@@ -91,7 +91,7 @@ class TrainerSink(Sink):
         """Sees which there are, again wherever the user's code has run: it may change that."""
         configs = self._trainer.lr_scheduler_configs
         self._schedulers = bool(configs)
-        self.schedules = any(config.interval == "step" for config in configs)
+        self._by_step = any(config.interval == "step" for config in configs)
         self.disturbed = steps_by_users_code(self._trainer) or not self._transfer.is_plain
 
     # -- the steps --------------------------------------------------------------------------------------------------
@@ -179,6 +179,10 @@ class TrainerSink(Sink):
         """Returns what a step's batch holds besides tensors."""
         return dict(values_in(step.batch))
 
+    def schedules(self, note: Note) -> bool:
+        """Tells whether schedulers are stepped between two steps, by Lightning or by the step itself."""
+        return self._by_step or bool(note.schedulers or note.late_schedulers)
+
     def _kind(self) -> tuple[bool, bool, Hashable]:
         if self._kind_of_all is not None and not self.disturbed:
             return self._kind_of_all
@@ -234,7 +238,8 @@ class TrainerSink(Sink):
         self._completed()
         self.history.note(numbers_in(log.calls[noted:], log.values[noted:]))
         result.logged = log.computed
-        result.note = Note(tuple(log.calls), tuple(log.metrics.calls), cleared, made)
+        stepped = tuple(plain.schedulers), tuple(plain.late_schedulers)
+        result.note = Note(tuple(log.calls), tuple(log.metrics.calls), cleared, made, *stepped)
         return result
 
     # -- around a step ----------------------------------------------------------------------------------------------
@@ -247,6 +252,7 @@ class TrainerSink(Sink):
         values = note.values(logged)
         steps = cast(tuple[bool, bool, Hashable], step.kind)[1]
         self._counters.trained(note.clearings, note.optimizer_steps)
+        step_by_hand(note.schedulers)
         if self._schedulers:
             step_schedulers(self._loop)
         if not self._last and self._hooks.shows:
@@ -270,11 +276,13 @@ class TrainerSink(Sink):
         self.progress.trained(step)
         self._result, self._trained = result, step
         if not self._last:
+            step_by_hand(note.late_schedulers)
             self._counters.completed()
             loop._batches_that_stepped += steps
             return
         self._logs.deliver()
         self._hooks.end(result().output, self._batch.get(), loop.batch_idx)
+        step_by_hand(note.late_schedulers)
         self._add(late, number)
         self._logs.deliver()
         self._completed()

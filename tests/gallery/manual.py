@@ -88,7 +88,7 @@ class NeverStepsByHand(Manual):
         self.manual_backward(self.loss(batch))
 
 
-@case(eager="`is_last_batch` is read")
+@case()
 class AccumulatesByHand(Manual):
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
@@ -178,20 +178,6 @@ class UsesItsHooks(Manual):
 class EndsEpochsItself(Manual):
     def on_train_batch_start(self, batch, batch_idx):
         return -1 if batch_idx == 6 else None
-
-
-# -- schedulers -------------------------------------------------------------------------------------------------------
-
-
-@case(eager="`ExponentialLR.step()` is called")
-class StepsItsScheduler(Manual):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        return [optimizer], [lr_scheduler.ExponentialLR(optimizer, 0.9)]
-
-    def training_step(self, batch, batch_idx):
-        super().training_step(batch, batch_idx)
-        self.lr_schedulers().step()
 
 
 @case()

@@ -88,7 +88,7 @@ class ThreeOptimizers(Several):
         self.net[1] = nn.PReLU()
 
 
-@case(eager="`StepLR.step()` is called")
+@case()
 class SchedulersOfTwoOptimizers(Several):
     def configure_optimizers(self):
         optimizers = super().configure_optimizers()
