@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 SUBJECTS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several"]
-SUBJECTS += ["options", "callbacks", "sink_ends", "elsewhere", "collected", "by_hand"]
+SUBJECTS += ["options", "callbacks", "sink_ends", "elsewhere", "collected", "by_hand", "setting"]
 SUBJECTS += ["generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision"]
 SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers", "values", "wrapped"]
 for subject in SUBJECTS:

@@ -130,19 +130,19 @@ def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: in
     """
     if not _has_numbers(sink, program):
         return Numbers(steps)
-    found = Numbers(0)
-    with closing(sink.passing(steps, program.note)) as passing:
+    found, stale = Numbers(0), list[bool]()
+    with closing(sink.passing(steps, program.note, lambda: stale.append(hyper.update()))) as passing:
         while True:
             try:
                 next(passing)
             except StopIteration:
                 break
             except Exception:  # a schedule failed behind the last step, which is left to be run, and to fail, by itself
-                found.rows.pop()
+                del found.rows[-1:]
                 sink.pass_again(behind + len(found.rows), program.note)
                 break
-            found.stale = hyper.update()
-            if found.stale or not program.fits():
+            found.stale = any(stale)
+            if len(stale) != len(found.rows) + 1 or found.stale or not program.fits():
                 break
             for tensor, get in program.counts:
                 tensor.fill_(get())

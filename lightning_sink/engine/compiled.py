@@ -23,7 +23,7 @@ from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.maker import ProgramMaker
 from lightning_sink.engine.program import Program
-from lightning_sink.engine.programs import Programs
+from lightning_sink.engine.programs import Key, Programs
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
@@ -137,7 +137,7 @@ class CompiledEngine(Engine):
                     self._begin(sink)  # a step that ran the user's code may have changed what programs take for granted
                 if not step.clears:
                     self._settle()
-                program = self._programs.find(key)
+                program = self._programs.find(key) if self._sets_options(sink, key) else None
                 if program is None:
                     self._run_plain(sink, step)
                 elif not self._run(sink, step, program):
@@ -148,6 +148,16 @@ class CompiledEngine(Engine):
         finally:
             self._error = None  # of a step that this sink had no turn for
             self._settle()
+
+    def _sets_options(self, sink: Sink, key: Key) -> bool:
+        """Has the options set for the next step, where they are set in each; tells whether programs may be right."""
+        if not sink.sets_options or not self._programs.have(key):
+            return True
+        stale: list[bool] = []
+        sink.set_options(lambda: stale.append(self._hyper.update()))
+        if any(stale):
+            self._maker.forget()
+        return stale == [False]
 
     # -- one step ---------------------------------------------------------------------------------------------------
 

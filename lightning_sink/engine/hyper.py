@@ -50,6 +50,7 @@ class Hyperparameters:
         self._tensor_entries: set[int] = set()
         self.values: list[Any] = []
         self._put_in: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        self._spent = self._is_stale = False
         self.refresh()
 
     def refresh(self) -> bool:
@@ -78,6 +79,7 @@ class Hyperparameters:
         Returns:
             Whether an entry that was a constant changed, so that no program made before now is right.
         """
+        stale, self._is_stale = self._is_stale, False
         values = self.read()
         for index in self._tensor_entries:
             if isinstance(values[index], Tensor):
@@ -85,8 +87,7 @@ class Hyperparameters:
         others = [index for index, same in enumerate(map(operator.is_, self.values, values)) if not same]
         changed = [index for index in others if not _equal(self.values[index], values[index])]
         if not changed:
-            return False
-        stale = False
+            return stale
         for index in changed:
             old, new = self.values[index], values[index]
             if index in self.tensors and _is_number(new):
@@ -118,6 +119,19 @@ class Hyperparameters:
         values = self.values
         return tuple(id(v) if isinstance(v, Tensor) else v for i, v in enumerate(values) if i not in self.tensors)
 
+    def begin(self, spent: bool) -> None:
+        """A recording begins, or a part of it.
+
+        Args:
+            spent: Whether what is there now is not what the step computes with: that is set in the step.
+        """
+        self._spent = spent
+
+    def take(self) -> None:
+        """What is there now is what the step computes with."""
+        self._is_stale = self.update()
+        self._spent = False
+
     @contextmanager
     def lifted(self, uses: Uses) -> Iterator[None]:
         """Puts stand-ins in place of lifted numbers and asks for the optimizers' plain form."""
@@ -134,6 +148,7 @@ class Hyperparameters:
     def plain(self, uses: Uses) -> Iterator[None]:
         """Puts the numbers themselves back, for the owner to change them; no program may use what it leaves there."""
         self._put_back(uses)
+        self._spent = True
         try:
             yield
         finally:
@@ -163,7 +178,7 @@ class Hyperparameters:
         value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")
         # `float()` of a tensor would be an operation, and be recorded.
         plain: Any = present.tolist() if isinstance(present, Tensor) else present
-        if plain != self.tensors[index].tolist():
+        if self._spent:
             return _spent(plain, uses, name)
         if isinstance(value, Tensor):
             return Number(self.tensors[index], float(plain), uses, name)
@@ -180,10 +195,10 @@ class Hyperparameters:
 
 
 def _spent(value: Any, uses: Uses, name: tuple[int, str]) -> Number:
-    """Returns a stand-in for an option that a scheduler has changed in the step: a program has it before that only."""
+    """Returns a stand-in for an option where it is not what programs have."""
 
     def tensor() -> Tensor:
-        uses.leak(f"{name[1]} is used behind a scheduler's step")
+        uses.leak(f"{name[1]} is used on the other side of where the step changes it")
         return torch.tensor(float(value), dtype=torch.float64)
 
     return Number(tensor, value, uses, (*name, value))

@@ -146,7 +146,9 @@ class ProgramMaker:
 
     def _record(self, sink: Sink, step: Step, candidate: Candidate) -> bool:
         before = Snapshot(self._parts, self._optimizers)
-        recorder = Recorder(self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python)
+        recorder = Recorder(
+            self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python, sink.sets_options
+        )
         result = sink.run(step, recorder)
         self._granted.learn(recorder.ran)
         observation = observe(recorder, before, Snapshot(self._parts, self._optimizers), step, result)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import CodeType
 from typing import Any
 
@@ -39,6 +39,7 @@ from lightning_sink.engine.private import (
     schema_name,
     written_arguments,
 )
+from lightning_sink.engine.recorded_options import RecordedOptions
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
 from lightning_sink.engine.stand_in import StandInMode
@@ -68,6 +69,7 @@ class Recorder(TorchDispatchMode):
         codes: Code objects of getters whose reads depend on the step, with their names.
         changing: Tensors that are others at each step: the batch's.
         look: Returns a fingerprint of the Python values that the step may change, by name.
+        sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Recorder(TorchDispatchMode):
         codes: Mapping[CodeType, str],
         changing: Iterable[Tensor] = (),
         look: Callable[[], dict[str, Hashable]] = dict,
+        sets_options: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
@@ -86,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self._uses = Uses(self.hazard, self._frozen)
         self._look = look
         self._hyper = hyper
+        self._options = RecordedOptions(hyper, self._uses, self.paused, set_in_step=sets_options)
         self._counts = counts
         self._before = before
         self._codes = codes
@@ -158,11 +162,11 @@ class Recorder(TorchDispatchMode):
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""
-        return value if self._failed else self._counts.number(name, value, self._uses)
+        return value if self._failed or self._options.are_being_set else self._counts.number(name, value, self._uses)
 
     def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
         """Notes that this recording stands for steps with the same answer."""
-        if not self._failed:
+        if not self._failed and not self._options.are_being_set:
             self._uses.frozen(f"{what} decides what Python does")
             self._uses.decide((what, id(of)), outcome, decide)
 
@@ -184,11 +188,17 @@ class Recorder(TorchDispatchMode):
         finally:
             self._paused = paused
 
-    @contextmanager
-    def changing_options(self) -> Iterator[None]:
+    def changing_options(self) -> AbstractContextManager[None]:
         """Lets the owner change the optimizers' options; what uses them behind that makes no program."""
-        with nullcontext() if self._failed else self._hyper.plain(self._uses), self.paused():
-            yield
+        return nullcontext() if self._failed else self._options.changing()
+
+    def setting_options(self, last: bool) -> AbstractContextManager[None]:
+        """Lets the user's code set the optimizers' options, with plain numbers, and sees that it does nothing else."""
+        return nullcontext() if self._failed else self._options.setting(last)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """The options are set, for what is done in here."""
+        return nullcontext() if self._failed else self._options.computing()
 
     @contextmanager
     def apart(self, what: str, given: Sequence[Tensor]) -> Iterator[None]:
@@ -225,6 +235,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Runs an operation and writes it down."""
         kwargs = kwargs or {}
+        if self._options.are_being_set and not self._paused:
+            self.hazard("a hook that sets the optimizer's options computes with tensors, too")
         if self._paused or func.namespace in ("profiler", "prim"):
             self._apart.check(func, args, kwargs)
             return func(*args, **kwargs)

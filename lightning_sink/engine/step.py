@@ -111,6 +111,16 @@ class Tape(Protocol):
     def changing_options(self) -> AbstractContextManager[None]:
         """For a change of the optimizers' options that the owner makes by itself behind a step that a program runs."""
 
+    def setting_options(self, last: bool) -> AbstractContextManager[None]:
+        """For code of the user's that sets the optimizers' options, and that the owner runs before a program, too.
+
+        Args:
+            last: Whether they are then what the step computes with.
+        """
+
+    def computing(self) -> AbstractContextManager[None]:
+        """For what is done in the midst of such code, with the options as they are then."""
+
     def apart(self, what: str, given: Sequence[Tensor]) -> AbstractContextManager[None]:
         """For what the owner does after the step where a program runs it: paused, and checked to be the same there.
 
@@ -148,6 +158,14 @@ class PlainTape:
         """Does nothing."""
         return nullcontext()
 
+    def setting_options(self, last: bool) -> AbstractContextManager[None]:
+        """Does nothing."""
+        return nullcontext()
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Does nothing."""
+        return nullcontext()
+
     def apart(self, what: str, given: Sequence[Tensor]) -> AbstractContextManager[None]:
         """Does nothing."""
         return nullcontext()
@@ -165,6 +183,9 @@ class Sink(ABC):
     disturbed: bool = False
     """Whether code of the user's runs between its steps, which may change what programs take for granted."""
 
+    sets_options: bool = False
+    """Whether code of the user's sets the optimizers' options in each of its steps, which `set_options` runs."""
+
     ran_seconds: float = 0.0
     """Time in which steps ran in a row, counted by the engine: the owner may have fetched batches meanwhile."""
 
@@ -175,6 +196,14 @@ class Sink(ABC):
     @abstractmethod
     def place(self) -> str:
         """Names the step that was yielded last, for an error in it: "batch 3 of epoch 0"."""
+
+    def set_options(self, seen: Callable[[], None]) -> None:
+        """Sets the optimizers' options for the step that is about to run, as its own code would; `run` takes that back.
+
+        Args:
+            seen: Called when they are what the step computes with; not called where its code sets none.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def values(self, step: Step) -> dict[str, Hashable]:
@@ -215,7 +244,7 @@ class Sink(ABC):
         """
         return None
 
-    def passing(self, steps: int, note: Any) -> Generator[None, None, None]:
+    def passing(self, steps: int, note: Any, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Goes through steps that `ahead` returned, before they are run: counts them and changes the options.
 
         Yields for each when the counters and the options are what it is to be run with. One that it is closed at is not
@@ -224,6 +253,7 @@ class Sink(ABC):
         Args:
             steps: How many.
             note: Their note.
+            seen: Called for each when the options are what it computes with, before it yields.
         """
         raise NotImplementedError
 

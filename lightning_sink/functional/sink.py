@@ -135,10 +135,10 @@ class FunctionSink(Sink):
         is_alike = batches is not None and flatten(as_arguments(batches.batch(0)))[1] == step.signature
         return batches if is_alike else None
 
-    def passing(self, steps: int, note: Any) -> Generator[None, None, None]:
+    def passing(self, steps: int, note: Any, seen: Callable[[], None] = lambda: None) -> Generator[None, None, None]:
         """Steps the schedulers behind each of some steps, before these are run."""
         saved = SavedSchedulers(self._schedulers, self._state.optimizers)
-        return self._passages.go(steps, saved.restore, self._step_schedulers)
+        return self._passages.go(steps, saved.restore, self._step_schedulers, begin=seen)
 
     def pass_again(self, steps: int, note: Any) -> None:
         """Takes back that steps were gone through, but for the first ones."""

@@ -26,7 +26,7 @@ class LoopSink(TrainerSink):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._passing = Passing(self._loop, self._counters)
+        self._passing = Passing(self._loop, self._counters, self._option_hooks)
 
     def ahead(self, step: Step, note: Note, most: int, behind: int = 0) -> Part | None:
         """Returns the batches of steps between this one and the sink's last that nobody on the host has to see."""
@@ -62,9 +62,9 @@ class LoopSink(TrainerSink):
             return True
         return bool(trainer.received_sigterm or trainer.should_stop or time.monotonic() >= self._deadline)
 
-    def passing(self, steps: int, note: Note) -> Generator[None, None, None]:
+    def passing(self, steps: int, note: Note, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Counts steps between the first and the last one, and steps the schedulers behind each."""
-        return self._passing.go(steps, note)
+        return self._passing.go(steps, note, seen)
 
     def pass_again(self, steps: int, note: Note) -> None:
         """Puts back what `passing` did to counters, schedulers and options, but for the first steps."""

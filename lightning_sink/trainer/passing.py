@@ -12,6 +12,7 @@ from typing import Any
 from lightning_sink.engine.passages import Passages
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.note import Note
+from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.schedules import SchedulerState, step_by_hand, step_in_row
 
 
@@ -21,10 +22,11 @@ class Passing:
     Args:
         loop: The epoch loop.
         counters: Its counters.
+        options: The module's hooks that only set the optimizers' options.
     """
 
-    def __init__(self, loop: Any, counters: Counters) -> None:
-        self._loop, self._counters = loop, counters
+    def __init__(self, loop: Any, counters: Counters, options: OptionHooks) -> None:
+        self._loop, self._counters, self._options = loop, counters, options
         self._passages = Passages()
 
     @property
@@ -35,7 +37,7 @@ class Passing:
     def _saved(self) -> Callable[[], None]:
         """Returns what puts counters and schedulers back as they are now."""
         counted = self._counters.present()
-        scheduled = SchedulerState(self._loop) if self._loop.trainer.lr_scheduler_configs else None
+        scheduled = SchedulerState(self._loop) if self._loop.trainer.lr_scheduler_configs or self._options else None
 
         def restore() -> None:
             if scheduled is not None:
@@ -44,7 +46,7 @@ class Passing:
 
         return restore
 
-    def go(self, steps: int, note: Note) -> Generator[None, None, None]:
+    def go(self, steps: int, note: Note, seen: Callable[[], None] = lambda: None) -> Generator[None, None, None]:
         """Yields for each step, when it is about to run; one that it is closed at is not run."""
         step_schedulers = step_in_row(self._loop)
 
@@ -53,9 +55,16 @@ class Passing:
             step_by_hand(note.schedulers)
             step_schedulers()
             step_by_hand(note.late_schedulers)
+            self._options.set_behind(self._loop.batch_idx)
             self._counters.completed()
 
-        return self._passages.go(steps, self._saved(), end, self._counters.ready)
+        def begin() -> Callable[[], None] | None:
+            if self._options.sets:
+                return self._options.set(self._loop.batch_idx, note.optimizer_steps > 0, seen)
+            seen()
+            return None
+
+        return self._passages.go(steps, self._saved(), end, self._counters.ready, begin)
 
     def go_again(self, steps: int, note: Note) -> None:
         """Puts back all steps that were gone through and have not ended, but for the first ones."""

@@ -23,6 +23,7 @@ from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import load_counts, save_counts
 from lightning_sink.trainer.logging import StepLog, captured
 from lightning_sink.trainer.metric_watch import MetricStates, noted
+from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.reads import lifted_counters
 from lightning_sink.trainer.schedules import saved_schedulers
 
@@ -33,6 +34,7 @@ class PlainStep:
     Args:
         loop: The epoch loop.
         hooks: The callbacks' batch hooks.
+        options: The module's hooks that only set the optimizers' options.
         tape: Runs the parts, and may record them.
         batch: The batch as the user's hooks see it.
 
@@ -42,13 +44,13 @@ class PlainStep:
         late_schedulers: Those that `on_train_batch_end` stepped.
     """
 
-    def __init__(self, loop: Any, hooks: BatchHooks, tape: Tape, batch: Any) -> None:
+    def __init__(self, loop: Any, hooks: BatchHooks, options: OptionHooks, tape: Tape, batch: Any) -> None:
         self.log = StepLog()
         self.schedulers: list[Any] = []
         self.late_schedulers: list[Any] = []
         self._loop = loop
         self._trainer = loop.trainer
-        self._hooks = hooks
+        self._hooks, self._options = hooks, options
         self._tape = tape
         self._batch = batch
         self._batch_idx = loop.batch_idx
@@ -109,5 +111,5 @@ class PlainStep:
                 stack.enter_context(noted(log.metrics, module, tape))
             batch_idx = tape.watched("batch_idx", self._batch_idx)
             if not isinstance(tape, PlainTape):
-                stack.enter_context(lifted_counters(trainer, tape, stepped))
+                stack.enter_context(lifted_counters(trainer, tape, stepped, self._options.recorded(tape)))
             yield batch_idx

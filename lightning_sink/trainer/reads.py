@@ -78,13 +78,16 @@ def machinery() -> frozenset[str]:
 
 
 @contextmanager
-def lifted_counters(trainer: Any, tape: Tape, stepped: list[Any]) -> Iterator[None]:
+def lifted_counters(
+    trainer: Any, tape: Tape, stepped: list[Any], hooks: Mapping[str, Callable[..., Any]]
+) -> Iterator[None]:
     """Gives stand-ins for the counters to the user's part of a step, where they are read and where they are passed.
 
     Args:
         trainer: The trainer.
         tape: Gives the stand-ins.
         stepped: Takes the schedulers that the step steps by hand.
+        hooks: What takes the place of hooks of the module's.
     """
     module = trainer.lightning_module
     owners = {id(item) for item in (module, trainer, trainer.fit_loop, trainer.fit_loop.epoch_loop)}
@@ -92,7 +95,7 @@ def lifted_counters(trainer: Any, tape: Tape, stepped: list[Any]) -> Iterator[No
         for kind, names in (*_COUNTERS.items(), *_FLAGS.items()):
             for name in names:
                 stack.enter_context(_lifted(kind, name, owners, tape))
-        stack.enter_context(_lifted_arguments(module, tape))
+        stack.enter_context(_lifted_arguments(module, tape, hooks))
         for config in trainer.lr_scheduler_configs:
             stack.enter_context(_lifted_scheduler(config.scheduler, tape, stepped))
         yield
@@ -196,11 +199,11 @@ def _lifted_scheduler(scheduler: Any, tape: Tape, stepped: list[Any]) -> Iterato
 
 
 @contextmanager
-def _lifted_arguments(module: LightningModule, tape: Tape) -> Iterator[None]:
-    shadows: dict[str, Callable[..., Any]] = {}
+def _lifted_arguments(module: LightningModule, tape: Tape, hooks: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    shadows = dict(hooks)
     for name in _COUNTED:
         hook = getattr(module, name)
-        if getattr(hook, "__func__", hook) is not getattr(LightningModule, name):
+        if name not in hooks and getattr(hook, "__func__", hook) is not getattr(LightningModule, name):
             shadows[name] = partial(_call_lifted, hook, tape)
     present = {name: vars(module)[name] for name in shadows if name in vars(module)}
     vars(module).update(shadows)

@@ -30,6 +30,7 @@ from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import counts_steps
 from lightning_sink.trainer.logging import LogBuffer, Logged, numbers_in, split_late
 from lightning_sink.trainer.note import Note
+from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep
 from lightning_sink.trainer.progress import SinkProgress
 from lightning_sink.trainer.schedules import step_by_hand, step_schedulers, steps_by_users_code
@@ -78,6 +79,9 @@ class TrainerSink(Sink):
         self._automatic = self._module.automatic_optimization
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
+        self._option_hooks = OptionHooks(self._trainer)
+        self.sets_options = self._option_hooks.sets
+        self._take_back: Callable[[], None] | None = None
         self._kind_of_all: tuple[bool, bool, Hashable] | None = None
         self._index = 0
         self._first = self._last = True
@@ -181,7 +185,11 @@ class TrainerSink(Sink):
 
     def schedules(self, note: Note) -> bool:
         """Tells whether schedulers are stepped between two steps, by Lightning or by the step itself."""
-        return self._by_step or bool(note.schedulers or note.late_schedulers)
+        return bool(self._by_step or self._option_hooks or note.schedulers or note.late_schedulers)
+
+    def set_options(self, seen: Callable[[], None]) -> None:
+        """Runs the user's hooks that only do that."""
+        self._take_back = self._option_hooks.set(self._loop.batch_idx, self._kind()[1], seen)
 
     def _kind(self) -> tuple[bool, bool, Hashable]:
         if self._kind_of_all is not None and not self.disturbed:
@@ -198,12 +206,15 @@ class TrainerSink(Sink):
 
     def run(self, step: Step, tape: Tape) -> Result:
         """Runs a step the plain way, in Lightning's own order."""
+        if self._take_back is not None:
+            self._take_back()
+            self._take_back = None
         self._logs.deliver()
         self._batch.announce()
         self._kind_of_all = None  # the user's code may set the trainer's options
         loop, trainer = self._loop, self._trainer
         batch, batch_idx = self._batch.get(), loop.batch_idx
-        counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, tape, batch)
+        counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
         output = plain.train()
         if output is None:
             self.skip_epoch = self._last = True
@@ -248,7 +259,7 @@ class TrainerSink(Sink):
         self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
     ) -> None:
         """Does Lightning's part of a step that a program ran."""
-        loop, calls = self._loop, note.calls
+        loop, calls, self._take_back = self._loop, note.calls, None
         values = note.values(logged)
         steps = cast(tuple[bool, bool, Hashable], step.kind)[1]
         self._counters.trained(note.clearings, note.optimizer_steps)
@@ -276,16 +287,20 @@ class TrainerSink(Sink):
         self.progress.trained(step)
         self._result, self._trained = result, step
         if not self._last:
-            step_by_hand(note.late_schedulers)
+            self._step_behind(note)
             self._counters.completed()
             loop._batches_that_stepped += steps
             return
         self._logs.deliver()
         self._hooks.end(result().output, self._batch.get(), loop.batch_idx)
-        step_by_hand(note.late_schedulers)
+        self._step_behind(note)
         self._add(late, number)
         self._logs.deliver()
         self._completed()
+
+    def _step_behind(self, note: Note) -> None:
+        step_by_hand(note.late_schedulers)
+        self._option_hooks.set_behind(self._loop.batch_idx)
 
     def _is_due(self, made: int) -> bool:
         return made > 0 and self._ends_at is not None and self._ends_at(self._counters.optimization[1])

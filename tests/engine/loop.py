@@ -115,13 +115,13 @@ class LoopSink(Sink):
         following = map(self._step, self._batches[begin : begin + most])
         return Following(itertools.takewhile(lambda other: other.signature == step.signature, following)) or None
 
-    def passing(self, steps: int, note: Any) -> Iterator[None]:
+    def passing(self, steps: int, note: Any, seen: Callable[[], None] = lambda: None) -> Iterator[None]:
         training, present = self._training, self._training.index
 
         def put(index: int) -> None:
             training.index = index
 
-        return self._passages.go(steps, lambda: put(present), lambda: put(training.index + 1))
+        return self._passages.go(steps, lambda: put(present), lambda: put(training.index + 1), begin=seen)
 
     def pass_again(self, steps: int, note: Any) -> None:
         for _ in self.passing(self._passages.take_back(steps), note):

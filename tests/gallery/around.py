@@ -42,14 +42,14 @@ class TheStepChangesBatchesThatAreKept(Small):
         return loss
 
 
-@case(eager="sets the optimizer's")
+@case()
 class SetsTheRateAtEachBatch(Small):
     def on_train_batch_start(self, batch, batch_idx):
         for group in self.optimizers().param_groups:
             group["lr"] *= 0.97
 
 
-@case(eager="sets the optimizer's")
+@case()
 class SetsTheRateAfterEachBatch(Small):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         for group in self.optimizers().optimizer.param_groups:

@@ -129,7 +129,7 @@ class TheLastBatchIsLogged(Small):
 # -- what makes steps eager -------------------------------------------------------------------------------------------
 
 
-@case(eager="the optimizer's 'lr' is used behind a scheduler's step", line="optimizer.step()")
+@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="optimizer.step()")
 class BeforeTheOptimizersStep(Stepping):
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
@@ -139,11 +139,22 @@ class BeforeTheOptimizersStep(Stepping):
         optimizer.step()
 
 
-@case(eager="the optimizer's 'lr' is used behind a scheduler's step", line="get_last_lr()")
+@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="get_last_lr()")
 class TheRateBehindIsLogged(Stepping):
     def training_step(self, batch, batch_idx):
         super().training_step(batch, batch_idx)
         self.log("rate", self.lr_schedulers().get_last_lr()[0])
+
+
+@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="param_groups")
+class TheRateBehindIsLoggedThatChangesSeldom(Stepping):
+    """It is the same in the recorded steps."""
+
+    make = partial(schedules.StepLR, step_size=6)
+
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
 
 
 @case(eager="the optimizer's 'lr' decides what Python does", line="> 0.05")
@@ -155,7 +166,7 @@ class TheRateBehindDecides(Stepping):
                 self.net[0].bias.data.zero_()
 
 
-@case(eager="the optimizer's 'lr' is used behind a scheduler's step", line="self.smooth.mul_")
+@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="self.smooth.mul_")
 class TheRateBehindIsUsedInTheHook(Stepping):
     def __init__(self):
         super().__init__()

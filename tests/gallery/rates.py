@@ -145,7 +145,7 @@ class RateIsSetInTheStepFromTheEpoch(Small):
             group["lr"] = 0.05 / (1 + self.current_epoch)
 
 
-@case(eager="the step sets the optimizer's 'lr'")
+@case()
 class WarmupByHandInOptimizerStep(Small):
     """As in Lightning's own documentation."""
 

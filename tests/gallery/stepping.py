@@ -8,7 +8,7 @@ from gallery.hooks import gradients
 # -- optimizer_step ---------------------------------------------------------------------------------------------------
 
 
-@case(eager="the step sets the optimizer's 'lr'")
+@case()
 class WarmsUpByHand(Small):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
         optimizer.step(closure=optimizer_closure)

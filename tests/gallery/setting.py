@@ -1,0 +1,281 @@
+"""Options of optimizers that hooks of the module set at each step, by numbers."""
+
+import math
+from math import cos, pi
+
+import numpy as np
+import torch
+from torch import optim
+from torch.optim import lr_scheduler as schedules
+
+from gallery.case import Small, add, case
+
+
+class Setting(Small):
+    peak = 0.1
+
+    def configure_optimizers(self):
+        return optim.SGD(self.parameters(), lr=self.peak, momentum=0.9)
+
+
+@case(inductor=True, size=8)
+class AWarmupBehindTheStep(Setting):
+    """As Lightning's guide has it."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+        if self.trainer.global_step < 9:
+            scale = min(1.0, float(self.trainer.global_step + 1) / 9.0)
+            for group in optimizer.param_groups:
+                group["lr"] = scale * self.peak
+
+
+@case(size=8)
+class AWarmupBeforeTheStep(Setting):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        if self.global_step < 9:
+            for index, group in enumerate(optimizer.param_groups):
+                group["lr"] = (index + self.global_step + 1) / 9.0 * self.peak
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+
+@case()
+class RatesBeforeAndBehindTheStep(Setting):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        for group in optimizer.param_groups:
+            group["lr"] = self.peak / (1 + batch_idx)
+        optimizer.step(closure=optimizer_closure)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5
+
+
+@case()
+class ARateThatIsMultiplied(Setting):
+    """A step that is run again must not find it multiplied."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.param_groups[0]["lr"] *= 0.9
+        optimizer.step(closure=optimizer_closure)
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+
+@case(inductor=True, size=8)
+class ACosineBeforeTheBatch(Setting):
+    def on_train_batch_start(self, batch, batch_idx):
+        progress = self.trainer.global_step / 20
+        for group in self.optimizers().param_groups:
+            group["lr"] = self.peak * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@case()
+class ACosineBeforeABatchOfWhichTheRateIsLogged(Setting):
+    def on_train_batch_start(self, batch, batch_idx):
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = self.peak * cos(pi * batch_idx / 20)
+
+    def training_step(self, batch, batch_idx):
+        rate = self.optimizers().param_groups[0]["lr"]
+        self.log("rate", rate)
+        return self.loss(batch) * (1 + rate)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("rate at the end", self.optimizers().param_groups[0]["lr"])
+
+
+@case()
+class AllThreeHooks(Setting):
+    def on_train_batch_start(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] = 0.1 / (1 + batch_idx)
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.param_groups[0]["lr"] *= 0.5 ** int(epoch)
+        optimizer.step(closure=optimizer_closure)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] += 1.0
+
+
+def adjust(optimizer, step, peak):
+    rate = peak * np.cos(np.pi * step / 40) if step > 2 else peak * pow(step / 3, 2)
+    for group in optimizer.param_groups:
+        group["lr"] = float(rate)
+    return rate
+
+
+@case(options={"accumulate_grad_batches": 2})
+class AFunctionSetsTheRate(Setting):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        adjust(optimizer, self.global_step, self.peak)
+        optimizer.step(closure=optimizer_closure)
+
+
+@case()
+class AMethodSetsTheRate(Setting):
+    @property
+    def ceiling(self):
+        return min(self.peak, 0.08)
+
+    def adjust(self, optimizer):
+        optimizer.param_groups[0]["lr"] = self.ceiling / (1 + self.global_step)
+
+    def optimizer_step(self, *args):
+        self.adjust(args[2])
+        args[2].step(closure=args[3])
+
+
+@case()
+class MomentumIsSet(Setting):
+    """A constant until it is seen to change."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.param_groups[0]["momentum"] = min(0.95, 0.5 + 0.05 * self.global_step)
+        optimizer.step(closure=optimizer_closure)
+
+
+@case()
+class NesterovIsSetInTheMiddle(Setting):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.param_groups[0]["nesterov"] = self.global_step > 6
+        optimizer.step(closure=optimizer_closure)
+
+
+@case()
+class AWarmupAndASchedule(Setting):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": schedules.StepLR(optimizer, 3), "interval": "step"}]
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+        if self.global_step < 4:
+            optimizer.param_groups[0]["lr"] = 0.01 * (self.global_step + 1)
+
+
+@case()
+class ARateByHandInManualOptimization(Setting):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def on_train_batch_start(self, batch, batch_idx):
+        for group in self.optimizers().param_groups:
+            group["lr"] = self.peak / (1 + self.global_step)
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+@case()
+class ARateInTheLastBatch(Setting):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.param_groups[0]["lr"] = 0.001 if self.trainer.is_last_batch else 0.1
+        optimizer.step(closure=optimizer_closure)
+
+
+@case(raises="float division by zero")
+class ARateThatCannotBeHad(Setting):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.param_groups[0]["lr"] = 0.1 / float(8 - self.global_step)
+        optimizer.step(closure=optimizer_closure)
+
+
+# -- hooks that do more are part of the step --------------------------------------------------------------------------
+
+
+def set_by(body):
+    """Returns a module whose `optimizer_step` sets the rate, and does something else besides."""
+
+    class Made(Setting):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.tensor(0.9))
+            self.rate = 0.1
+
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            body(self, optimizer, optimizer_closure)
+
+    return Made
+
+
+def by_a_tensor(self, optimizer, closure):
+    optimizer.step(closure=closure)
+    optimizer.param_groups[0]["lr"] = 0.1 * float(self.scale)
+
+
+def by_an_attribute(self, optimizer, closure):
+    self.rate = 0.9 * self.rate
+    optimizer.param_groups[0]["lr"] = self.rate
+    optimizer.step(closure=closure)
+
+
+def by_what_was_logged(self, optimizer, closure):
+    optimizer.step(closure=closure)
+    optimizer.param_groups[0]["lr"] = 0.1 / (1 + len(self.trainer.callback_metrics))
+
+
+def and_calls_the_closure(self, optimizer, closure):
+    closure()
+    optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.global_step)
+    optimizer.step()
+
+
+def and_logs_it(self, optimizer, closure):
+    optimizer.param_groups[0]["lr"] = rate = 0.1 / (1 + self.global_step)
+    self.log("rate", rate)
+    optimizer.step(closure=closure)
+
+
+for body in (by_a_tensor, by_an_attribute, by_what_was_logged, and_calls_the_closure, and_logs_it):
+    add(f"the rate is set {body.__name__.replace('_', ' ')}", set_by(body), eager="")
+
+
+class Holding:
+    """What is found in it is a tensor: no name in the hook's code says so."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+@case(eager="a hook that sets the optimizer's options computes with tensors, too")
+class ATensorInAnObjectSetsTheRate(Setting):
+    def __init__(self):
+        super().__init__()
+        self.held = Holding(torch.tensor(0.1))
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.param_groups[0]["lr"] = float(self.held.value) / (1 + batch_idx)
+        optimizer.step(closure=optimizer_closure)
+
+
+@case(eager="the step changes Python state")
+class TheHookCountsInADictionary(Setting):
+    def __init__(self):
+        super().__init__()
+        self.counts = {"steps": 0}
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        self.counts["steps"] += 1
+        optimizer.param_groups[0]["lr"] = self.peak / self.counts["steps"]
+        optimizer.step(closure=optimizer_closure)
+
+
+@case(eager="'lr' is used on the other side of where the step changes it", line='param_groups[0]["lr"])')
+class TheRateBehindTheHookIsLogged(AWarmupBehindTheStep):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+
+
+@case(eager="'lr' is used on the other side of where the step changes it", line='param_groups[0]["lr"])')
+class TheRateBeforeTheHookIsLogged(AWarmupBeforeTheStep):
+    def on_train_batch_start(self, batch, batch_idx):
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+
+
+@case(eager="the step sets the optimizer's 'lr'")
+class TheStepSetsTheRate(Setting):
+    def training_step(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] = self.peak / (1 + batch_idx)
+        return self.loss(batch)
