@@ -58,7 +58,7 @@ class Apart:
         leaves = members(Tensor, (*args, *kwargs.values()))
         if _pointers(leaves) & (self._owned - self._given):
             self._hazard(f"{self._what} depends on the training's state")
-        if is_mutable(func) and _pointers(written_arguments(func, args, kwargs)) & (self._given | self._owned):
+        if is_mutable(func) and _pointers(written_arguments(func, args, kwargs, Tensor)) & (self._given | self._owned):
             self._hazard(f"{self._what} changes what it is given")
 
     def add(self, tensors: Iterable[Tensor], what: str) -> None:

@@ -190,6 +190,8 @@ def _bind(first: Observation, second: Observation, index: int, volatile: set[str
         return Hazard("a tensor of one step is used in the next, and no attribute holds it", where)
     if new.requires_grad or not torch.equal(new, old):
         return Hazard("a tensor is made anew in each step from Python or numpy values", where)
+    if index in second.recording.written_inputs:
+        return Hazard("a tensor that is made anew in each step of numpy's values is written to", where)
     return Binding(f"constant {index}", tensor=new)
 
 

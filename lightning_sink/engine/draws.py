@@ -1,21 +1,23 @@
 """Random draws of a step, taken out of its graph and made before it, in the order of the step.
 
 A compiler may run operations in any order that their data allows, and two draws from one generator share no data that
-it knows of: with more than one dropout the masks would be others than eager's. Draws depend on shapes only, so they are
-made by the very operations of the step, one after another, and given to the graph as inputs.
+it knows of: with more than one dropout the masks would be others than eager's. Draws depend on shapes only, or on
+numbers that are the same in each step (`Beta(0.4, 0.4)`), so they are made by the very operations of the step, one
+after another, and given to the graph as inputs.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine.operands import members
-from lightning_sink.engine.private import draws_otherwise, schema_name
+from lightning_sink.engine.operands import members, replaced
+from lightning_sink.engine.private import draws_otherwise, is_mutable, is_view, schema_name, written_arguments
 
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 _DROPOUT: Any = torch.ops.aten.native_dropout.default
@@ -60,7 +62,8 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
     """
     _take_masks_apart(graph)
     nodes = [node for node in graph.nodes if _is_draw(node)]
-    draws = [_as_draw(node) for node in nodes]
+    written = _written(graph) if nodes else set()
+    draws = [_as_draw(node, written) for node in nodes]
     if None in draws:
         if len(nodes) > 1:
             names = ", ".join(sorted({str(node.target) for node in nodes}))
@@ -119,13 +122,16 @@ def _is_draw(node: fx.Node) -> bool:
     return bool(node.meta.get("draws"))
 
 
-def _as_draw(node: fx.Node) -> Draw | None:
+def _as_draw(node: fx.Node, written: Collection[fx.Node]) -> Draw | None:
     """Returns what repeats a draw; None where its result depends on more than shapes."""
     target: Any = node.target
     name, arguments = schema_name(target), node.args
     tensors = members(fx.Node, (*arguments, *node.kwargs.values()))
     if not tensors:
         return Draw(target, arguments, dict(node.kwargs))
+    if all(_is_constant(tensor, written) for tensor in tensors):
+        given = replaced(fx.Node, _value, (arguments, dict(node.kwargs)))
+        return Draw(target, *given)
     if len(tensors) > 1 or tensors[0] is not arguments[0]:
         return None
     if target is _DROPOUT:
@@ -138,3 +144,39 @@ def _as_draw(node: fx.Node) -> Draw | None:
     elif name not in _LIKE:
         return None
     return Draw(target, arguments[1:], dict(node.kwargs), tensors[0].meta["layout"])
+
+
+def _is_constant(node: fx.Node, written: Collection[fx.Node]) -> bool:
+    """Tells whether a node is computed of tensors made of numbers alone, and nothing writes to its memory."""
+    if _owner(node) in written:
+        return False
+    if node.op == "placeholder":
+        return "value" in node.meta
+    known = node.op == "call_function" and not _is_draw(node) and bool(node.all_input_nodes)
+    return known and all(_is_constant(given, written) for given in node.all_input_nodes)
+
+
+def _owner(node: fx.Node) -> fx.Node:
+    """Returns the node whose memory a node is a view of: itself, where it is none."""
+    while node.op == "call_function" and (node.target is operator.getitem or is_view(node.target)):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _written(graph: fx.Graph) -> set[fx.Node]:
+    """Returns the nodes whose memory is written to."""
+    called = (node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem)
+    mutable = [node for node in called if is_mutable(node.target)]
+    given = (written_arguments(node.target, node.args, node.kwargs, fx.Node) for node in mutable)
+    return {_owner(argument) for arguments in given for argument in arguments}
+
+
+def _value(node: fx.Node) -> Tensor:
+    """Returns what a constant is computed to."""
+    if node.op == "placeholder":
+        value: Tensor = node.meta["value"]
+        return value
+    target: Any = node.target
+    arguments, options = replaced(fx.Node, _value, (node.args, dict(node.kwargs)))
+    result: Tensor = target(*arguments, **options)
+    return result

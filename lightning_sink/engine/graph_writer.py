@@ -48,6 +48,10 @@ class GraphWriter:
             self._on_input(tensor, index)
         return node
 
+    def constant(self, tensor: Tensor) -> None:
+        """Takes an input that is made of the same numbers in each step, or makes no program."""
+        self.node(tensor).meta["value"] = tensor
+
     def write(self, func: Any, args: Any, kwargs: Any, out: Any, draws: bool) -> None:
         """Writes an operation down.
 
@@ -62,7 +66,10 @@ class GraphWriter:
         node.meta["draws"] = draws
         self._indices[node] = len(self._lines)
         shown = replaced(fx.Node, self._indices.__getitem__, (args, kwargs))
-        self._lines.append(f"{func.name()}{shown!r}")
+        values = (
+            [value.tolist() for value in constants_of(node)] if draws else []
+        )  # they may be drawn from once for all
+        self._lines.append(f"{func.name()}{shown!r}{values or ''}")
         self._bind(out, node)
 
     def made(self, tensor: Tensor) -> bool:
@@ -91,6 +98,18 @@ class GraphWriter:
                 self._indices[part] = len(self._lines)
                 self._lines.append(f"{self._indices[node]}[{index}]")
                 self._bind(item, part)
+
+
+def constants_of(node: fx.Node) -> list[Tensor]:
+    """Returns the tensors made of numbers that a node's result depends on, in their order."""
+    found: dict[fx.Node, None] = {}
+    waiting = [node]
+    while waiting:
+        known = waiting.pop()
+        if known not in found:
+            found[known] = None
+            waiting += known.all_input_nodes
+    return [known.meta["value"] for known in found if "value" in known.meta]
 
 
 def _layout(tensor: Tensor) -> Any:

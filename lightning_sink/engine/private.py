@@ -7,7 +7,7 @@ Those of Inductor, but for one table, are in `generated.py` and `native.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ __all__ = [
     "global_hooks",
     "is_all_true",
     "is_mutable",
+    "is_view",
     "own_parameters",
     "own_tensors",
     "pytree",
@@ -156,6 +157,12 @@ def is_mutable(operation: Any) -> bool:
     return bool(operation._schema.is_mutable)
 
 
+def is_view(operation: Any) -> bool:
+    """Tells whether an operation gives other views of its first argument's memory. Only `OpOverload._schema` knows."""
+    aliases = (returned.alias_info for returned in operation._schema.returns)
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
 def draws_otherwise(operation: Any) -> bool:
     """Tells whether Inductor's code draws other numbers than an operation does: that of torch 2.11 for `RReLU`.
 
@@ -173,12 +180,12 @@ def schema_name(operation: Any) -> str:
     return str(operation._schema.name)
 
 
-def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """Yields the tensors that an operation is about to write to."""
+def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]) -> Iterator[T]:
+    """Yields the arguments that an operation is about to write to, tensors or what stands for them."""
     for index, argument in enumerate(operation._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
-            yield from members(Tensor, (value,))
+            yield from members(kind, (value,))
 
 
 def version(tensor: Tensor) -> int:

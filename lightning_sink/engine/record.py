@@ -251,12 +251,15 @@ class Recorder(TorchDispatchMode):
                 sys.setprofile(self._hook)
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_made_of_numbers(func, args):
+            self._writer.constant(args[0])
+            func = torch.ops.aten.clone.default  # a program has what was made once, and may not write to that
         leaves = members(Tensor, (*args, *kwargs.values()))
         self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
         node_args, node_kwargs = replaced(Tensor, self._writer.node, (args, kwargs))
         origin = self._origins.of(leaves)
         self._check(func, args, kwargs, origin)
-        written = list(written_arguments(func, args, kwargs)) if is_mutable(func) else []
+        written = list(written_arguments(func, args, kwargs, Tensor)) if is_mutable(func) else []
         self.recording.written |= self._undo.keep(written)
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
         generated = self._generators.state() if may_draw else None
@@ -323,6 +326,11 @@ def _is_ours(error: Exception) -> bool:
 def _place(tensor: Tensor) -> int:
     plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
     return tensor.data_ptr() if plain else 0
+
+
+def _is_made_of_numbers(func: Any, args: tuple[Any, ...]) -> bool:
+    """Tells whether an operation gives a tensor that was made of Python's numbers, in memory of its own."""
+    return schema_name(func) == "aten::lift_fresh" and bool(args[0].untyped_storage().resizable())
 
 
 def _is_plain_indexing(func: Any, args: tuple[Any, ...]) -> bool:

@@ -106,3 +106,49 @@ def test_a_dropout_of_nothing_draws_nothing(fake):
     recording = record(lambda x: nn.functional.dropout(x, 0.0), x)
     assert hoist_draws(recording.graph) == []
     assert torch.equal(graph_module(recording).forward(x)[0].cpu(), x.cpu())
+
+
+def by_numbers(x):
+    share = torch.distributions.Beta(0.4, 0.4).sample()
+    order = torch.randperm(2)
+    noise = torch.normal(torch.tensor([0.0, 1.0, 2.0]), torch.tensor(0.5).expand(3))
+    picked = torch.multinomial(torch.tensor([0.1, 0.2, 0.7]), 3, replacement=True)
+    return share * x[order] + (1 - share) * noise + picked
+
+
+def test_draws_by_numbers_are_hoisted_too():
+    x = torch.randn(2, 3)
+    recording = record(by_numbers, x)
+    expected = run(by_numbers, x)
+    draws = hoist_draws(recording.graph)
+    function = graph_module(recording).forward
+    assert len(draws) == 4
+    inputs = recording.inputs
+    assert torch.equal(run(lambda: function(*inputs, *[draw() for draw in draws])[0]), expected)
+
+
+def written(x):
+    weights = torch.tensor([0.5, 0.5])
+    weights[1] = x[0, 0].abs()
+    return torch.multinomial(weights, 1) + torch.rand(3)
+
+
+def written_behind(x):
+    weights = torch.tensor([0.5, 0.5])
+    drawn = torch.multinomial(weights, 1) + torch.rand(3)
+    weights.mul_(2)
+    return drawn + weights.sum()
+
+
+@pytest.mark.parametrize("step", [written, written_behind])
+def test_a_draw_by_numbers_that_are_written_to_depends_on_data(step):
+    with pytest.raises(ValueError, match="would change their order"):
+        hoist_draws(record(step, torch.rand(2, 3)).graph)
+
+
+def test_steps_that_draw_by_other_numbers_are_told_apart():
+    def step(concentration):
+        return lambda x: x * torch.distributions.Beta(concentration, 1.0).sample() * torch.rand(1)
+
+    texts = [record(step(number), torch.ones(2)).text for number in (0.4, 0.4, 0.5)]
+    assert texts[0] == texts[1] != texts[2]

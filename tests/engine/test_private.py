@@ -19,10 +19,17 @@ def test_operations_tell_what_they_write_to():
     assert not private.is_mutable(OPERATIONS.add.Tensor)
     assert private.schema_name(OPERATIONS.add_.Tensor) == "aten::add_", "`OpOverload._schema.name` is gone"
     target, other = torch.ones(1), torch.ones(1)
-    written = list(private.written_arguments(OPERATIONS.add_.Tensor, (target, other), {}))
+    written = list(private.written_arguments(OPERATIONS.add_.Tensor, (target, other), {}, torch.Tensor))
     assert [id(tensor) for tensor in written] == [id(target)], "`OpOverload._schema.arguments` has changed"
-    written = list(private.written_arguments(OPERATIONS.add.out, (target, other), {"out": target}))
+    written = list(private.written_arguments(OPERATIONS.add.out, (target, other), {"out": target}, torch.Tensor))
     assert [id(tensor) for tensor in written] == [id(target)]
+
+
+def test_operations_tell_whether_they_give_views():
+    assert private.is_view(OPERATIONS.expand.default), "`OpOverload._schema.returns` has changed"
+    assert private.is_view(OPERATIONS.split.Tensor)
+    assert not private.is_view(OPERATIONS.add.Tensor)
+    assert not private.is_view(OPERATIONS.add_.Tensor)
 
 
 def test_a_dispatch_mode_sees_operations_below_autograd():

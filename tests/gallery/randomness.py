@@ -213,3 +213,34 @@ class SeededWhereTheOptimizerIsMade(Dropping):
 class SeededAtEachEpoch(Dropping):
     def on_train_epoch_start(self):
         torch.manual_seed(self.current_epoch)
+
+
+@case(inductor=True)
+class TorchsMixup(Small):
+    """A share by a distribution of numbers, and an order, beside dropout."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        share = torch.distributions.Beta(0.4, 0.4).sample()
+        order = torch.randperm(len(x))
+        out = nn.functional.dropout(self(share * x + (1 - share) * x[order]), 0.2)
+        return share * nn.functional.cross_entropy(out, y) + (1 - share) * nn.functional.cross_entropy(out, y[order])
+
+
+@case()
+class ADistributionThatChangesWithTheEpoch(Small):
+    def training_step(self, batch, batch_idx):
+        share = torch.distributions.Beta(0.4 + self.current_epoch, 0.4).sample()
+        return self.loss(batch) * (1 + share * torch.rand(()))
+
+
+@case()
+class ADistributionOfAnAttribute(Small):
+    concentration = 0.4
+
+    def on_train_epoch_start(self):
+        self.concentration = 0.4 + self.current_epoch
+
+    def training_step(self, batch, batch_idx):
+        share = torch.distributions.Beta(self.concentration, 0.4).sample()
+        return self.loss(batch) * (1 + share * torch.rand(()))

@@ -1,5 +1,7 @@
 """Functions that look at values: to take them out, or to refuse wrong ones."""
 
+import numpy as np
+import torch
 from torch import nn
 
 from gallery.case import Small, case
@@ -63,3 +65,22 @@ class OneHotTargets(Small):
 class AsManyClassesAsThereAre(Small):
     def training_step(self, batch, batch_idx):
         return self.loss(batch) + nn.functional.one_hot(batch[1]).sum()
+
+
+@case(inductor=True)
+class NumbersInATensorThatIsWrittenTo(Small):
+    """Made anew in each step: what a program writes there must not be found by the next one."""
+
+    def training_step(self, batch, batch_idx):
+        weights = torch.tensor([1.0, 2.0, 3.0])
+        weights[0] = weights[2] * 2
+        weights.mul_(0.1)
+        return (self(batch[0]).square().mean(0) * weights).sum()
+
+
+@case(eager="a tensor that is made anew in each step of numpy's values is written to")
+class ANumpyArrayThatIsWrittenTo(Small):
+    def training_step(self, batch, batch_idx):
+        weights = torch.from_numpy(np.ones(3, dtype=np.float32))
+        weights.mul_(0.5)
+        return (self(batch[0]).square().mean(0) * weights).sum()
