@@ -33,7 +33,7 @@ class Guard:
         """Tells whether it would come out the same in the step that is about to run."""
         try:
             return bool(self.decide() == self.outcome)
-        except ArithmeticError:  # the user's expression has no value in that step; running it raises the error
+        except (ArithmeticError, ValueError):  # the user's expression has no value in that step; running it says so
             return False
 
 

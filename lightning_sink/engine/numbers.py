@@ -112,6 +112,30 @@ class Number:
             self._uses.memo[name] = known
         return known
 
+    def computed(
+        self, name: str, plain: Callable[[Any], float], function: Callable[[Tensor], Tensor], may_fail: bool
+    ) -> Number | None:
+        """Returns what a function of the number gives; None where it has to be asked for the number itself.
+
+        Args:
+            name: The function's name.
+            plain: The function.
+            function: The same for tensors.
+            may_fail: Whether it raises an error for some numbers, where the other one raises none.
+        """
+        host = self._host
+        if self._uses.closed or (may_fail and host is None):
+            return None
+        key = name, self._name
+        known = self._uses.memo.get(key)
+        if known is None:
+            value, later = plain(self.value), None if host is None else lambda: plain(host())
+            known = Number(lambda: function(self.tensor), value, self._uses, key, later)
+            self._uses.memo[key] = known
+            if may_fail and later is not None:
+                self._uses.decide((key, "has a value"), True, lambda: later() is not None)
+        return known
+
     @property
     def words(self) -> str:
         """What users call the number that it comes from."""
@@ -218,7 +242,7 @@ def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
     return number.tensor.to(dtype or default, copy=True)
 
 
-_PLAINLY = "is needed as a plain number, by `float()`, `math` or as an index (`self.log` and torch take it as it is)"
+_PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not by `self.log`, torch, `math.cos`)"
 
 
 def _words(name: Any) -> str:
