@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from lightning_sink.engine.replacing import put_in_place_of
 from lightning_sink.engine.step import Column, taken_apart
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
     """An attribute that holds a list.
 
@@ -64,7 +65,10 @@ class Lists:
         """Returns what programs take for granted of them: that they are there, and which of them are one."""
         values = [place.value for place in self.places]
         first = {id(value): number for number, value in reversed([*enumerate(values)])}
-        return {p.name: (type(value), first[id(value)]) for p, value in zip(self.places, values, strict=True)}
+        found: dict[str, tuple[Any, ...]] = {}
+        for place, value in zip(self.places, values, strict=True):
+            found[place.name] = (*found.get(place.name, ()), type(value), first[id(value)])
+        return dict(found)
 
     def learn(self, holders: Iterable[tuple[str, Any]], grown: Iterable[list[Any]]) -> None:
         """Takes note of lists that a step has appended to.
@@ -80,42 +84,66 @@ class Lists:
             self.places += [Place(prefix + key, holder, key) for key in found]
 
     @contextmanager
-    def watched(self, report: Callable[[str], None]) -> Iterator[list[tuple[Place, Any]]]:
-        """Puts lists in their place that see what is done with them; yields what is appended, in order.
+    def watched(self, report: Callable[[str], None]) -> Iterator[Watched]:
+        """Puts lists in their place that see what is done with them.
 
         Args:
-            report: Told of whatever else is done with them.
+            report: Told of whatever else than appending is done with them.
         """
-        appended: list[tuple[Place, Any]] = []
+        watched = Watched()
         watches: dict[int, _Watch] = {}
         for place in self.places:
             held = place.value
             if type(held) is list:
                 if id(held) not in watches:
-                    watches[id(held)] = _Watch(held, place, appended, report)
+                    watches[id(held)] = _Watch(held, place, watched.appended, report)
+                    watched.items.update((id(item), place.name) for item in held)
                 vars(place.holder)[place.key] = watches[id(held)]
+        places = [(place, place.value) for place in self.places]
         try:
-            yield appended
+            yield watched
         finally:
+            for place, value in places:
+                if place.value is not value:
+                    report(f"the step changes Python state: `{place.name}`, in the place of which it puts another one")
             for watch in [*watches.values()]:
                 watch.end()
 
 
+@dataclass
+class Watched:
+    """What was done with lists in a step.
+
+    Attributes:
+        appended: What was appended to which, in order.
+        items: By identity, what they held before, with what users call the list.
+    """
+
+    appended: list[tuple[Place, Any]] = field(default_factory=list)
+    items: dict[int, str] = field(default_factory=dict)
+
+
 class _Watch(list[Any]):
-    """Stands for a list while a step is recorded."""
+    """Stands for a list while a step is recorded; all that is done with it is done with the list.
+
+    C code looks into this one, without a word: it holds the same.
+    """
 
     def __init__(
         self, held: list[Any], place: Place, appended: list[tuple[Place, Any]], report: Callable[[str], None]
     ) -> None:
         super().__init__(held)
         self._held, self._place, self._appended, self._report = held, place, appended, report
+        self._expected = held.copy()
 
     def append(self, item: Any) -> None:
         self._appended.append((self._place, item))
+        for items in (self._expected, self._held):
+            items.append(item)
         super().append(item)
 
     def extend(self, items: Iterable[Any]) -> None:
-        for item in items:
+        for item in [*items]:
             self.append(item)
 
     def __iadd__(self, items: Iterable[Any]) -> _Watch:  # type: ignore[misc]
@@ -124,15 +152,25 @@ class _Watch(list[Any]):
 
     def __radd__(self, items: list[Any]) -> list[Any]:
         self.read()
-        return items + [*list.__iter__(self)]
+        return items + self._held
 
     def read(self) -> None:
         self._report(f"the step changes Python state: `{self._place.name}`, and not only by appending to it")
 
     def end(self) -> None:
-        """Gives the list what was done with this one, and everybody who holds this one the list."""
-        self._held[:] = [*list.__iter__(self)]
+        """Gives everybody who holds this one the list."""
+        own = [*list.__iter__(self)]
+        if not _are_the_same(own, self._expected):
+            self.read()
+            if _are_the_same(self._held, self._expected):
+                self._held[:] = own
+        elif not _are_the_same(self._held, self._expected):
+            self.read()
         put_in_place_of(self, self._held)
+
+
+def _are_the_same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 def _reading(name: str) -> Callable[..., Any]:
@@ -140,7 +178,7 @@ def _reading(name: str) -> Callable[..., Any]:
 
     def read(self: _Watch, *arguments: Any, **options: Any) -> Any:
         self.read()
-        return method(self, *arguments, **options)
+        return method(self._held, *arguments, **options)
 
     return read
 
@@ -152,54 +190,92 @@ for _name in [*(f"__{name}__" for name in _OPERATORS), *_METHODS]:
     setattr(_Watch, _name, _reading(_name))
 
 
+class _Item:
+    """What is appended once: a tensor, or lists, tuples and dictionaries of tensors and other values."""
+
+    def __init__(self, place: Place, item: Any) -> None:
+        leaves, self.spec = pytree.tree_flatten(item)
+        self.place = place
+        self.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.shapes = {index: leaf.shape for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+
+    @property
+    def key(self) -> Hashable:
+        constants = tuple(map(fingerprint, self.constants))
+        return self.place.name, id(self.place.holder), constants, self.spec, tuple(self.shapes)
+
+    def append(self, tensors: Sequence[Tensor]) -> None:
+        leaves = self.constants.copy()
+        for (index, shape), tensor in zip(self.shapes.items(), tensors, strict=True):
+            leaves[index] = tensor.view(shape).clone()  # the program may use its memory again
+        self.place.value.append(pytree.tree_unflatten(leaves, self.spec))
+
+
 class Appends:
     """What a step appends.
 
     Args:
-        appended: What a recorded step appended, and where.
+        appended: What a recorded step appended, and where; in the step, and in what comes behind the owner's turn.
 
     Attributes:
         names: For each tensor in that, what users call the list.
         problem: Why no program can append the same; None where one can.
     """
 
-    def __init__(self, appended: list[tuple[Place, Any]]) -> None:
-        self._places = [place for place, _ in appended]
-        self.names = [place.name for place, item in appended for _ in tensors_in([(place, item)])]
-        leaves, self._spec = pytree.tree_flatten([item for _, item in appended])
-        self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._shapes = {index: leaf.shape for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-        odd = (leaf for leaf in leaves if not isinstance(leaf, Tensor) and type(leaf) not in SCALARS)
-        kind = next((type(leaf).__name__ for leaf in odd), None)
-        self.problem = None if kind is None else f"the step appends a `{kind}` to `{self._places[0].name}`"
+    def __init__(self, appended: list[list[tuple[Place, Any]]]) -> None:
+        self._spans = [[_Item(place, item) for place, item in span] for span in appended]
+        self._items = [item for span in self._spans for item in span]
+        self.names = [item.place.name for item in self._items for _ in item.shapes]
+        odd = ((item.place.name, type(value)) for item in self._items for value in item.constants)
+        found = (f"the step appends a `{kind.__name__}` to `{name}`" for name, kind in odd if kind not in SCALARS)
+        self.problem = next(found, None)
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
 
     @property
     def key(self) -> Hashable:
         """Equal for steps that append the same, but for what is in the tensors."""
-        constants = tuple(map(fingerprint, self._constants))
-        return tuple((p.name, id(p.holder)) for p in self._places), constants, self._spec, tuple(self._shapes)
+        return tuple(tuple(item.key for item in span) for span in self._spans)
 
-    def append(self, tensors: Sequence[Tensor]) -> None:
-        """Appends what one step gave: copies, for the program may use its memory again."""
-        leaves = self._constants.copy()
-        for (index, shape), tensor in zip(self._shapes.items(), tensors, strict=True):
-            leaves[index] = tensor.view(shape).clone()
-        for place, item in zip(self._places, pytree.tree_unflatten(leaves, self._spec), strict=True):
-            place.value.append(item)
+    def append(self, tensors: Sequence[Tensor], late: bool | None = None) -> None:
+        """Appends what one step gave.
+
+        Args:
+            tensors: All that it gave.
+            late: Whether to append what comes behind the owner's turn, or the rest; None for both.
+        """
+        given = iter(tensors)
+        for number, span in enumerate(self._spans):
+            for item in span:
+                own = [next(given) for _ in item.shapes]
+                if late is None or late == (number > 0):
+                    item.append(own)
 
     def append_row(self, columns: Sequence[Column], steps: int) -> None:
         """Appends what steps in a row gave."""
         varying = [*map(taken_apart, columns)]
-        for number in range(steps if self._places else 0):
+        for number in range(steps if self._items else 0):
             self.append([tensors[number] for tensors in varying])
 
     def last(self) -> list[Tensor]:
         """Returns the tensors that the step before appended; none where somebody has taken some away."""
-        counts = Counter(self._places)
+        counts = Counter(item.place for item in self._items)
+        if any(len(place.items) < count for place, count in counts.items()):
+            return []
         tails = {place: iter(place.items[-count:]) for place, count in counts.items()}
-        items = [next(tails[place], None) for place in self._places]
-        leaves, spec = pytree.tree_flatten(items)
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)] if spec == self._spec else []
+        there = [(item.place, next(tails[item.place])) for item in self._items]
+        same = [_Item(*pair).key for pair in there] == [item.key for item in self._items]
+        return tensors_in(there) if same else []
+
+
+def containers_in(items: Iterable[Any]) -> Iterator[Any]:
+    """Yields the lists and dictionaries in some values, as often as they are met."""
+    for item in items:
+        if isinstance(item, (list, dict)):
+            yield item
+        if isinstance(item, (list, tuple, dict)):
+            yield from containers_in(item.values() if isinstance(item, dict) else item)
 
 
 def tensors_in(appended: Iterable[tuple[Place, Any]]) -> list[Tensor]:

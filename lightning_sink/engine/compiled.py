@@ -209,8 +209,9 @@ class CompiledEngine(Engine):
         if sink.disturbed:
             self._settle()
         loss = None if program.loss is None else outputs[program.loss]
-        program.collect(outputs)
+        program.collect(outputs, late=False)
         sink.account(step, self._result_of(program, outputs), loss, logged, program.note)
+        program.collect(outputs, late=True)
         return True
 
     # -- steps in a row ----------------------------------------------------------------------------------------------

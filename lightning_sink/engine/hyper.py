@@ -44,13 +44,15 @@ class Hyperparameters:
     def __init__(self, optimizers: list[Optimizer]) -> None:
         self._optimizers = optimizers
         self._entries: list[tuple[dict[str, Any], str, int | None]] = []
+        self._owners: list[int] = []
         self._layout: list[int] = []
         self.lifted_entries: list[int] = []
         self.tensors: dict[int, Tensor] = {}
         self._tensor_entries: set[int] = set()
         self.values: list[Any] = []
         self._put_in: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
-        self._spent = self._is_stale = False
+        self._spent: set[int] = set()
+        self._is_stale = False
         self.refresh()
 
     def refresh(self) -> bool:
@@ -61,6 +63,8 @@ class Hyperparameters:
             return False
         self._layout = layout
         self._entries = [entry for group in groups for entry in _entries(group)]
+        counts = [sum(len([*_entries(group)]) for group in optimizer.param_groups) for optimizer in self._optimizers]
+        self._owners = [number for number, count in enumerate(counts) for _ in range(count)]
         self.lifted_entries = [i for i, (_, key, _) in enumerate(self._entries) if key == "lr"]
         self.tensors = {}
         self._tensor_entries.clear()
@@ -125,12 +129,12 @@ class Hyperparameters:
         Args:
             spent: Whether what is there now is not what the step computes with: that is set in the step.
         """
-        self._spent = spent
+        self._spent = set(range(len(self._optimizers))) if spent else set()
 
     def take(self) -> None:
         """What is there now is what the step computes with."""
         self._is_stale = self.update()
-        self._spent = False
+        self._spent = set()
 
     @contextmanager
     def lifted(self, uses: Uses) -> Iterator[None]:
@@ -145,10 +149,15 @@ class Hyperparameters:
             self._put_back(uses)
 
     @contextmanager
-    def plain(self, uses: Uses) -> Iterator[None]:
-        """Puts the numbers themselves back, for the owner to change them; no program may use what it leaves there."""
+    def plain(self, uses: Uses, of: Optimizer | None = None) -> Iterator[None]:
+        """Puts the numbers themselves back, for somebody to change them; no program may use what is left there.
+
+        Args:
+            uses: Told where one does.
+            of: Whose options are changed; None for all.
+        """
         self._put_back(uses)
-        self._spent = True
+        self._spent |= {number for number, item in enumerate(self._optimizers) if of is None or item is of}
         try:
             yield
         finally:
@@ -178,7 +187,7 @@ class Hyperparameters:
         value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")
         # `float()` of a tensor would be an operation, and be recorded.
         plain: Any = present.tolist() if isinstance(present, Tensor) else present
-        if self._spent:
+        if self._owners[index] in self._spent:
             return _spent(plain, uses, name)
         if isinstance(value, Tensor):
             return Number(self.tensors[index], float(plain), uses, name)

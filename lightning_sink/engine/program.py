@@ -190,9 +190,10 @@ class Program:
         logged = self.num_results - self.num_outputs
         return losses, others[:logged], others[logged:]
 
-    def collect(self, outputs: tuple[Tensor, ...]) -> None:
-        """Appends to lists what the step appends."""
-        self.appends.append(outputs[self.num_results : self.num_given])
+    def collect(self, outputs: tuple[Tensor, ...], late: bool) -> None:
+        """Appends to lists what the step appends, behind the owner's turn or before it."""
+        if self.appends:
+            self.appends.append(outputs[self.num_results : self.num_given], late)
 
     def result(self, outputs: tuple[Tensor, ...]) -> Result:
         """Rebuilds what the step returned."""

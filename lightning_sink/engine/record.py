@@ -21,15 +21,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.optim import Optimizer
 
 from lightning_sink.engine.apart import Apart
-from lightning_sink.engine.appends import Place
+from lightning_sink.engine.appends import Place, Watched, containers_in
 from lightning_sink.engine.attributes import random_state
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
+from lightning_sink.engine.math_functions import known_to_math
 from lightning_sink.engine.numbers import released
 from lightning_sink.engine.operands import members, replaced
 from lightning_sink.engine.origins import Origin, Origins
@@ -85,7 +87,8 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
         self.ran: dict[int, CodeType] = {}
-        self.appended: list[tuple[Place, Any]] = []
+        self.appended: list[list[tuple[Place, Any]]] = []
+        self._watched = Watched()
         self._uses = Uses(self.hazard, self._frozen)
         self._look = look
         self._hyper = hyper
@@ -116,16 +119,17 @@ class Recorder(TorchDispatchMode):
         self._uses.closed = False
         try:
             with ExitStack() as stack:
-                appended = stack.enter_context(self._before.parts.lists.watched(self.hazard))
+                self._watched = stack.enter_context(self._before.parts.lists.watched(self.hazard))
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
                 stack.enter_context(StandInMode(self._steps.number, self.paused))
                 stack.enter_context(self)
+                stack.enter_context(known_to_math())
                 stack.enter_context(self._hyper.lifted(self._uses))
                 # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 out = released(body())
             self._release()
-            self.appended += appended
+            self._collect(attributes)
             self._compare(python, drawn, attributes)
             return out
         except Exception as error:
@@ -150,6 +154,13 @@ class Recorder(TorchDispatchMode):
             if tell:
                 self.hazard(f"the step keeps {number.words}")
             number.replace()
+
+    def _collect(self, attributes: Attributes) -> None:
+        """Takes what the span appended to lists."""
+        self.appended.append(self._watched.appended)
+        containers = [*containers_in(item for _, item in self._watched.appended)]
+        if len({*map(id, containers)}) < len(containers) or any(map(attributes.hold, containers)):
+            self.hazard("the step appends lists or dictionaries that are held elsewhere, too", "")
 
     def _compare(self, python: dict[str, Hashable], drawn: Hashable, attributes: Attributes) -> None:
         if random_state() != drawn:
@@ -188,9 +199,9 @@ class Recorder(TorchDispatchMode):
         finally:
             self._paused = paused
 
-    def changing_options(self) -> AbstractContextManager[None]:
-        """Lets the owner change the optimizers' options; what uses them behind that makes no program."""
-        return nullcontext() if self._failed else self._options.changing()
+    def changing_options(self, of: Optimizer) -> AbstractContextManager[None]:
+        """Lets the owner change an optimizer's options; what uses them behind that makes no program."""
+        return nullcontext() if self._failed else self._options.changing(of)
 
     def setting_options(self, last: bool) -> AbstractContextManager[None]:
         """Lets the user's code set the optimizers' options, with plain numbers, and sees that it does nothing else."""
@@ -290,6 +301,8 @@ class Recorder(TorchDispatchMode):
 
     def _take_input(self, tensor: Tensor, index: int) -> None:
         self._origins.input(tensor, index)
+        if id(tensor) in self._watched.items:
+            self.hazard(f"the step reads `{self._watched.items[id(tensor)]}`, to which steps append")
         self._places.append(_place(tensor))
         self.recording.first_use.append(user_line())
         self._apart.use(tensor)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from torch.optim import Optimizer
+
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
 
@@ -39,9 +41,9 @@ class RecordedOptions:
         hyper.begin(spent=set_in_step)
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """The owner changes them."""
-        with self._hyper.plain(self._uses), self._paused():
+    def changing(self, of: Optimizer) -> Iterator[None]:
+        """The owner changes those of an optimizer."""
+        with self._hyper.plain(self._uses, of), self._paused():
             yield
 
     @contextmanager

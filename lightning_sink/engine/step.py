@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_sink.engine.watch import Hazard
 
@@ -108,8 +109,8 @@ class Tape(Protocol):
     def paused(self) -> AbstractContextManager[None]:
         """For what the owner does in the middle of a span and does by itself for a step that a program runs."""
 
-    def changing_options(self) -> AbstractContextManager[None]:
-        """For a change of the optimizers' options that the owner makes by itself behind a step that a program runs."""
+    def changing_options(self, of: Optimizer) -> AbstractContextManager[None]:
+        """For a change of an optimizer's options that the owner makes by itself behind a step that a program runs."""
 
     def setting_options(self, last: bool) -> AbstractContextManager[None]:
         """For code of the user's that sets the optimizers' options, and that the owner runs before a program, too.
@@ -154,7 +155,7 @@ class PlainTape:
         """Does nothing."""
         return nullcontext()
 
-    def changing_options(self) -> AbstractContextManager[None]:
+    def changing_options(self, of: Optimizer) -> AbstractContextManager[None]:
         """Does nothing."""
         return nullcontext()
 

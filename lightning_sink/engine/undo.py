@@ -83,6 +83,10 @@ class Attributes:
         lists = ((content, held) for content, held in self._contents if type(content) is list)
         return [now for now, held in lists if len(now) > len(held) and all(map(is_, now, held))]
 
+    def hold(self, container: Any) -> bool:
+        """Tells whether a container could be reached by then."""
+        return any(content is container for content, _ in self._contents)
+
     def restore(self) -> None:
         """Puts everything back."""
         for attributes, held in self._holders:

@@ -24,6 +24,7 @@ from lightning_sink.data.held import holds_training
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Limits
+from lightning_sink.trainer.option_hooks import OptionHooks
 
 
 def limits(trainer: Trainer, sink_size: int) -> Limits:
@@ -111,7 +112,7 @@ def in_step_reason(trainer: Any, loaders: Iterable[Any] = ()) -> str:
         changed = torch.get_default_dtype()
     if changed != before:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
-    if is_overridden("on_train_batch_start", trainer.lightning_module):
+    if is_overridden("on_train_batch_start", trainer.lightning_module) and not OptionHooks(trainer).end_no_epoch:
         return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
     # Workers have copies of their own, which no step changes.
     own = (loader for loader in loaders if not getattr(loader, "num_workers", 0))

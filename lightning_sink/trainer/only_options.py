@@ -1,175 +1,275 @@
 """Tells whether a hook of the user's does nothing but set the optimizers' options, by numbers that Python knows.
 
 Such a hook (a warmup in `optimizer_step`, a cosine in `on_train_batch_start`) may be run ahead of the steps before it:
-it reads no tensor, changes nothing else, and asks nothing that a step could have changed. Told by its code, so that it
-holds for each way through it; what cannot be told so counts as doing more.
+it reads no tensor, changes nothing else, and asks nothing that a step changes. That is told by its source, all of which
+has to be understood: numbers, attributes that are numbers now (no compiled step changes one), counters, functions of
+numbers, the optimizers' groups, and functions of the user's that do no more.
 """
 
 from __future__ import annotations
 
-import dis
-import math
+import ast
+import inspect
 import sys
-from collections.abc import Collection, Iterator
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn
 
+from lightning_sink.engine.attributes import SCALARS
 from lightning_sink.engine.watch import is_library
+from lightning_sink.trainer.sources import held, source_of, variable
 
-_CHANGES: tuple[str, ...] = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_", "IMPORT_", "YIELD_")
-_CHANGES += ("RAISE_VARARGS", "SETUP_", "BEFORE_", "MAKE_FUNCTION", "SEND", "GET_AWAITABLE", "STORE_SLICE")
-_CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION", "CALL_FUNCTION_KW", "CALL_FUNCTION_EX", "CALL_METHOD")
-_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
-_COPIES = ("COPY", "DUP_TOP_TWO")
-_STEPS = frozenset(["step", "optimizer_step"])
-_METHODS = _STEPS | {"optimizers"}
-"""Methods of optimizers and of a LightningModule that such a hook may call."""
+# What an expression may be; anything else is "", which is not understood.
+NUMBER, TABLE, GROUP, GROUPS = "number", "table", "group", "groups"
+OPTIMIZER, OPTIMIZERS, CLOSURE, SELF, NOTHING = "optimizer", "optimizers", "closure", "self", "nothing"
 
-_PURE = (float, int, bool, min, max, abs, round, pow, len, sum, enumerate, zip, range, super)
-_LEFT_BY_STEPS = frozenset(["callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"])
-_LEFT_BY_STEPS |= {"grad", "state"}
-_GENERATORS = 0x20 | 0x80 | 0x100 | 0x200  # flags of code, coroutines among them
+_COUNTERS = frozenset(["global_step", "current_epoch"])
+_OF_TRAINER = _COUNTERS | {"is_last_batch", "num_training_batches", "estimated_stepping_batches", "max_steps"}
+_OF_TRAINER |= {"max_epochs", "accumulate_grad_batches", "log_every_n_steps"}
+_PURE = (float, int, bool, min, max, abs, round, pow, sum, len)
+_OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp)
+_SHAPELESS = (ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+_MOST = 10_000
 _DEEPEST = 4
 
 
-def only_sets_options(hook: Any, module: LightningModule, options: Collection[str], unread: int) -> bool:
-    """Tells whether a hook sets options, steps the optimizer once at most, and does nothing else.
+def only_sets_options(hook: Any, module: LightningModule, kinds: Sequence[str], groups: list[dict[str, Any]]) -> bool:
+    """Tells whether a hook sets options and does nothing else, but for one step of the optimizer where it is given one.
 
     Args:
         hook: The bound method.
-        module: The module that it belongs to.
-        options: The names of the options.
-        unread: How many of its first arguments it may not read.
+        module: The module that it belongs to, its trainer attached.
+        kinds: What its arguments are; "" for one that it may not use.
+        groups: The optimizers' groups.
     """
     function = getattr(hook, "__func__", None)
-    if not isinstance(function, FunctionType) or hook.__self__ is not module or -1 in function.__code__.co_consts:
+    values = [value for group in groups for key, value in group.items() if key != "params"]
+    if not isinstance(function, FunctionType) or hook.__self__ is not module or not all(map(_kind_of, values)):
         return False
-    code, instructions = function.__code__, [*dis.get_instructions(function)]
-    read = {name for instruction in instructions if "FAST" in instruction.opname for name in _names(instruction)}
-    steps = [instruction for instruction in instructions if instruction.argval in _STEPS]
-    if len(steps) > 1 or read & {*code.co_varnames[1 : 1 + unread]}:
-        return False
-    reader = _Reader(module, options)
-    return reader.is_pure(function, _DEEPEST) and reader.sets
+    reader = _Reader(module, {key for group in groups for key in group} - {"params"})
+    return reader.understands_hook(function, kinds) and reader.sets
 
 
 class _Reader:
-    """Reads the code of functions.
+    """What is known wherever the source is read.
 
     Args:
-        module: Whose attributes and methods they may name.
+        module: What `self` is.
         options: The names of optimizers' options.
 
     Attributes:
-        sets: Whether one of them sets an option.
+        sets: Whether an option is set.
     """
 
-    def __init__(self, module: LightningModule, options: Collection[str]) -> None:
-        self._class, self._options, self.sets = type(module), options, False
-        held = {name for name, value in vars(module).items() if isinstance(value, (Tensor, nn.Module))}
-        self._unknown = _LEFT_BY_STEPS.union(held, module._parameters, module._buffers, module._modules)
+    def __init__(self, module: LightningModule, options: set[str]) -> None:
+        self.module, self.options, self.sets = module, options, False
 
-    def is_pure(self, function: Any, depth: int) -> bool:
-        """Tells whether a function of the user's computes with numbers, and sets options."""
-        if not isinstance(function, FunctionType) or not depth:
+    def understands_hook(self, function: FunctionType, kinds: Sequence[str]) -> bool:
+        """Tells whether all of a hook is understood, and it steps the optimizer, where it is given one, once."""
+        source = source_of(function)
+        if source is None or len(source.args.args) != 1 + len(kinds):
             return False
-        code = function.__code__
-        if code.co_flags & _GENERATORS or self._unknown & {*code.co_names} or {*code.co_freevars} - {"__class__"}:
+        body = _Body(self, function, dict(zip(_names(source), (SELF, *kinds), strict=True)), _DEEPEST)
+        steps = [statement for statement in source.body if body.is_step(statement)]
+        others = [statement for statement in source.body if statement not in steps]
+        ends = [node for node in ast.walk(source) if isinstance(node, ast.Return)]
+        if len(steps) != (OPTIMIZER in kinds) or ends not in ([], source.body[-1:]):
             return False
-        of_class = (getattr(self._class, name, None) for name in code.co_names)
-        getters = (value.fget for value in of_class if isinstance(value, property))
-        if not all(is_library(get.__module__) or self.is_pure(get, depth - 1) for get in getters):
+        return all(map(body.understands, others)) and body.returns <= {NOTHING}
+
+    def called(self, function: Any, kinds: list[str], depth: int) -> str:
+        """Returns what a function of the user's gives, for arguments of these kinds."""
+        source = source_of(function) if isinstance(function, FunctionType) and depth else None
+        if source is None or len(source.args.args) != len(kinds):
+            return ""
+        body = _Body(self, function, dict(zip(_names(source), kinds, strict=True)), depth - 1)
+        understood = all(map(body.understands, source.body))
+        return (body.returns or {NOTHING}).pop() if understood and len(body.returns) < 2 else ""
+
+    def attribute(self, path: list[str], depth: int) -> str:
+        """Returns what an attribute of the module is, or one of what that holds."""
+        if path[0] == "trainer":
+            known = {"optimizers": OPTIMIZERS, **dict.fromkeys(_OF_TRAINER, NUMBER)}
+            return known.get(path[1], "") if len(path) == 2 else ""
+        found = inspect.getattr_static(type(self.module), path[0], None)
+        if isinstance(found, property):
+            if not is_library(found.fget.__module__):
+                return self.called(found.fget, [SELF], depth) if len(path) == 1 else ""
+            return NUMBER if path[0] in _COUNTERS and len(path) == 1 else _kind_of(held(self.module.hparams, path[1:]))
+        return _kind_of(held(self.module, path))
+
+
+class _Body:
+    """The body of a function.
+
+    Args:
+        reader: What is known everywhere.
+        function: The function.
+        names: What its arguments are.
+        depth: How many functions may call each other from here.
+
+    Attributes:
+        returns: What it may return.
+    """
+
+    def __init__(self, reader: _Reader, function: FunctionType, names: dict[str, str], depth: int) -> None:
+        self._reader, self._function, self._names, self._depth = reader, function, names, depth
+        self.returns: set[str] = set()
+
+    def is_step(self, node: ast.stmt) -> bool:
+        """Tells whether a statement steps the optimizer, with the closure, as a LightningModule does by itself."""
+        call = node.value if isinstance(node, (ast.Expr, ast.Return)) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
             return False
-        called, copied = 0, ""
-        for before, instruction in _pairs(code):
-            name, constant = instruction.opname, before.argval if before and before.opname == "LOAD_CONST" else ""
-            if name.startswith(_CHANGES) or _passes_a_global(before, instruction):
-                return False
-            if name in _COPIES:  # `group["lr"] *= 2`
-                copied = constant or copied
-            elif name == "STORE_SUBSCR":
-                if (constant or copied) not in self._options:
-                    return False
-                self.sets = True
-            elif name in _CALLS:
-                called += 1
-            elif (name == "LOAD_GLOBAL" or name.startswith(_LOADS)) and not _takes_super(instruction):
-                value = self._loaded(function, before, instruction)
-                if not self._is_pure_value(value, instruction, depth):
-                    return False
-                called -= callable(value)
-        return called == 0
+        given = [self.kind(argument) for argument in (*call.args, *(keyword.value for keyword in call.keywords))]
+        if call.func.attr == "step":
+            return self.kind(call.func.value) == OPTIMIZER and given == [CLOSURE]
+        owner, kinds = call.func.value, [NUMBER, NUMBER, OPTIMIZER, CLOSURE]
+        is_super = isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super"
+        if call.func.attr != "optimizer_step" or not is_super or call.keywords or given != kinds:
+            return False
+        classes = [kind for kind in type(self._reader.module).__mro__ if "optimizer_step" in vars(kind)]
+        owners = [vars(kind)["optimizer_step"] for kind in classes]
+        return owners[-2:] == [self._function, LightningModule.optimizer_step]
 
-    def _is_pure_value(self, value: Any, instruction: dis.Instruction, depth: int) -> bool:
-        if callable(value):
-            return not _is_argument(instruction) and (self._is_known(value) or self.is_pure(value, depth - 1))
-        if isinstance(value, ModuleType):
-            return value in (math, sys.modules.get("numpy"))
-        return not isinstance(value, Tensor) and not (_is_methods(instruction) and value is None)
+    def understands(self, node: ast.stmt) -> bool:
+        """Tells whether a statement is one that computes with numbers, or sets options."""
+        if isinstance(node, ast.Return):
+            self.returns.add(NOTHING if node.value is None else self.kind(node.value))
+            return "" not in self.returns
+        if isinstance(node, ast.Expr):
+            return self.kind(node.value) != ""
+        if isinstance(node, ast.Assign):
+            kind = self.kind(node.value)
+            return kind != "" and all(self._takes(target, kind) for target in node.targets)
+        if isinstance(node, ast.AugAssign):
+            are_numbers = self.kind(_loaded(node.target)) == self.kind(node.value) == NUMBER
+            return are_numbers and self._takes(node.target, NUMBER)
+        if isinstance(node, ast.If):
+            return self.kind(node.test) == NUMBER and all(map(self.understands, (*node.body, *node.orelse)))
+        if isinstance(node, ast.For) and not node.orelse:
+            return self._takes_turns(node.target, node.iter) and all(map(self.understands, node.body))
+        return isinstance(node, ast.Pass)
 
-    def _loaded(self, function: FunctionType, before: dis.Instruction | None, instruction: dis.Instruction) -> Any:
-        """Returns what is loaded: a global variable, or a function that an attribute is; None for others."""
-        name = str(instruction.argval)
-        if instruction.opname == "LOAD_GLOBAL":
-            return _variable(function, name)
-        if name in _STEPS or (name in _METHODS and _is_methods(instruction)):
-            return float  # any function that only computes
-        if before is not None and before.opname == "LOAD_GLOBAL":
-            owner = _variable(function, str(before.argval))
-            return getattr(owner, name, None) if isinstance(owner, ModuleType) else None
-        own = getattr(self._class, name, None)
-        is_own = before is not None and before.opname.startswith("LOAD_FAST") and _names(before)[-1] == "self"
-        return own if is_own and isinstance(own, FunctionType) else None
+    def _takes(self, target: ast.expr, kind: str) -> bool:
+        if isinstance(target, ast.Name):
+            return kind not in ("", NOTHING) and self._names.setdefault(target.id, kind) == kind
+        option = _text(target.slice) if isinstance(target, ast.Subscript) and self.kind(target.value) == GROUP else ""
+        self._reader.sets |= option in self._reader.options
+        return option in self._reader.options and kind in (NUMBER, TABLE)
 
-    def _is_known(self, value: Any) -> bool:
-        """Tells whether a function is one of Python's or numpy's that only computes with numbers."""
-        if any(value is known for known in _PURE) or getattr(value, "__module__", "") == "math":
-            return True
-        numpy = sys.modules.get("numpy")
-        return numpy is not None and (isinstance(value, numpy.ufunc) or value in (numpy.clip, numpy.interp))
+    def _takes_turns(self, target: ast.expr, over: ast.expr) -> bool:
+        """Takes what a loop goes over."""
+        of = {GROUPS: GROUP, OPTIMIZERS: OPTIMIZER, TABLE: NUMBER}
+        if not isinstance(over, ast.Call):
+            return self._takes(target, of.get(self.kind(over), ""))
+        name = over.func.id if isinstance(over.func, ast.Name) and not over.keywords else ""
+        kinds = [of.get(self.kind(argument), "") for argument in over.args]
+        if name == "range" and all(self.kind(argument) == NUMBER for argument in over.args):
+            return self._takes(target, NUMBER)
+        if name == "enumerate" and len(kinds) == 1:
+            kinds = [NUMBER, *kinds]
+        elif name != "zip":
+            return self._takes(target, of.get(self.kind(over), ""))
+        parts = target.elts if isinstance(target, ast.Tuple) else []
+        return len(parts) == len(kinds) and all(map(self._takes, parts, kinds))
+
+    def kind(self, node: ast.expr) -> str:
+        """Returns what an expression is."""
+        if isinstance(node, ast.Constant):
+            return NUMBER
+        if isinstance(node, _OPERATIONS):
+            parts = [part for part in ast.iter_child_nodes(node) if not isinstance(part, _SHAPELESS)]
+            allowed = {NUMBER, TABLE} if isinstance(node, ast.Compare) else {NUMBER}
+            return NUMBER if {self.kind(part) for part in parts} <= allowed else ""  # type: ignore[arg-type]
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return TABLE if {self.kind(item) for item in node.elts} <= {NUMBER} else ""
+        if isinstance(node, ast.Subscript):
+            return self._item(self.kind(node.value), node.slice)
+        if isinstance(node, ast.Name):
+            return self._names.get(node.id) or _kind_of(variable(self._function, node.id))
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
+        return self._call(node) if isinstance(node, ast.Call) else ""
+
+    def _item(self, kind: str, index: ast.expr) -> str:
+        if kind == GROUP:
+            return NUMBER if _text(index) in self._reader.options else ""
+        of = {GROUPS: GROUP, OPTIMIZERS: OPTIMIZER, TABLE: NUMBER}
+        return of.get(kind, "") if self.kind(index) == NUMBER else ""
+
+    def _attribute(self, node: ast.Attribute) -> str:
+        kind = self.kind(node.value) if not isinstance(node.value, ast.Name) or node.value.id in self._names else ""
+        if kind == OPTIMIZER:
+            return {"param_groups": GROUPS, "optimizer": OPTIMIZER}.get(node.attr, "")
+        path, owner = [node.attr], node.value
+        while isinstance(owner, ast.Attribute):
+            path, owner = [owner.attr, *path], owner.value
+        if not isinstance(owner, ast.Name):
+            return ""
+        if self._names.get(owner.id) == SELF:
+            return self._reader.attribute(path, self._depth)
+        known = None if owner.id in self._names else variable(self._function, owner.id)
+        return _kind_of(held(known, path))
+
+    def _call(self, node: ast.Call) -> str:
+        given = [self.kind(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))]
+        if "" in given:
+            return ""
+        function = node.func
+        if isinstance(function, ast.Name):
+            known = function.id not in self._names
+            return self._result(variable(self._function, function.id), given, node) if known else ""
+        if not isinstance(function, ast.Attribute):
+            return ""
+        name, owner = function.attr, self.kind(function.value)
+        if owner == GROUP:
+            known = name == "get" and bool(_text(node.args[0])) and given[1:] == [NUMBER]
+            return NUMBER if known else ""
+        if owner == SELF and name == "optimizers":
+            return "" if given else OPTIMIZER if len(self._reader.module.trainer.optimizers) == 1 else OPTIMIZERS
+        if owner == SELF:
+            method = inspect.getattr_static(type(self._reader.module), name, None)
+            return self._result(method, [SELF, *given], node) if isinstance(method, FunctionType) else ""
+        is_name = isinstance(function.value, ast.Name) and function.value.id not in self._names
+        module = variable(self._function, function.value.id) if is_name else None  # type: ignore[attr-defined]
+        return self._result(vars(module).get(name), given, node) if isinstance(module, ModuleType) else ""
+
+    def _result(self, function: Any, given: list[str], node: ast.Call) -> str:
+        """Returns what a call of a function gives."""
+        if _computes(function):
+            return NUMBER if {*given} <= {NUMBER, TABLE, GROUPS} else ""
+        return "" if node.keywords else self._reader.called(function, given, self._depth)
 
 
-def _pairs(code: CodeType) -> Iterator[tuple[dis.Instruction | None, dis.Instruction]]:
-    before = None
-    for instruction in dis.get_instructions(code):
-        yield before, instruction
-        before = instruction
+def _computes(function: Any) -> bool:
+    """Tells whether a function is one of Python's or numpy's that only computes with numbers."""
+    if any(function is known for known in _PURE) or getattr(function, "__module__", "") == "math":
+        return True
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and (isinstance(function, numpy.ufunc) or function in (numpy.clip, numpy.interp))
 
 
-def _names(instruction: dis.Instruction) -> tuple[str, ...]:
-    """Returns the local variables that an instruction names: some have two."""
-    held = instruction.argval
-    return held if isinstance(held, tuple) else (str(held),)
+def _kind_of(value: Any) -> str:
+    if type(value) in SCALARS or type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return NUMBER
+    if type(value) in (tuple, list, dict) and 0 < len(value) <= _MOST:  # an empty list may be one that steps fill
+        items = value.values() if type(value) is dict else value
+        return TABLE if all(type(item) in SCALARS for item in items) else ""
+    return ""
 
 
-def _is_methods(instruction: dis.Instruction) -> bool:
-    """Tells whether what is loaded is about to be called."""
-    attribute = instruction.opname in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and sys.version_info >= (3, 12)
-    return instruction.opname == "LOAD_METHOD" or (attribute and bool((instruction.arg or 0) & 1))
+def _names(source: ast.FunctionDef) -> list[str]:
+    return [argument.arg for argument in source.args.args]
 
 
-def _takes_super(instruction: dis.Instruction) -> bool:
-    """Tells whether `super` is loaded for an instruction that calls it by itself, as since Python 3.12."""
-    is_super = instruction.opname == "LOAD_GLOBAL" and instruction.argval == "super"
-    return is_super and _is_argument(instruction)
+def _text(node: ast.expr) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _passes_a_global(before: dis.Instruction | None, instruction: dis.Instruction) -> bool:
-    """Tells whether a call's last argument is a global: Python 3.10 does not say whether a function is one."""
-    is_call = instruction.opname in _CALLS and bool(instruction.arg)
-    return is_call and before is not None and before.opname == "LOAD_GLOBAL"
-
-
-def _is_argument(instruction: dis.Instruction) -> bool:
-    """Tells whether a global function is loaded for something else than to be called; not known before Python 3.11."""
-    told = instruction.opname == "LOAD_GLOBAL" and sys.version_info >= (3, 11)
-    return told and not (instruction.arg or 0) & 1
-
-
-def _variable(function: FunctionType, name: str) -> Any:
-    builtins = function.__globals__.get("__builtins__", {})
-    held = builtins if isinstance(builtins, dict) else vars(builtins)
-    return function.__globals__.get(name, held.get(name))
+def _loaded(target: ast.expr) -> ast.expr:
+    """Returns a target as the expression that gives its value."""
+    expression: ast.expr = ast.parse(ast.unparse(target), mode="eval").body
+    return expression

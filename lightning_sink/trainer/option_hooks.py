@@ -12,12 +12,12 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_sink.engine.step import Tape
-from lightning_sink.trainer.only_options import only_sets_options
+from lightning_sink.trainer.only_options import CLOSURE, NUMBER, OPTIMIZER, only_sets_options
 
 _START, _STEP, _END = "on_train_batch_start", "optimizer_step", "on_train_batch_end"
 
-_UNREAD = {_START: 1, _STEP: 0, _END: 2}
-"""How many arguments, batches and outputs, are not known where the hook is run ahead."""
+_ARGUMENTS = {_START: ("", NUMBER), _STEP: (NUMBER, NUMBER, OPTIMIZER, CLOSURE), _END: ("", "", NUMBER)}
+"""What the hooks are called with; batches and outputs are not known where they are run ahead."""
 
 
 class OptionHooks:
@@ -29,16 +29,20 @@ class OptionHooks:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer, module = trainer, trainer.lightning_module
-        names = [name for name in _UNREAD if name != _STEP or module.automatic_optimization]
-        options = {key for optimizer in trainer.optimizers for group in optimizer.param_groups for key in group}
-        options.discard("params")
+        names = [name for name in _ARGUMENTS if name != _STEP or module.automatic_optimization]
         hooks = {name: getattr(module, name) for name in names if is_overridden(name, module)}
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups] if hooks else []
         self._hooks = {
-            name: hook for name, hook in hooks.items() if only_sets_options(hook, module, options, _UNREAD[name])
+            name: hook for name, hook in hooks.items() if only_sets_options(hook, module, _ARGUMENTS[name], groups)
         }
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
+
+    @property
+    def end_no_epoch(self) -> bool:
+        """Whether `on_train_batch_start` only sets options, and so returns None."""
+        return _START in self._hooks
 
     @property
     def sets(self) -> bool:

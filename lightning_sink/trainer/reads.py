@@ -134,32 +134,22 @@ class _Rates:
 
     def __init__(self, scheduler: Any, tape: Tape) -> None:
         self._scheduler, self._tape = scheduler, tape
-        self._name = f"`{type(scheduler).__name__}.get_last_lr()`"
         self._told: Any = None
         self._rates: Any = None
 
     def lift(self) -> None:
         """Lets it give stand-ins."""
-        scheduler = self._scheduler
-        if not hasattr(scheduler, "get_last_lr") or "get_last_lr" in vars(scheduler):
-            return
-        if self._tells_the_optimizers():
-            self._told = scheduler._last_lr
-            self._rates = scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
-        scheduler.get_last_lr = partial(self._tell, scheduler.get_last_lr)
+        if _tells_the_optimizers(self._scheduler):
+            self._told = self._scheduler._last_lr
+            self._rates = self._scheduler._last_lr = [group["lr"] for group in self._scheduler.optimizer.param_groups]
 
-    def _tells_the_optimizers(self) -> bool:
-        scheduler, told = self._scheduler, vars(self._scheduler).get("_last_lr")
-        rates = [group["lr"] for group in scheduler.optimizer.param_groups] if hasattr(scheduler, "optimizer") else []
-        plain = [rate.value if type(rate) is Number else rate for rate in rates]
-        numbers = isinstance(told, list) and not any(isinstance(rate, Tensor) for rate in told)
-        return numbers and told == plain  # tensors would be compared by an operation, which would be recorded
-
-    def _tell(self, get: Callable[[], Any]) -> Any:
-        if self._rates is None:
-            self._tape.hazard(f"{self._name} gives a rate that is not the optimizer's")
-        lifted = self._rates is not None
-        self._tape.decided(f"what {self._name} gives", self._scheduler, lifted, self._tells_the_optimizers)
+    def tell(self, get: Callable[[], Any]) -> Any:
+        """Is called in the place of `get_last_lr`."""
+        name, lifted = f"`{type(self._scheduler).__name__}.get_last_lr()`", self._rates is not None
+        if not lifted:
+            self._tape.hazard(f"{name} gives a rate that is not the optimizer's")
+        decide = partial(_tells_the_optimizers, self._scheduler)
+        self._tape.decided(f"what {name} gives", self._scheduler, lifted, decide)
         return get()
 
     def drop(self) -> None:
@@ -167,35 +157,65 @@ class _Rates:
         if self._rates is not None and self._scheduler._last_lr is self._rates:
             self._scheduler._last_lr = self._told
         self._rates = None
-        if isinstance(vars(self._scheduler).get("get_last_lr"), partial):
-            del self._scheduler.get_last_lr
+
+
+def _tells_the_optimizers(scheduler: Any) -> bool:
+    told = vars(scheduler).get("_last_lr")
+    rates = [group["lr"] for group in scheduler.optimizer.param_groups] if hasattr(scheduler, "optimizer") else []
+    plain = [rate.value if type(rate) is Number else rate for rate in rates]
+    numbers = isinstance(told, list) and not any(isinstance(rate, Tensor) for rate in told)
+    return numbers and told == plain  # tensors would be compared by an operation, which would be recorded
 
 
 @contextmanager
 def _lifted_scheduler(scheduler: Any, tape: Tape, stepped: list[Any]) -> Iterator[None]:
     """Lets a scheduler give stand-ins, and be stepped by hand: that is done again behind each step of a program."""
-    rates, plain_step = _Rates(scheduler, tape), getattr(scheduler, "step", None)
+    rates = _Rates(scheduler, tape)
 
-    def step(*arguments: Any, **options: Any) -> None:
+    def step(plain_step: Callable[..., None], *arguments: Any, **options: Any) -> None:
         if arguments or options:
             tape.hazard(f"`{type(scheduler).__name__}.step()` is called with arguments")
         rates.drop()
-        with tape.changing_options():
-            plain_step(*arguments, **options)  # type: ignore[misc]
+        with tape.changing_options(scheduler.optimizer):
+            plain_step(*arguments, **options)
         rates.lift()
         stepped.append(scheduler)
 
-    is_known = only_computes(scheduler)
-    if is_known:
-        scheduler.step = step
-    rates.lift()
+    with ExitStack() as stack:
+        if only_computes(scheduler):
+            stack.enter_context(_replaced_method(scheduler, "step", step))
+        stack.enter_context(_replaced_method(scheduler, "get_last_lr", rates.tell))
+        rates.lift()
+        try:
+            yield
+        finally:
+            rates.drop()
+            released(vars(scheduler))  # stepped by the user's code, it keeps the rates that it has seen
+
+
+@contextmanager
+def _replaced_method(item: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Calls something else in the place of an object's method, with the method before its arguments.
+
+    The object's attributes stay as they are: a checkpoint that the step writes has them in it.
+    """
+    kind = next((kind for kind in type(item).__mro__ if name in vars(kind)), None)
+    if kind is None or name in vars(item):
+        yield
+        return
+    present: Any = vars(kind)[name]
+    thread = threading.get_ident()
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self is item and threading.get_ident() == thread:
+            return method(partial(present, self), *arguments, **options)
+        return present(self, *arguments, **options)
+
+    setattr(kind, name, call)
     try:
         yield
     finally:
-        rates.drop()
-        if is_known:
-            del scheduler.step
-        released(vars(scheduler))  # stepped by the user's code, it keeps the rates that it has seen
+        setattr(kind, name, present)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """What is seen of the lists that steps append to, and what programs append."""
 
 import gc
+import heapq
 from collections import UserList
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -57,14 +59,58 @@ def test_functions_that_read_a_list_are_told(read):
 def test_what_is_appended_is_seen_and_nothing_is_told():
     holder, told = Holder(1), []
     held = holder.kept
-    with learned(holder).watched(told.append) as appended:
+    with learned(holder).watched(told.append) as watched:
         holder.kept.append("a")
         holder.kept.extend(["b", "c"])
         holder.kept += ("d",)
     assert not told
-    assert [(place.name, item) for place, item in appended] == [("0.kept", item) for item in "abcd"]
+    assert [(place.name, item) for place, item in watched.appended] == [("0.kept", item) for item in "abcd"]
     assert holder.kept is held
     assert held == [1, "a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("by", ["another name", "a method"])
+def test_what_is_appended_past_the_attribute_is_there_and_told(by):
+    holder, told = Holder(1), []
+    kept = holder.kept
+    append = kept.append
+    with learned(holder).watched(told.append):
+        holder.kept.append(2)
+        append(3) if by == "a method" else kept.append(3)
+        assert len(kept) == 3
+        holder.kept.append(4)
+    assert told
+    assert holder.kept is kept
+    assert kept == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("append", [list.append, heapq.heappush], ids=["list", "heap"])
+def test_c_code_that_appends_is_told(append):
+    holder, told = Holder(1), []
+    with learned(holder).watched(told.append):
+        append(holder.kept, 2)
+    assert told
+    assert holder.kept == [1, 2]
+
+
+def test_another_list_in_its_place_is_told():
+    holder, told, before = Holder(1), [], []
+    with learned(holder).watched(told.append):
+        holder.kept.append(2)
+        before.append(holder.kept)
+        holder.kept = []
+    assert "`0.kept`, in the place of which" in told[0]
+    assert holder.kept == []
+    assert type(before[0]) is list
+    assert before[0] == [1, 2]
+
+
+def test_a_list_that_is_extended_by_itself_ends():
+    holder, told = Holder(1), []
+    with learned(holder).watched(told.append):
+        holder.kept += holder.kept
+    assert told
+    assert holder.kept == [1, 1]
 
 
 def test_a_step_that_fails_leaves_the_list_itself():
@@ -118,9 +164,9 @@ def test_programs_take_for_granted_that_lists_are_there_and_which_are_one():
 
 def appended_by(holder, item):
     lists = learned(holder)
-    with lists.watched(lambda text: None) as appended:
+    with lists.watched(lambda text: None) as watched:
         holder.kept.append(item)
-    return Appends(appended), tensors_in(appended)
+    return Appends([watched.appended]), tensors_in(watched.appended)
 
 
 def test_programs_append_copies_in_the_structure_that_was_recorded():
@@ -178,3 +224,40 @@ def test_the_last_ones_are_found_unless_somebody_took_them():
     assert appends.last() == []
     holder.kept = None
     assert appends.last() == []
+
+
+def test_what_is_appended_behind_the_owners_turn_waits_for_that():
+    first, second = Holder(), Holder()
+    lists = learned(first, second)
+    with lists.watched(lambda text: None) as early:
+        first.kept.append(torch.ones(()))
+    with lists.watched(lambda text: None) as late:
+        second.kept.append(torch.ones(2))
+        first.kept.append(7)
+    appends, given = Appends([early.appended, late.appended]), [torch.tensor(3.0), torch.tensor([1.0, 2.0])]
+    appends.append(given, late=False)
+    assert (len(first.kept), len(second.kept)) == (3, 1)
+    appends.append(given, late=True)
+    assert first.kept[2:] == [torch.tensor(3.0), 7]
+    assert second.kept[1].tolist() == [1.0, 2.0]
+    assert [tensor.tolist() for tensor in appends.last()] == [3.0, [1.0, 2.0]]
+    second.kept.pop()
+    assert len(appends.last()) == 2  # the one before: nobody can tell
+    second.kept.clear()
+    assert appends.last() == []
+
+
+def test_holders_that_compare_by_value_are_told_apart():
+    @dataclass
+    class Valued:
+        kept: list
+
+    one, other = Valued([]), Valued([])
+    appends, _ = appended_by(one, torch.ones(()))
+    assert appended_by(other, torch.ones(()))[0].key != appends.key
+    assert len(appends.last()) == 1
+    lists = Lists()
+    lists.learn([("same.", one), ("same.", other)], [one.kept, other.kept])
+    before = lists.state()
+    other.kept = None
+    assert lists.state() != before

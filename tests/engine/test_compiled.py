@@ -97,7 +97,7 @@ INDEX_USES = {
 }
 
 
-INDEX_ARITHMETIC = ("modulo", "times tensor", "tensor times", "tensor", "max", "power", "where")
+INDEX_ARITHMETIC = ("modulo", "times tensor", "tensor times", "tensor", "max", "power", "where", "sine")
 
 
 @pytest.mark.parametrize("use", INDEX_USES)

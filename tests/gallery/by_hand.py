@@ -1,5 +1,6 @@
 """Schedulers that a step steps by hand, and what a step does in an epoch's last batch."""
 
+import io
 from functools import partial
 
 import torch
@@ -124,6 +125,30 @@ class TheLastBatchIsLogged(Small):
         if self.trainer.is_last_batch:
             self.log("last", loss)
         return loss if not self.trainer.is_last_batch else 2 * loss
+
+
+@case()
+class OneOptimizerBehindTheOthersScheduler(Stepping):
+    """A scheduler's step changes nothing of another optimizer."""
+
+    def configure_optimizers(self):
+        optimizers = [optim.Adam(layer.parameters(), lr=0.02) for layer in (self.net[0], self.net[2])]
+        return optimizers, [schedules.StepLR(optimizer, 3) for optimizer in optimizers]
+
+    def training_step(self, batch, batch_idx):
+        for optimizer, scheduler in zip(self.optimizers(), self.lr_schedulers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+            scheduler.step()
+
+
+@case(eager="")
+class ACheckpointIsWrittenInTheStep(Stepping):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if batch_idx % 5 == 1:
+            torch.save([scheduler.state_dict() for scheduler in [self.lr_schedulers()]], io.BytesIO())
+        self.log("rate", self.lr_schedulers().get_last_lr()[0])
 
 
 # -- what makes steps eager -------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """What steps collect in lists, for the end of an epoch."""
 
+from dataclasses import replace
+
 import lightning as L
 import torch
 from torch import nn
 
-from gallery.case import Small, case
+from gallery.case import CASES, Small, case
 
 
 class Collecting(Small):
@@ -143,7 +145,7 @@ class OnlyTheLastOnesAreKept(Collecting):
         return loss
 
 
-@case(eager="")
+@case(eager="the step reads `outs`, to which steps append", line="torch.stack")
 class TheListAsAWholeIsUsed(Collecting):
     """C code takes the list apart: no method of it is called."""
 
@@ -199,3 +201,138 @@ class TheListIsPutElsewhere(Collecting):
     def on_train_epoch_end(self):
         assert self.held["outs"] is self.outs
         assert type(self.outs) is list
+
+
+@case(eager="`outs`, in the place of which it puts another one")
+class TheListIsReplacedNowAndThen(Collecting):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append(loss.detach())
+        if batch_idx % 3 == 2:
+            self.outs = []
+        return loss
+
+
+@case()
+class TheListIsReplacedInTheLastBatch(Collecting):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.outs.append(outputs["loss"])
+        if self.trainer.is_last_batch:
+            self.outs = []
+
+
+class Takes:
+    def __init__(self, items):
+        self.items = items
+
+    def __call__(self, item):
+        self.items.append(item)
+
+
+@case(eager="the step changes Python state")
+class AHelperHoldsTheList(Collecting):
+    def __init__(self):
+        super().__init__()
+        self.takes = Takes(self.outs)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.takes(loss.detach())
+        return loss
+
+
+@case(eager="the step changes Python state")
+class ADictionaryHoldsTheList(Collecting):
+    def __init__(self):
+        super().__init__()
+        self.held = {"outs": self.outs}
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append(loss.detach())
+        return loss * (1 + 0.1 * len(self.held["outs"]))
+
+
+@case(eager="the step changes Python state")
+class TheListsOwnMethodIsHeld(Collecting):
+    def __init__(self):
+        super().__init__()
+        self.add = self.outs.append
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.add(loss.detach())
+        return loss
+
+
+@case(eager="appends lists or dictionaries that are held elsewhere")
+class WhatIsAppendedIsHeldElsewhere(Collecting):
+    def __init__(self):
+        super().__init__()
+        self.options = {"scale": 1}
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append((loss.detach(), self.options))
+        return loss
+
+    def on_train_epoch_end(self):
+        self.options["scale"] = 2
+
+
+@case(size=3)
+class AppendsBehindTheCallbacks(Collecting):
+    """Callbacks see a list as it is before `on_train_batch_end` of the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.lengths = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append(loss.detach())
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.outs.append(2 * outputs["loss"])
+
+
+class Measures(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx % 3 == 2:
+            module.lengths = [*module.lengths, len(module.outs)]
+
+
+CASES[-1] = replace(CASES[-1], options={"callbacks": lambda: [Measures()]})
+
+
+class Lists(L.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_after_backward(self, trainer, module):
+        self.seen.append(module.net[0].bias.grad.mean())
+
+
+@case(options={"callbacks": lambda: [Lists(), Lists()]})
+class ListsOfCallbacks(Small):
+    """Two of one class."""
+
+
+class Forgets(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx % 4 == 3:
+            module.outs.clear()
+
+
+@case(options={"callbacks": lambda: [Forgets()]})
+class OneListOfTwoIsEmptiedBeforeStepsAreCompared(Collecting):
+    def __init__(self):
+        super().__init__()
+        self.others = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append(loss.detach())
+        self.others.append(3 * loss.detach())
+        return loss

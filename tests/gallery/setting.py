@@ -118,9 +118,9 @@ class AMethodSetsTheRate(Setting):
     def adjust(self, optimizer):
         optimizer.param_groups[0]["lr"] = self.ceiling / (1 + self.global_step)
 
-    def optimizer_step(self, *args):
-        self.adjust(args[2])
-        args[2].step(closure=args[3])
+    def optimizer_step(self, epoch, batch_idx, optimizer, closure):
+        self.adjust(optimizer)
+        optimizer.step(closure=closure)
 
 
 @case()
@@ -239,7 +239,7 @@ class Holding:
         self.value = value
 
 
-@case(eager="a hook that sets the optimizer's options computes with tensors, too")
+@case(eager="the step sets the optimizer's 'lr'")
 class ATensorInAnObjectSetsTheRate(Setting):
     def __init__(self):
         super().__init__()
@@ -250,7 +250,7 @@ class ATensorInAnObjectSetsTheRate(Setting):
         optimizer.step(closure=optimizer_closure)
 
 
-@case(eager="the step changes Python state")
+@case(eager="the step sets the optimizer's 'lr'")
 class TheHookCountsInADictionary(Setting):
     def __init__(self):
         super().__init__()
@@ -260,6 +260,35 @@ class TheHookCountsInADictionary(Setting):
         self.counts["steps"] += 1
         optimizer.param_groups[0]["lr"] = self.peak / self.counts["steps"]
         optimizer.step(closure=optimizer_closure)
+
+
+class AnotherStepBelow(Setting):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+        if batch_idx % 5 == 4:
+            with torch.no_grad():
+                self.net[0].weight.mul_(0.5)
+
+
+@case(eager="the step sets the optimizer's 'lr'")
+class TheStepOfAClassBelowDoesMore(AnotherStepBelow):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.param_groups[0]["lr"] = self.peak / (1 + batch_idx)
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+
+@case(eager="")
+class AHelperEndsTheEpoch(Setting):
+    stop = -1
+
+    def check(self, batch_idx):
+        return self.stop if batch_idx > 5 else None
+
+    def on_train_batch_start(self, batch, batch_idx):
+        ends = self.check(batch_idx)
+        if ends is None:
+            self.optimizers().param_groups[0]["lr"] = self.peak / (1 + batch_idx)
+        return ends
 
 
 @case(eager="'lr' is used on the other side of where the step changes it", line='param_groups[0]["lr"])')

@@ -1,6 +1,7 @@
 """What a training_step may look like and return."""
 
 import functools
+import math
 from collections import OrderedDict
 
 from torch import nn
@@ -196,3 +197,19 @@ class RaisesInTheStep(Small):
 class NeverCallsTheClosure(Small):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
         pass
+
+
+@case(inductor=True)
+class ACosineOfTheStep(Small):
+    """As BYOL has it, for the weight of an average."""
+
+    def training_step(self, batch, batch_idx):
+        weight = 1 - 0.5 * (math.cos(math.pi * self.global_step / 20) + 1) / 2
+        self.log("weight", weight)
+        return self.loss(batch) * weight
+
+
+@case(raises="expected a nonnegative input|math domain error")
+class ARootThatHasNoValue(Small):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * math.sqrt(9 - self.global_step)
