@@ -8,10 +8,11 @@ appended, for programs to append again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_
+from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +21,8 @@ from lightning_sink.engine.attributes import SCALARS, fingerprint
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.replacing import put_in_place_of
 from lightning_sink.engine.step import Column, taken_apart
+
+_ASKS = frozenset(["type", "__class__"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +73,21 @@ class Lists:
             found[place.name] = (*found.get(place.name, ()), type(value), first[id(value)])
         return dict(found)
 
-    def learn(self, holders: Iterable[tuple[str, Any]], grown: Iterable[list[Any]]) -> None:
+    def learn(
+        self, holders: Iterable[tuple[str, Any]], grown: Iterable[list[Any]], codes: Collection[CodeType] = ()
+    ) -> None:
         """Takes note of lists that a step has appended to.
 
         Args:
             holders: Objects whose attributes may hold them, with what the attributes' names begin with.
             grown: The lists.
+            codes: The code of the step. A list whose type it may ask for is none that another can stand for.
         """
         those = {id(content) for content in grown}
+        asked = {name for code in codes if _ASKS & {*code.co_names} for name in code.co_names}
         for prefix, holder in holders if those else ():
             known = self.names(holder)
-            found = [key for key, value in vars(holder).items() if id(value) in those and key not in known]
+            found = [key for key, value in vars(holder).items() if id(value) in those and key not in known | asked]
             self.places += [Place(prefix + key, holder, key) for key in found]
 
     @contextmanager

@@ -169,7 +169,8 @@ class Recorder(TorchDispatchMode):
         changed = [name for name in {**python, **after} if python.get(name) != after.get(name)]
         if changed:
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
-            self._before.parts.lists.learn(self._before.parts.holders(), attributes.grown())
+            parts = self._before.parts
+            parts.lists.learn(parts.holders(), attributes.grown(), self.ran.values())
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""

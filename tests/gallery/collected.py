@@ -336,3 +336,11 @@ class OneListOfTwoIsEmptiedBeforeStepsAreCompared(Collecting):
         self.outs.append(loss.detach())
         self.others.append(3 * loss.detach())
         return loss
+
+
+@case(eager="the step changes Python state")
+class TheTypeOfTheListIsAskedFor(Collecting):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append(loss.detach())
+        return loss if type(self.outs) is list else 2 * loss
