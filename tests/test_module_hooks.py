@@ -126,7 +126,7 @@ class WarmUp(Net):
 @ENGINES
 @pytest.mark.parametrize("sink_size", [6, -1])
 def test_warm_up_by_the_global_step(sink_size, engine):
-    plain, _ = compare(WarmUp, engine, sink_size, "the step sets the optimizer's 'lr'", data=short)
+    plain, _ = compare(WarmUp, engine, sink_size, data=short)
     assert len(set(plain.events.learning_rates.values())) > 15
 
 
@@ -280,7 +280,7 @@ class Appends(Net):
 
 @ENGINES
 def test_outputs_kept_on_the_module(engine):
-    compare(Appends, engine, -1, "outputs", data=short)
+    compare(Appends, engine, -1, data=short)
 
 
 class Counts(Net):

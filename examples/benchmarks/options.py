@@ -90,6 +90,48 @@ class ByHand(MLP):
         return loss
 
 
+class StepsItsSchedule(ByHand):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100_000)]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        schedule: Any = self.lr_schedulers()
+        schedule.step()
+        return loss
+
+
+class WarmsUp(MLP):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer.step(closure=optimizer_closure)
+        if self.trainer.global_step < 100_000:
+            scale = min(1.0, float(self.trainer.global_step + 1) / 100_000.0)
+            for group in optimizer.param_groups:
+                group["lr"] = scale * 1e-3
+
+
+class KeepsItsLosses(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.detach())
+        return loss
+
+
+class Mixes(MLP):
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        share = torch.distributions.Beta(0.4, 0.4).sample()
+        order = torch.randperm(len(x))
+        scores = self(share * x + (1 - share) * x[order])
+        losses = nn.functional.cross_entropy(scores, y), nn.functional.cross_entropy(scores, y[order])
+        return share * losses[0] + (1 - share) * losses[1]
+
+
 OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "nothing": (MLP, {}),
     "logs its loss, with a progress bar": (LogsItsLoss, {"enable_progress_bar": True}),
@@ -99,6 +141,10 @@ OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "dropout, twice": (Dropout, {}),
     "logs `grad_norm`": (LogsGradientNorms, {}),
     "an optimizer stepped by hand": (ByHand, {}),
+    "that, and a cosine schedule stepped by hand": (StepsItsSchedule, {}),
+    "a warmup by hand in `optimizer_step`": (WarmsUp, {}),
+    "its losses kept in a list": (KeepsItsLosses, {}),
+    "mixup by torch": (Mixes, {}),
     "accuracy by torchmetrics": (MeasuresAccuracy, {}),
     "`accumulate_grad_batches=4`": (MLP, {"accumulate_grad_batches": 4}),
     '`precision="bf16-mixed"`': (MLP, {"precision": "bf16-mixed"}),

@@ -202,7 +202,7 @@ class _Item:
 
     def __init__(self, place: Place, item: Any) -> None:
         leaves, self.spec = pytree.tree_flatten(item)
-        self.place = place
+        self.place, self.is_tensor = place, isinstance(item, Tensor)
         self.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.shapes = {index: leaf.shape for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
 
@@ -212,6 +212,9 @@ class _Item:
         return self.place.name, id(self.place.holder), constants, self.spec, tuple(self.shapes)
 
     def append(self, tensors: Sequence[Tensor]) -> None:
+        if self.is_tensor:
+            self.place.value.append(tensors[0].view(self.shapes[0]).clone())
+            return
         leaves = self.constants.copy()
         for (index, shape), tensor in zip(self.shapes.items(), tensors, strict=True):
             leaves[index] = tensor.view(shape).clone()  # the program may use its memory again

@@ -67,6 +67,8 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         return Same(value), ()
     if in_slots and isinstance(value, Tensor):
         return "tensor"
+    if in_slots and kind is list and value and all(isinstance(item, Tensor) for item in value):
+        return kind, "tensors", len(value)
     if in_slots and kind in (tuple, list, dict):
         items = list(value.items()) if kind is dict else list(enumerate(value))
         return kind, tuple((fingerprint(key), _untensored(item, known)) for key, item in items)

@@ -237,7 +237,7 @@ class ByTheLoss(Stepping):
 
     def training_step(self, batch, batch_idx):
         self.train_by_hand(batch)
-        self.lr_schedulers().step(self.trainer.callback_metrics["loss"])
+        self.lr_schedulers().step(0.5)
 
 
 @case(eager="`LambdaLR.step()` is called", line="lr_schedulers().step()")
