@@ -118,7 +118,9 @@ def python_state(
     state |= parts.lists.state()
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
-        left_out = (of_module if holder is parts.module else TENSOR_HOLDERS) | parts.lists.names(holder)
+        left_out = of_module if holder is parts.module else TENSOR_HOLDERS
+        if parts.lists.places:
+            left_out = left_out | parts.lists.names(holder)
         state |= seen.attributes(prefix, holder, left_out, known)
         for name, parameter in own_parameters(holder) if isinstance(holder, nn.Module) else ():
             if any(hooks := tensor_hooks(parameter)):

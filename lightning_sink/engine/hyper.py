@@ -62,9 +62,9 @@ class Hyperparameters:
         if layout == self._layout:
             return False
         self._layout = layout
-        self._entries = [entry for group in groups for entry in _entries(group)]
-        counts = [sum(len([*_entries(group)]) for group in optimizer.param_groups) for optimizer in self._optimizers]
-        self._owners = [number for number, count in enumerate(counts) for _ in range(count)]
+        numbered = [(number, group) for number, item in enumerate(self._optimizers) for group in item.param_groups]
+        owned = [(number, entry) for number, group in numbered for entry in _entries(group)]
+        self._owners, self._entries = [number for number, _ in owned], [entry for _, entry in owned]
         self.lifted_entries = [i for i, (_, key, _) in enumerate(self._entries) if key == "lr"]
         self.tensors = {}
         self._tensor_entries.clear()

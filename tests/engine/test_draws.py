@@ -118,13 +118,11 @@ def by_numbers(x):
 
 def test_draws_by_numbers_are_hoisted_too():
     x = torch.randn(2, 3)
-    recording = record(by_numbers, x)
-    expected = run(by_numbers, x)
+    recording, expected = record(by_numbers, x), run(by_numbers, x)
     draws = hoist_draws(recording.graph)
-    function = graph_module(recording).forward
     assert len(draws) == 4
-    inputs = recording.inputs
-    assert torch.equal(run(lambda: function(*inputs, *[draw() for draw in draws])[0]), expected)
+    found = run(lambda: graph_module(recording).forward(*recording.inputs, *[draw() for draw in draws]))
+    assert torch.equal(found[0], expected)
 
 
 def written(x):

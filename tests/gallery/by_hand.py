@@ -8,32 +8,21 @@ from torch import optim
 from torch.optim import lr_scheduler as schedules
 
 from gallery.case import Small, add, case
+from gallery.manual import Manual
 
 
-class Stepping(Small):
+class Stepping(Manual):
     """Manual optimization, as Lightning's guide has it."""
 
     make = partial(schedules.ExponentialLR, gamma=0.9)
-
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
 
     def configure_optimizers(self):
         optimizer = optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         return [optimizer], [type(self).make(optimizer)]
 
     def training_step(self, batch, batch_idx):
-        self.train_by_hand(batch)
+        super().training_step(batch, batch_idx)
         self.lr_schedulers().step()
-
-    def train_by_hand(self, batch):
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        loss = self.loss(batch)
-        self.manual_backward(loss)
-        optimizer.step()
-        self.log("loss", loss)
 
 
 @case(inductor=True, size=8)
@@ -61,7 +50,7 @@ for name, make in SCHEDULERS.items():
 @case()
 class EveryThirdStep(Stepping):
     def training_step(self, batch, batch_idx):
-        self.train_by_hand(batch)
+        Manual.training_step(self, batch, batch_idx)
         if (batch_idx + 1) % 3 == 0:
             self.lr_schedulers().step()
 
@@ -69,7 +58,7 @@ class EveryThirdStep(Stepping):
 @case()
 class TwiceAStep(Stepping):
     def training_step(self, batch, batch_idx):
-        self.train_by_hand(batch)
+        Manual.training_step(self, batch, batch_idx)
         for _ in range(2):
             self.lr_schedulers().step()
 
@@ -77,7 +66,7 @@ class TwiceAStep(Stepping):
 @case()
 class InTheHookBehindTheStep(Stepping):
     def training_step(self, batch, batch_idx):
-        self.train_by_hand(batch)
+        Manual.training_step(self, batch, batch_idx)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.lr_schedulers().step()
@@ -86,7 +75,7 @@ class InTheHookBehindTheStep(Stepping):
 @case()
 class InTheLastBatchOfEachSecondEpoch(Stepping):
     def training_step(self, batch, batch_idx):
-        self.train_by_hand(batch)
+        Manual.training_step(self, batch, batch_idx)
         if self.trainer.is_last_batch and (self.trainer.current_epoch + 1) % 2 == 0:
             self.lr_schedulers().step()
 
@@ -236,7 +225,7 @@ class ByTheLoss(Stepping):
     make = partial(schedules.ReduceLROnPlateau, patience=1)
 
     def training_step(self, batch, batch_idx):
-        self.train_by_hand(batch)
+        Manual.training_step(self, batch, batch_idx)
         self.lr_schedulers().step(0.5)
 
 

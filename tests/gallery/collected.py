@@ -1,12 +1,10 @@
 """What steps collect in lists, for the end of an epoch."""
 
-from dataclasses import replace
-
 import lightning as L
 import torch
 from torch import nn
 
-from gallery.case import CASES, Small, case
+from gallery.case import Small, case
 
 
 class Collecting(Small):
@@ -280,7 +278,13 @@ class WhatIsAppendedIsHeldElsewhere(Collecting):
         self.options["scale"] = 2
 
 
-@case(size=3)
+class Measures(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx % 3 == 2:
+            module.lengths = [*module.lengths, len(module.outs)]
+
+
+@case(size=3, options={"callbacks": lambda: [Measures()]})
 class AppendsBehindTheCallbacks(Collecting):
     """Callbacks see a list as it is before `on_train_batch_end` of the module."""
 
@@ -295,15 +299,6 @@ class AppendsBehindTheCallbacks(Collecting):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.outs.append(2 * outputs["loss"])
-
-
-class Measures(L.Callback):
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if batch_idx % 3 == 2:
-            module.lengths = [*module.lengths, len(module.outs)]
-
-
-CASES[-1] = replace(CASES[-1], options={"callbacks": lambda: [Measures()]})
 
 
 class Lists(L.Callback):
@@ -344,3 +339,19 @@ class TheTypeOfTheListIsAskedFor(Collecting):
         loss = self.loss(batch)
         self.outs.append(loss.detach())
         return loss if type(self.outs) is list else 2 * loss
+
+
+def strict(batch_idx):
+    assert type(batch_idx) is int
+
+
+@case(eager="recording it failed", line="assert type")
+class ARecordingThatFailsBehindTheAppend(Collecting):
+    """The step is run again; what it had appended is taken away first."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append(loss.detach())
+        if batch_idx > 4:
+            strict(batch_idx)
+        return loss
