@@ -47,13 +47,11 @@ from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
 from lightning_sink.engine.stand_in import StandInMode
 from lightning_sink.engine.step_counts import StepCounts
 from lightning_sink.engine.undo import Attributes, Undo
+from lightning_sink.engine.unrepeatable import why_unrepeatable
 from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
 
 # Keeps what its backward needs only where gradients are on.
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
-
-# Operations that turn lengths held in a tensor into Python numbers in C++, where no dispatch mode sees it.
-_READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split"}
 
 _DECIDES = "a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
 
@@ -293,12 +291,8 @@ class Recorder(TorchDispatchMode):
                 self.recording.read |= origin
                 for index in origin:
                     self._read_at.setdefault(index, user_line())
-        elif torch.Tag.dynamic_output_shape in func.tags and not _is_plain_indexing(func, args):
-            self.hazard(f"`{func.name()}` gives a shape that depends on the data")
-        elif schema_name(func) in _READS_LENGTHS:
-            self.hazard(f"`{func.name()}` reads lengths on the host")
-        elif any(isinstance(leaf, torch.Generator) for leaf in (*args, *kwargs.values())):
-            self.hazard(f"`{func.name()}` draws from a generator of its own")
+        elif (why := why_unrepeatable(func, args, kwargs)) is not None:
+            self.hazard(why)
 
     def _take_input(self, tensor: Tensor, index: int) -> None:
         self._origins.input(tensor, index)
@@ -345,9 +339,3 @@ def _place(tensor: Tensor) -> int:
 def _is_made_of_numbers(func: Any, args: tuple[Any, ...]) -> bool:
     """Tells whether an operation gives a tensor that was made of Python's numbers, in memory of its own."""
     return schema_name(func) == "aten::lift_fresh" and bool(args[0].untyped_storage().resizable())
-
-
-def _is_plain_indexing(func: Any, args: tuple[Any, ...]) -> bool:
-    """Tells whether an operation indexes with numbers only: a mask gives as many rows as it has ones."""
-    masks = (torch.bool, torch.uint8)
-    return schema_name(func) == "aten::index" and all(index is None or index.dtype not in masks for index in args[1])
