@@ -83,16 +83,20 @@ class _EagerTape(PlainTape):
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` and keeps what it left."""
         # A write through `.data` counts no version.
-        if self.written and not all(map(_same, self._arguments, self.written)):
+        if self.written and not all(map(_same, [*self._arguments, *self._contents()], [*self.written, *self.filled])):
             self.disturbed = True
         out = body()
         self.written = [tensor.clone() for tensor in self._arguments]
-        contents = (slot.get() for slot in self._slots)
-        self.filled = [None if tensor is None else tensor.detach().clone() for tensor in contents]
+        self.filled = [None if tensor is None else tensor.detach().clone() for tensor in self._contents()]
         return out
 
+    def _contents(self) -> list[Tensor | None]:
+        return [slot.get() for slot in self._slots]
 
-def _same(first: Tensor, second: Tensor) -> bool:
+
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
     wide = first.is_floating_point() or first.is_complex()
     return torch.equal(first, second) or (wide and torch.allclose(first, second, 0.0, 0.0, equal_nan=True))
 

@@ -114,6 +114,7 @@ class AtEnds(AtStarts):
 for name, change in CHANGES.items():
     for when, kind in (("starts", AtStarts), ("ends", AtEnds)):
         options = {"callbacks": lambda kind=kind, change=change: [kind(change)], "max_epochs": 3}
-        if name == "gradients":
-            options["accumulate_grad_batches"] = 3
         add(f"{name} changed where sinks {when}", Weighted, options=options)
+        if name == "gradients":
+            options = {**options, "accumulate_grad_batches": 3}
+            add(f"gradients of a window changed where sinks {when}", Weighted, options=options)
