@@ -8,6 +8,7 @@ import linecache
 import random
 import re
 import warnings
+from dataclasses import replace
 from importlib import import_module
 
 import lightning as L
@@ -30,12 +31,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning"),
 ]
 
-SUBJECTS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several"]
-SUBJECTS += ["options", "callbacks", "sink_ends", "elsewhere", "collected", "by_hand", "setting"]
-SUBJECTS += ["generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters", "precision"]
-SUBJECTS += ["randomness", "rates", "reach", "schedulers", "state", "teachers", "values", "wrapped"]
-for subject in SUBJECTS:
+WITH_HOOKS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several", "options"]
+WITH_HOOKS += ["callbacks", "sink_ends", "by_hand", "setting", "schedulers", "wrapped"]
+OTHERS = ["elsewhere", "collected", "generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters"]
+OTHERS += ["precision", "randomness", "rates", "reach", "state", "teachers", "values"]
+for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES
+HOOKED = [case for case in CASES if case.refused is None and case.raises is None and case.ordered]
+for subject in OTHERS:
+    import_module(f"gallery.{subject}")
 
 TRAINED = [case for case in CASES if case.refused is None and case.raises is None]
 SAME = [case for case in TRAINED if case.warns is None]
@@ -72,36 +76,26 @@ def assert_left_alike(case, plain, sink, exact=False):
         assert expected == found, f"the final state of the random generator of {name}"
 
 
-@pytest.mark.parametrize("case", [case for case in SAME if case.inductor or case.eager], ids=names)
-def test_in_eager_sinks(case):
-    plain, eager = trained(case, "eager")
-    assert not [text for text in eager.warned if "runs eagerly" in text]
-    assert_parity(plain, eager, exact=True)
-    assert_left_alike(case, plain, eager, exact=True)
-
-
 @pytest.mark.parametrize("case", SAME, ids=names)
 def test_in_sinks(case):
-    plain, traced = trained(case, "traced")
-    warned = [text for text in traced.warned if "runs eagerly" in text]
+    """Steps in eager sinks are those that are recorded, so most cases leave them out."""
+    engines = ["traced", *["eager"] * bool(case.inductor or case.eager), *["inductor"] * case.inductor]
+    plain, *sinks = trained(case, *engines)
+    for engine, sink in zip(engines, sinks, strict=True):
+        assert_parity(plain, sink, exact=engine == "eager", tolerance=case.tolerance)
+        assert_left_alike(case, plain, sink, exact=engine == "eager")
+        assert case.few or case.eager is not None or engine == sink.engine
+        assert_says_what_runs_eagerly(case if engine != "eager" else replace(case, eager=None), sink)
+
+
+def assert_says_what_runs_eagerly(case, sink):
+    warned = [text for text in sink.warned if "runs eagerly" in text]
     if case.eager is None:
         assert not warned, warned
-        assert case.few or traced.engine == "traced"
     elif not case.few:
         fitting = [text for text in warned if case.eager in text]
         assert fitting, warned
         assert case.line is None or any(case.line in line_named(text) for text in fitting), warned
-    assert_parity(plain, traced, tolerance=case.tolerance)
-    assert_left_alike(case, plain, traced)
-
-
-@pytest.mark.parametrize("case", [case for case in SAME if case.inductor], ids=names)
-def test_inductor(case):
-    plain, sink = trained(case, "inductor")
-    assert not [text for text in sink.warned if "runs eagerly" in text]
-    assert sink.engine == "inductor"
-    assert_parity(plain, sink, tolerance=case.tolerance)
-    assert_left_alike(case, plain, sink)
 
 
 @pytest.mark.parametrize("engine", ["eager", "traced"])
@@ -192,7 +186,7 @@ class ValidatedData(Data):
         return self.validation
 
 
-@pytest.mark.parametrize("case", [case for case in TRAINED if case.ordered], ids=names)
+@pytest.mark.parametrize("case", HOOKED, ids=names)
 def test_hooks_are_called_in_plain_lightnings_order(case):
     plain, expected = sequence(case, "auto")
     sinks, found = sequence(case, SinkStrategy(1, epoch="dataset", engine="eager"))

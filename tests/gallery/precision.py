@@ -6,6 +6,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
 from gallery.case import Small, add, case
+from parity import loader
 
 HALF = 5e-2
 
@@ -48,6 +49,7 @@ for precision, tolerance in ON_A_CPU.items():
             make,
             options={"precision": precision, **short},
             tolerance=tolerance,
+            data=loader,
             inductor=make is WithAdam and precision in ("bf16-mixed", "64-true"),
         )
         add(
@@ -55,6 +57,7 @@ for precision, tolerance in ON_A_CPU.items():
             make,
             options={"precision": precision, "gradient_clip_val": 0.5, **short},
             tolerance=tolerance,
+            data=loader,
         )
 
 
@@ -129,7 +132,7 @@ PLUGINS = {
 }
 for name, make in PLUGINS.items():
     tolerance = 1e-4 if "own" in name else HALF
-    add(f"precision as a plugin, {name}", Logging, options={"plugins": make}, tolerance=tolerance)
+    add(f"precision as a plugin, {name}", Logging, options={"plugins": make}, tolerance=tolerance, data=loader)
 
 
 @case()

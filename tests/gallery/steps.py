@@ -7,6 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from gallery.case import Small, case
+from parity import loader
 
 # -- what a step takes ------------------------------------------------------------------------------------------------
 
@@ -185,7 +186,7 @@ class ReturnsALossOfManyElements(Small):
         return self(batch[0])
 
 
-@case(raises="in the step")
+@case(raises="in the step", data=loader)
 class RaisesInTheStep(Small):
     def training_step(self, batch, batch_idx):
         if len(batch[0]) < 8:
