@@ -108,8 +108,9 @@ def states(run):
     return [(name, value.cpu(), value.device) for name, value in values if isinstance(value, torch.Tensor)]
 
 
-def compared(make, engine, sink_size=6, data=loader, **more):
-    plain = plainly(make, data, **more)
+def compared(make, engine, sink_size=6, data=loader, plain=None, **more):
+    """Trains plainly, unless that is given, and in sinks."""
+    plain = plain or plainly(make, data, **more)
     found = once(make, data, SinkStrategy(sink_size, epoch="dataset", engine=engine), **options(**more))
     assert_parity(plain, found, exact=engine == "eager")
     for (name, expected, where), (_, value, place) in zip(states(plain), states(found), strict=True):
@@ -160,14 +161,17 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("engine", ["eager", "traced", "cudagraph"])
 @pytest.mark.parametrize("name", MODULES)
-def test_a_training_is_plain_lightnings(name, engine, fake):
-    found = compared(MODULES[name], engine, data=lambda: loader(40, shuffle=True), sink_size=17)
-    assert not [text for text in found.warned if "runs eagerly" in text]
-    graphs = sum(known.captures for known in fake.graphs), sum(known.replays for known in fake.graphs)
-    assert (min(graphs) > 0) == (engine == "cudagraph"), graphs
-    assert sum(stream.copies for stream in fake.streams) > 0
+def test_a_training_is_plain_lightnings(name, fake):
+    data = lambda: loader(40, shuffle=True)  # noqa: E731
+    plain = plainly(MODULES[name], data)
+    for engine in ("eager", "traced", "cudagraph"):
+        fake.streams.clear()
+        found = compared(MODULES[name], engine, 17, data, plain)
+        assert not [text for text in found.warned if "runs eagerly" in text]
+        graphs = sum(known.captures for known in fake.graphs), sum(known.replays for known in fake.graphs)
+        assert (min(graphs) > 0) == (engine == "cudagraph"), graphs
+        assert sum(stream.copies for stream in fake.streams) > 0
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -215,7 +219,7 @@ def test_rows_that_the_device_repeats_by_itself(name, fake, monkeypatch):
 
 def test_rows_of_steps_that_draw_on_the_device_are_unrolled_without_a_word(fake, monkeypatch, caplog):
     monkeypatch.setattr(FakeGraphs, "loops", True)
-    compared(TwoDropouts, "cudagraph", sink_size=70, data=lambda: loader(140))
+    compared(TwoDropouts, "cudagraph", sink_size=70, data=lambda: loader(140), max_epochs=1)
     assert (sum(known.turns for known in fake.graphs), "in a loop" in caplog.text) == (0, False)
 
 
@@ -229,7 +233,7 @@ def test_that_a_step_cannot_be_repeated_by_the_device_is_said(fake, monkeypatch,
 
     monkeypatch.setattr(FakeGraphs, "loops", True)
     monkeypatch.setattr(FakeGraphs, "capture", refuse)
-    compared(undrawn(Net), "cudagraph", sink_size=70, data=lambda: loader(140))
+    compared(undrawn(Net), "cudagraph", sink_size=70, data=lambda: loader(140), max_epochs=1)
     assert caplog.text.count("the GPU cannot repeat the training step in a loop (RuntimeError: no loops today)") == 1
     assert sum(known.replays for known in fake.graphs) > 0
 
