@@ -1,6 +1,7 @@
-"""Batches that are fetched before their turn, on the trainer's thread, beside the steps before them.
+"""Batches fetched before their turn, on the trainer's thread or taken from the queue's, while steps before them run.
 
-`LookAhead` keeps them, packs and sends those that go to a device, and keeps an error of theirs until its turn.
+`LookAhead` knows when that may be, keeps them, packs and sends those that go to a device, and keeps an error of theirs
+until its turn. What is fetched so counts as held (`Producer.hold`).
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_sink.data.before_turn import BeforeTurn
 from lightning_sink.data.device import Arriving, Device
 from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.gathered import Gathered
+from lightning_sink.data.generators import watch_states
 from lightning_sink.data.lending import Lending
 from lightning_sink.data.load import Load
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import Telemetry
 from lightning_sink.data.run import Early, Found, Part, count_of, notes_of
+from lightning_sink.data.source import NotYet
 from lightning_sink.data.supply import Supply
+from lightning_sink.data.texts import LATE
+from lightning_sink.errors import warn_at
 
 _COPY = 16 << 20
 """Bytes that are sent to a device by one copy: so many are pinned before it is known how many batches there will be."""
@@ -31,11 +35,11 @@ class LookAhead:
     """Has batches fetched before their turn.
 
     Args:
-        fetches: Knows the place of a batch.
-        supply: Has them fetched.
+        fetches: Makes a fetch, and knows the place of a batch.
+        supply: Has batches fetched otherwise, and knows what fetches do.
         lending: Says how many may be held.
         device: Sends them; None for the host.
-        options: How many, and how many bytes.
+        options: How many, and how many bytes, and whether a fetch may be waited for.
         telemetry: Takes the time that it takes.
 
     Attributes:
@@ -54,7 +58,7 @@ class LookAhead:
         self._fetches, self._supply, self._lending, self._device = fetches, supply, lending, device
         self._most, self._room = options.in_a_row(sent=device is not None), options.buffer_bytes
         self._producer, self._telemetry = supply.producer, telemetry
-        self._before_turn = BeforeTurn(fetches, supply, options)
+        self._on_thread = options.timeout is not None
         self._early = Early(lambda count, size: self._producer.hold(-count, -size))
         self._filling: Load | None = None  # what batches are packed into at present
         self._failure: BaseException | None = None
@@ -87,17 +91,76 @@ class LookAhead:
 
     def _look_further(self, batches: int, due: bool) -> None:
         began, held = time.perf_counter(), len(self._early)
-        if self._before_turn.may():
-            if due and self._before_turn.begins_here:
-                self._look_while_there_is_room(1, iter(self._before_turn.begin, None))
-                batches -= 1
-            if self._failure is None:
-                batches = min(batches, self._fit())
-                with self._before_turn.row(batches) as founds:
-                    self._look_while_there_is_room(batches, founds)
+        supply, source = self._supply, self._fetches.source
+        if supply.looks_ahead:
+            if supply.is_from_ahead():  # on the thread, a draw waits for its turn
+                self._look_while_there_is_room(min(batches, self._fit()), iter(self._from_ahead, None))
+            elif (source.draws_nothing or supply.is_quiet) and not source.restarts_midway:
+                self._look_in_step(batches, due)
         seconds = time.perf_counter() - began
         self._telemetry.consumer_wait_seconds += seconds
-        self._supply.pace.skip(len(self._early) - held, seconds)
+        supply.pace.skip(len(self._early) - held, seconds)
+
+    def _look_in_step(self, batches: int, due: bool) -> None:
+        """Fetches here, or on the thread if there is a timeout; a fetch that draws all the same is warned of.
+
+        A traversal begins on this thread, in its turn, and of data only that is known to bear steps beside that:
+        batches that are gathered are copies, in whose memory nothing is written anew, and no process is started for
+        them, which would have a copy of everything but the thread that steps run on.
+        """
+        source = self._fetches.source
+        if due and source.draws_nothing and source.begin_due:
+            self._look_while_there_is_room(1, iter(self._begin, None))
+            if self._failure is not None:
+                return
+            batches -= 1
+        batches = min(batches, self._fit())
+        has_drawn = None if source.draws_nothing else watch_states()
+        self._look_while_there_is_room(batches, iter(self._demand, None) if self._on_thread else self._fetch(batches))
+        if has_drawn is not None and has_drawn():
+            self._supply.has_drawn()
+            warn_at(LATE, "")
+
+    def _begin(self) -> Found:
+        """Returns a traversal's first batch, whose turn it is."""
+        found = self._supply.next()
+        self._producer.hold(1, found[2])
+        return found
+
+    def _from_ahead(self) -> Found | None:
+        if not self._producer.is_next_good:
+            return None
+        self._producer.hold(1, 0)  # before there is room for the thread to fetch another one
+        try:
+            found = self._supply.from_ahead()
+        except BaseException:
+            self._producer.hold(-1, 0)
+            raise
+        self._producer.hold(0, found[2])
+        return found
+
+    def _fetch(self, most: int) -> Iterator[Found]:
+        producer, founds = self._producer, self._fetches.row(most)
+        while True:
+            producer.wanted -= 1
+            found = next(founds, None)
+            if found is None:
+                producer.wanted += 1
+                return
+            count = count_of(found)
+            producer.wanted -= count - 1
+            producer.hold(count, found[2])
+            yield found
+
+    def _demand(self) -> Found | None:
+        if self._fetches.source.begin_due:
+            return None
+        try:
+            found = self._supply.demand(in_turn=False)
+        except NotYet:  # data without a length: its end is known when it is reached
+            return None
+        self._producer.hold(1, found[2])
+        return found
 
     def _fit(self) -> int:
         """Returns how many more batches there is room for, each as large as the last one; for one in any case."""

@@ -2,7 +2,7 @@
 
 `Supply` owns the queue's thread and what is known of the fetches: which way is faster (`pace.py`), whether they may be
 made on another thread at all (the first two there are probes that the training waits for), and whether they draw.
-`before_turn.py` has them fetched before they are due.
+`lookahead.py` has them fetched before they are due.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import itertools
 import random
 import sqlite3
 import threading
+import warnings
 import weakref
 from unittest import mock
 
@@ -23,7 +24,7 @@ from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.source import NotYet, Source
-from lightning_sink.errors import DataTimeoutError
+from lightning_sink.errors import DataTimeoutError, SinkWarning
 
 LONG = 20.0
 """Seconds after which a test gives up; nothing here takes that long unless it is wrong."""
@@ -552,6 +553,20 @@ def test_nothing_is_looked_at_early_where_a_fetch_may_begin_a_part_again(make):
     assert notes(queue, 9) == [*range(9)]
     assert seen(queue, 5) == []
     assert notes(queue, 4) == [9, 10, 11, 12]
+
+
+def test_a_fetch_that_draws_early_is_warned_of_in_each_training_and_fetched_when_due(make):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")  # which shows what one line of code says only once
+        for _ in range(2):
+            queue = make(Numbers((100,), act=lambda number: number == 12 and random.random()), FakePace(False))
+            queue.expect(50)
+            assert notes(queue, 10) == [*range(10)]
+            assert seen(queue, 5) == [10, 11, 12, 13, 14]
+            assert notes(queue, 5) == [10, 11, 12, 13, 14]
+            assert seen(queue, 5) == []
+    assert [(warning.category, warning.filename) for warning in said] == [(SinkWarning, "<unknown>")] * 2
+    assert all("steps early" in str(warning.message) for warning in said)
 
 
 def test_a_traversal_that_fails_to_begin_early_fails_in_its_turn(make):
