@@ -8,7 +8,8 @@ import pytest
 
 from lightning_sink.__about__ import __version__
 
-CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
+ROOT = Path(__file__).parents[1]
+CHANGELOG = ROOT / "CHANGELOG.md"
 
 
 def versions_agree(version: str, changelog: str) -> bool:
@@ -36,3 +37,10 @@ def test_control_versions_that_disagree_are_caught(version, changelog, agree):
 
 def test_package_is_marked_as_typed():
     assert resources.files("lightning_sink").joinpath("py.typed").is_file()
+
+
+def test_numpy_is_one_whose_global_generator_can_be_replaced():
+    text = (ROOT / "pyproject.toml").read_text()
+    dependencies = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert dependencies is not None
+    assert '"numpy>=1.24"' in dependencies[1]

@@ -38,7 +38,8 @@ class Draws:
         self._own = [generator.get_state() for generator in _own_generators(loaders)]
         others = not all(map(is_repeatable, loaders))
         self._python = random.getstate() if others else None
-        self._numpy = _numpy_state() if others else None
+        numpy = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if others and numpy is not None else None
 
     def saved(self) -> Saved:
         """Returns the states as strings and numbers."""
@@ -118,16 +119,10 @@ def _numpys_as_bytes(numpy: Any) -> bytes:
     The usual one's memory is read: its state as numpy gives it takes 40 us, of a row of steps that takes 400. A normal
     number that was drawn with the one before it and kept moves nothing, and is noticed with the one behind it.
     """
-    get: Any = getattr(numpy.random, "get_bit_generator", None)  # from numpy 1.24 on
-    generator = get and get()
+    generator = numpy.random.get_bit_generator()
     if isinstance(generator, numpy.random.MT19937):  # the one whose draws wait for their turn, too
         return ctypes.string_at(generator.ctypes.state_address, _BYTES_OF_MERSENNE)
     return pickle.dumps(numpy.random.get_state(legacy=False))
-
-
-def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy")
-    return numpy.random.get_state() if numpy is not None else None
 
 
 def _text(numbers: Sequence[int]) -> str:
