@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
+from lightning_sink.data.gather import GatherIterator
 from lightning_sink.data.generators import Draws, drawing_from
 from lightning_sink.data.resuming import finds_its_place, length_of, look_at
 from lightning_sink.data.road import Road, pass_over
@@ -32,6 +33,7 @@ class Place(NamedTuple):
         begin: The generators when the traversal's iterator was made.
         first: The generators when its first batch was fetched.
         states: States of the loaders that have one, behind this batch; None where none has.
+        last: Whether it is known that no batch follows.
     """
 
     traversal: int
@@ -40,6 +42,7 @@ class Place(NamedTuple):
     begin: Draws
     first: Draws
     states: list[Any] | None = None
+    last: bool = False
 
     def saved(self) -> dict[str, Any]:
         """Returns the place as strings and numbers."""
@@ -84,6 +87,7 @@ class Traversals:
         doubt: Why what follows a resumed place may not be what would have followed; "" where it certainly is.
         resumed_at: Batches of the present traversal that were trained before it was resumed.
         places: The place behind each batch given and not yet asked for, oldest first.
+        iterator: What gives the batches of the present traversal; None before the first.
     """
 
     def __init__(
@@ -102,8 +106,8 @@ class Traversals:
         self.limit = float("inf")
         self.in_turn = True
         self.places: deque[Place] = deque()
+        self.iterator: Iterator[Any] | None = None
         self._iterate, self._states = iterate, states
-        self._iterator: Iterator[Any] | None = None
         self._fresh = self._ended = False
         self._begin: Draws | None = None
         self._first: Draws | None = None
@@ -119,14 +123,9 @@ class Traversals:
         return [road.loader for road in self.roads]
 
     @property
-    def has_begun(self) -> bool:
-        """Whether there is an iterator."""
-        return self._iterator is not None
-
-    @property
     def begin_due(self) -> bool:
         """Whether the next batch is another traversal's."""
-        return self.endless and (self._iterator is None or self._ended or self.batch >= self.limit)
+        return self.endless and (self.iterator is None or self._ended or self.batch >= self.limit)
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Lets the first traversal be the one of a saved place, begun again and entered behind that place's batch."""
@@ -141,11 +140,11 @@ class Traversals:
     def begin(self) -> None:
         """Begins the next traversal; one that fails to begin is begun anew."""
         before = self.traversal, self._resumed
-        self._iterator = None
+        self.iterator = None
         try:
             self._begin_next()
         except BaseException:
-            (self.traversal, self._resumed), self._iterator = before, None
+            (self.traversal, self._resumed), self.iterator = before, None
             raise
 
     def _begin_next(self) -> None:
@@ -162,7 +161,7 @@ class Traversals:
         else:
             self.batch = self.resumed_at
             self._begin = self._first = Draws(self._loaders)
-            self._iterator = self._iterate()
+            self.iterator = self._iterate()
         self._length = length_of(self.roads)
         if follows and self.endless and any(road.restarts_workers for road in self.roads):
             self.on_restart(time.perf_counter() - began)
@@ -174,10 +173,10 @@ class Traversals:
         if alone:
             self.roads[0].resume(self.batch, first, begin=begin, follows=self.traversal > 0)
         with drawing_from(begin, self._loaders):
-            self._iterator = self._iterate()
+            self.iterator = self._iterate()
         if not alone:
             with drawing_from(first, self._loaders):
-                pass_over(self._iterator, self.batch)
+                pass_over(self.iterator, self.batch)
         self._begin, self._first = _Again(begin), _Again(first)
 
     def next(self) -> Any:
@@ -201,7 +200,7 @@ class Traversals:
                 self._first = Draws(self._loaders)
             self._fresh = False
         try:
-            batch = next(self._iterator)  # type: ignore[arg-type]
+            batch = next(self.iterator)  # type: ignore[arg-type]
         except StopIteration:
             if not self.endless:
                 self._ended = True
@@ -222,20 +221,18 @@ class Traversals:
 
         Args:
             most: How many at most.
-            together: Whether several may be given at once, by the iterator's `row`, with the place behind the last.
+            together: Whether several that are gathered may be given at once, with the place behind the last.
         """
         if self.begin_due or self._fresh or self._ended:
             return
         begin = Place(self.traversal, 0, self._length, self._begin, self._first)  # type: ignore[arg-type]
         end = int(min(self.batch + max(0, most), self.limit))
-        gathers = len(self.roads) == 1 and self.roads[0].fast is not None
-        row = getattr(self._iterator, "row", None) if together and gathers else None
-        if row is not None:
-            for batches, count in row(end - self.batch):
+        if together and isinstance(self.iterator, GatherIterator):
+            for batches, count in self.iterator.row(end - self.batch):
                 self.batch += count
                 yield batches, (begin, self.batch)
         else:
-            batches = islice(cast(Iterator[Any], self._iterator), end - self.batch)
+            batches = islice(cast(Iterator[Any], self.iterator), end - self.batch)
             for number, batch in enumerate(batches, start=self.batch + 1):
                 self.batch = number
                 yield batch, (begin, number)
@@ -247,7 +244,7 @@ class Traversals:
 
     def close(self) -> None:
         """Lets go of the iterator."""
-        self._iterator = None
+        self.iterator = None
         self.places.clear()
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_sink.data.gather import gathered
-from lightning_sink.data.gathered import Gathered
-from lightning_sink.data.private import worker_processes
 from lightning_sink.data.road import Road
-from lightning_sink.data.source import Source
-from lightning_sink.data.traversals import LazyPlace, Traversals, name_of
+from lightning_sink.data.traversal_source import TraversalSource
+from lightning_sink.data.traversals import Traversals
 
 
-class DatasetBatches(Source):
-    """The batches of an endless traversal; the note of each is the place behind it.
+class DatasetBatches(TraversalSource):
+    """The batches of an endless traversal.
 
     Args:
         dataset: Any iterable of batches that can be iterated again.
@@ -26,74 +24,12 @@ class DatasetBatches(Source):
     """
 
     def __init__(self, dataset: Any, horizon: Callable[[], int]) -> None:
-        self._road = Road(dataset, gathered(dataset, horizon))
-        self._traversals = Traversals([self._road], self._iterate, endless=True)
-        self._iterator: Any = None
-
-    def _iterate(self) -> Iterator[Any]:
-        self._iterator = iter(self._road)
-        return self._iterator  # type: ignore[no-any-return]
-
-    @property
-    def begin_due(self) -> bool:  # type: ignore[override]
-        """Whether another traversal has to begin."""
-        return self._traversals.begin_due
-
-    @property
-    def draws_nothing(self) -> bool:  # type: ignore[override]
-        """Whether the dataset is known to give its batches without a draw."""
-        return self._road.draws_nothing
-
-    @property
-    def gives_copies(self) -> bool:  # type: ignore[override]
-        """Whether the batches are gathered."""
-        return self._road.fast is not None
-
-    @property
-    def stacks(self) -> bool:  # type: ignore[override]
-        """Whether the dataset is a loader that does."""
-        return self._road.stacks
-
-    def begin(self) -> None:
-        """Begins it."""
-        self._traversals.begin()
-
-    def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
-        """Returns the next batch and its place."""
-        self._traversals.in_turn = in_turn
-        batch = self._traversals.next()
-        place = self._traversals.places.popleft()
-        return batch, (place, place.batch)
-
-    def row(self, most: int, together: bool) -> Iterator[tuple[Any, LazyPlace | list[LazyPlace]]]:
-        """Gives the next batches of the traversal, with their places."""
-        for batch, (begin, end) in self._traversals.row(most, together):
-            many = type(batch) is Gathered
-            yield batch, [(begin, n) for n in range(end - len(batch) + 1, end + 1)] if many else (begin, end)
-
-    def describe(self) -> str:
-        """Names the next batch."""
-        return self._traversals.describe()
-
-    def name(self, note: LazyPlace) -> str:
-        """Names the batch that a place is behind."""
-        return name_of(note)
-
-    def retry(self) -> bool:
-        """Gives the rows of a failed fetch back to the loader."""
-        return self._traversals.retry()
-
-    def abort(self) -> bool:
-        """Ends the workers, which a fetch may wait for."""
-        processes = worker_processes(self._iterator)
-        for process in processes:
-            process.terminate()
-        return bool(processes)
+        road = Road(dataset, gathered(dataset, horizon))
+        super().__init__(Traversals([road], lambda: iter(road), endless=True))
 
     def close(self) -> None:
         """Lets go of the iterator, and so of its workers."""
-        self._traversals.close()
-        self._iterator = None
+        self.traversals.close()
 
 
 def as_arguments(batch: Any) -> tuple[Any, ...]:

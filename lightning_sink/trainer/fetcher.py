@@ -11,126 +11,64 @@ attributes `fetched`, `done`, `length` and the two profiler functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from lightning.pytorch.loops.fetchers import _DataFetcher, _profile_nothing
 
 from lightning_sink.data.gathered import Gathered
-from lightning_sink.data.private import worker_processes
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
 from lightning_sink.data.source import Source
-from lightning_sink.data.traversals import LazyPlace, Place, name_of, place_of
+from lightning_sink.data.traversal_source import TraversalSource
+from lightning_sink.data.traversals import LazyPlace, place_of
 from lightning_sink.trainer.loaders import TrainingLoaders
 
 
-class _Note(NamedTuple):
-    """What goes with a batch: Lightning's indices, whether it is known to be the last, and the place behind it."""
-
-    batch_idx: int
-    dataloader_idx: int
-    done: bool
-    lazy_place: LazyPlace
-
-    @property
-    def place(self) -> Place:
-        """The place behind the batch."""
-        return place_of(self.lazy_place)
-
-
-class LoaderBatches(Source):
+class LoaderBatches(TraversalSource):
     """The batches of the training loaders, through Lightning's own fetcher."""
 
     def __init__(self, fetcher: _DataFetcher, loaders: TrainingLoaders) -> None:
+        super().__init__(loaders.traversals)
         self.fetcher, self.loaders = fetcher, loaders
-
-    @property
-    def begin_due(self) -> bool:  # type: ignore[override]
-        """Whether another traversal has to begin."""
-        return self.loaders.traversals.begin_due
-
-    @property
-    def draws_nothing(self) -> bool:  # type: ignore[override]
-        """Whether every loader is known to give its batches without a draw."""
-        return all(road.draws_nothing for road in self.loaders.traversals.roads)
-
-    @property
-    def gives_copies(self) -> bool:  # type: ignore[override]
-        """Whether every loader's batches are gathered; nothing is known before there are any."""
-        roads = self.loaders.traversals.roads
-        return bool(roads) and all(road.fast is not None for road in roads)
-
-    @property
-    def stacks(self) -> bool:  # type: ignore[override]
-        """Whether every loader does."""
-        return all(road.fast is not None or road.stacks for road in self.loaders.traversals.roads)
 
     @property
     def reads_further(self) -> bool:  # type: ignore[override]
         """Whether Lightning's fetcher does, as it does for data without a length."""
-        return not (self.loaders.traversals.endless or self.fetcher.length)
+        return not (self.traversals.endless or self.fetcher.length)
 
     @property
     def restarts_midway(self) -> bool:  # type: ignore[override]
         """Whether the shorter of several loaders are begun again."""
         return self.loaders.cycles
 
-    def begin(self) -> None:
-        """Begins it."""
-        self.loaders.traversals.begin()
-
-    def fetch(self, in_turn: bool) -> tuple[Any, _Note]:
-        """Returns the next batch and its note."""
-        traversals = self.loaders.traversals
-        traversals.in_turn = in_turn
-        # The fetcher stops at the end of an epoch, which is no end where traversals are endless.
-        batch, batch_idx, dataloader_idx = traversals.next() if traversals.endless else next(self.fetcher)
+    def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
+        """Returns the next batch and its place."""
+        if self.traversals.endless:  # the fetcher stops at the end of an epoch, which is no end then
+            return super().fetch(in_turn)
+        self.traversals.in_turn = in_turn
+        batch, _, _ = next(self.fetcher)
         # Data of unknown length is fetched one batch further than it is given: its place is the oldest, not the last.
-        place = traversals.places.popleft()
-        return batch, _Note(batch_idx, dataloader_idx, self.fetcher.done, (place, place.batch))
+        place = self.traversals.places.popleft()
+        if self.reads_further:
+            place = place._replace(last=self.fetcher.done)
+        return batch, (place, place.batch)
 
-    def row(self, most: int, together: bool) -> Iterator[tuple[Any, _Note | list[_Note]]]:
-        """Gives the next batches of the traversal, with their notes."""
-        fetcher, traversals = self.fetcher, self.loaders.traversals
-        if traversals.keeps_states or self.reads_further:
-            yield from super().row(most, together)  # where there is no length, the fetcher is one batch further
+    def row(self, most: int, together: bool) -> Iterator[tuple[Any, LazyPlace | list[LazyPlace]]]:
+        """Gives the next batches of the traversal, with their places."""
+        fetcher, endless = self.fetcher, self.traversals.endless
+        if self.traversals.keeps_states or self.reads_further:
+            yield from Source.row(self, most, together)  # where there is no length, the fetcher is one batch further
             return
-        if not traversals.endless:
+        if not endless:
             most = min(most, cast(int, fetcher.length) - fetcher.fetched)
-        new = tuple.__new__  # what a named tuple's own does in three times the time
-        for (batch, batch_idx, dataloader_idx), place in traversals.row(most, together):
-            is_many = type(batch) is Gathered
-            count = len(batch) if is_many else 1
-            if not traversals.endless:
-                fetcher.fetched += count
+        for batch, note in super().row(most, together):
+            if not endless:
+                fetcher.fetched += len(batch) if type(batch) is Gathered else 1
                 fetcher.done = fetcher.fetched == fetcher.length
-            last = new(_Note, (batch_idx + count - 1, dataloader_idx, fetcher.done, place))
-            if not is_many:
-                yield batch, last
-                continue
-            begin, end = place
-            before = enumerate(range(end - count + 1, end), start=batch_idx)
-            yield batch, [*(new(_Note, (index, dataloader_idx, False, (begin, n))) for index, n in before), last]
+            yield batch, note
 
-    def describe(self) -> str:
-        """Names the next batch."""
-        return self.loaders.traversals.describe()
-
-    def name(self, note: _Note) -> str:
-        """Names the batch that a note goes with."""
-        return name_of(note.lazy_place)
-
-    def retry(self) -> bool:
-        """Gives the rows of a failed fetch back to the loader, if there is one only and it reads rows."""
-        return self.loaders.traversals.retry()
-
-    def abort(self) -> bool:
-        """Ends the workers, which a fetch may wait for."""
-        iterators = getattr(self.loaders._iterator, "iterators", [])
-        processes = [process for iterator in iterators for process in worker_processes(iterator)]
-        for process in processes:
-            process.terminate()
-        return bool(processes)
+    def _iterators(self) -> list[Any]:
+        return getattr(self.loaders._iterator, "iterators", [])
 
 
 class SinkFetcher(_DataFetcher):
@@ -176,7 +114,7 @@ class SinkFetcher(_DataFetcher):
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
-        """Returns the next batch and its indices."""
+        """Returns the next batch, its index in the epoch and that of its loader, as Lightning's fetchers do."""
         self._start_profiler()
         try:
             if self.before_wait is not None and not self.queue.ready:
@@ -188,9 +126,10 @@ class SinkFetcher(_DataFetcher):
         finally:
             self._stop_profiler()
         self._taken += 1
-        self.done = note.done if self.length is None else self._taken >= self.length
-        self._loaders.taken_before, self._loaders.taken = self._loaders.taken, note.place
-        return batch, note.batch_idx, note.dataloader_idx
+        place = place_of(note)
+        self.done = place.last if self.length is None else self._taken >= self.length
+        self._loaders.taken_before, self._loaders.taken = self._loaders.taken, place
+        return batch, self._taken - 1, 0
 
     def ahead(self, most: int, behind: int = 0) -> Part | None:
         """Returns batches that come next and are alike, at most so many, none of which is the epoch's last.
@@ -206,14 +145,14 @@ class SinkFetcher(_DataFetcher):
         if self.length is not None:
             return self.queue.look_ahead(min(most, self.length - self._taken - behind - 1), behind)
         found = self.queue.look_ahead(most, behind)
-        if found is not None and found.notes[-1].done:
+        if found is not None and found.notes[-1][0].last:
             found = found.cut(len(found) - 1)
         return found or None
 
     def skip(self, count: int) -> Any:
         """Takes the first of the batches that `ahead` returned, which have been trained; returns the last of these."""
         batch, notes = self.queue.skip(count)
-        places = [self._loaders.taken, *(note.place for note in notes[-2:])]
+        places = [self._loaders.taken, *map(place_of, notes[-2:])]
         self._taken += count
         self._loaders.taken_before, self._loaders.taken = places[-2:]
         return batch

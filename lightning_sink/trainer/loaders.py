@@ -11,19 +11,17 @@ a loader with a state.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import count, islice, repeat
+from itertools import repeat
 from typing import Any, cast
 
 import torch
-from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities import CombinedLoader
 
-from lightning_sink.data.gather import GatherIterator, gathered
+from lightning_sink.data.gather import gathered
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.road import Road
 from lightning_sink.data.traversals import Place, Traversals
@@ -98,13 +96,12 @@ class TrainingLoaders(CombinedLoader):
         if not self._roads:
             self.traversals.keeps_states = any(isinstance(loader, _Stateful) for loader in self.flattened)
             self._roads.extend(self._road(loader) for loader in self.flattened)
-        if not (self.traversals.endless and self.traversals.has_begun):
+        if not (self.traversals.endless and self.traversals.iterator is not None):
             self.traversals.begin()
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
-        batch: tuple[Any, int, int] = self.traversals.next()
-        return batch
+        return self.traversals.next(), self.traversals.batch - 1, 0
 
     def _road(self, loader: Any) -> Road:
         device = self._device if self._options.cache == "device" else None
@@ -113,16 +110,15 @@ class TrainingLoaders(CombinedLoader):
     def _iterate(self) -> Iterator[Any]:
         with self._shown_as(self._roads):
             super().__iter__()
-        inner, traversals = _Inner(self), self.traversals
-        if traversals.endless:
-            length = sized_len(inner)
-            traversals.limit = float("inf") if length is None else length
-        alone = self.iterables is self.flattened[0]
-        if not alone:
-            return inner
-        # What every mode makes of a single loader, in a fifth of the time.
-        batches = cast(Any, self._iterator).iterators[0]
-        return _Gathering(batches) if isinstance(batches, GatherIterator) else zip(batches, count(), repeat(0))
+        if self.traversals.endless:
+            try:
+                self.traversals.limit = super().__len__()
+            except (TypeError, NotImplementedError):
+                self.traversals.limit = float("inf")
+        if self.iterables is self.flattened[0]:
+            # What every mode makes of a single loader, in a fifth of the time.
+            return cast(Iterator[Any], cast(Any, self._iterator).iterators[0])
+        return map(lambda _: CombinedLoader.__next__(self)[0], repeat(None))  # goes on behind an error
 
     def reset(self) -> None:
         """Ends workers and lets go of iterators."""
@@ -150,46 +146,6 @@ class TrainingLoaders(CombinedLoader):
         if place is not None and place.states is not None:
             return place.states
         return super()._state_dicts()
-
-
-class _Gathering(zip):  # type: ignore[type-arg]
-    """Batches that are gathered, their indices, and that of their loader.
-
-    Args:
-        batches: The loader's iterator.
-    """
-
-    _batches: GatherIterator
-    _indices: Iterator[int]
-
-    def __new__(cls, batches: GatherIterator) -> _Gathering:
-        indices = count()
-        made = cast(_Gathering, super().__new__(cls, batches, indices, repeat(0)))
-        made._batches, made._indices = batches, indices
-        return made
-
-    def row(self, most: int) -> Iterator[tuple[tuple[Any, int, int], int]]:
-        """Gives the next batches as `GatherIterator.row` does, with the index of the first."""
-        for batches, number in self._batches.row(most):
-            index = next(self._indices)
-            deque(islice(self._indices, number - 1), maxlen=0)
-            yield (batches, index, 0), number
-
-
-class _Inner:
-    """What `CombinedLoader` itself makes of the loaders."""
-
-    def __init__(self, loaders: TrainingLoaders) -> None:
-        self._loaders = loaders
-
-    def __len__(self) -> int:
-        return CombinedLoader.__len__(self._loaders)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return CombinedLoader.__next__(self._loaders)
 
 
 class LoaderSource(_DataLoaderSource):

@@ -216,10 +216,10 @@ def test_nothing_happens_before_the_first_batch():
     loader = Loader(3)
     traversals = over(loader)
     assert traversals.begin_due
-    assert not traversals.has_begun
+    assert traversals.iterator is None
     assert (loader.fetched, loader.sampler.epochs) == (0, [])
     traversals.begin()
-    assert traversals.has_begun
+    assert traversals.iterator is not None
     assert not traversals.begin_due
     assert (loader.fetched, loader.sampler.epochs) == (0, [0])
     assert traversals.next() == (0, 0)
@@ -394,7 +394,7 @@ def test_closing_lets_go():
     traversals = Traversals([Road([1])], Own, endless=True)
     take(traversals, 2)
     traversals.close()
-    assert not traversals.has_begun
+    assert traversals.iterator is None
     assert not traversals.places
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.road import Road
-from lightning_sink.data.source import Source
+from lightning_sink.data.traversal_source import TraversalSource
 from lightning_sink.data.traversals import Traversals
 from loop import both, loss_of, mlp, sgd, batches, Training
 
@@ -32,23 +32,9 @@ def make():
     module = mlp()
     return Training(module, sgd(module), lambda batch, index: loss_of(module, batch))
 
-class Batches(Source):
-    def __init__(self, loader):
-        self.traversals = Traversals([Road(loader)], lambda: iter(loader), endless=True)
-
-    def fetch(self, in_turn):
-        self.traversals.in_turn = in_turn
-        return self.traversals.next(), self.traversals.places.popleft()
-
-    def begin(self):
-        self.traversals.begin()
-
-    def describe(self):
-        return self.traversals.describe()
-    def name(self, note):
-        return "a batch"
-
-queue = BatchQueue(Batches(DataLoader(batches(4), batch_size=None)), QueueOptions())
+loader = DataLoader(batches(4), batch_size=None)
+source = TraversalSource(Traversals([Road(loader)], lambda: iter(loader), endless=True))
+queue = BatchQueue(source, QueueOptions())
 def epoch():
     queue.expect(6)
     return [queue.take()[0] for _ in range(6)]

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.traversals import place_of
 from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loaders import TrainingLoaders
 
@@ -64,9 +65,8 @@ def batches_of(make, epoch_batches):
 
 def described(found):
     batch, note = found
-    place = note.place
-    where = place.traversal, place.batch, place.length, place.states
-    return str(batch), note.batch_idx, note.dataloader_idx, note.done, where
+    place = place_of(note)
+    return str(batch), place.traversal, place.batch, place.length, place.states, place.last
 
 
 def one_by_one(found):
@@ -112,5 +112,5 @@ def test_batches_that_are_gathered_come_together():
     source.fetch(True)
     batches, notes = next(source.row(5, together=True))
     assert isinstance(batches, Gathered)
-    assert [note.batch_idx for note in notes] == [1, 2, 3]  # four may be read at once
+    assert [batch for _, batch in notes] == [2, 3, 4]  # four may be read at once
     assert not isinstance(next(source.row(5, together=False))[0], Gathered)
