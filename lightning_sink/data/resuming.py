@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_sink.data.road import Road
+from lightning_sink.data.samplers import is_repeatable, is_sequential
 
 
 def look_at(saved: dict[str, Any], roads: list[Road]) -> tuple[int, str]:
@@ -29,8 +30,8 @@ def look_at(saved: dict[str, Any], roads: list[Road]) -> tuple[int, str]:
             " traversal begins again."
         )
     same = saved.get("length") in (None, length)
-    sequential = all(road.is_sequential for road in roads)
-    repeatable = len(roads) == 1 and roads[0].is_repeatable and bool(saved.get("draws"))
+    sequential = all(is_sequential(road.loader) for road in roads)
+    repeatable = len(roads) == 1 and is_repeatable(roads[0].loader) and bool(saved.get("draws"))
     if same and not any(finds) and (sequential or repeatable):
         return position, ""
     names = ", ".join(f"`{road.name}`" for road in roads)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from lightning_sink.data.generators import Saved, drawing_from
 from lightning_sink.data.private import stacks
-from lightning_sink.data.samplers import draws, is_repeatable, is_sequential
+from lightning_sink.data.samplers import draws
 
 
 class Road:
@@ -41,16 +41,6 @@ class Road:
     def name(self) -> str:
         """What gives the order: the sampler, or the loader itself."""
         return type(getattr(self.loader, "sampler", None) or self.loader).__name__
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether its order is always the same."""
-        return is_sequential(self.loader)
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether its order can be had again from the state of torch's generators."""
-        return is_repeatable(self.loader)
 
     @property
     def draws_nothing(self) -> bool:

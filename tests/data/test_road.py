@@ -24,7 +24,7 @@ from lightning_sink.data.gather import gathered
 from lightning_sink.data.generators import Draws, drawing_from
 from lightning_sink.data.private import default_collate_fn_map, pytree
 from lightning_sink.data.road import Road
-from lightning_sink.data.samplers import set_epoch
+from lightning_sink.data.samplers import is_repeatable, is_sequential, set_epoch
 
 
 def data(length=11):
@@ -322,7 +322,7 @@ REPEATABLE = {
 
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_which_orders_can_be_had_again_from_torchs_generators(name):
-    assert road_of(name).is_repeatable is REPEATABLE[name]
+    assert is_repeatable(road_of(name).loader) is REPEATABLE[name]
 
 
 SEQUENTIAL = {**dict.fromkeys(LOADERS, False), "sequential": True}
@@ -330,7 +330,7 @@ SEQUENTIAL = {**dict.fromkeys(LOADERS, False), "sequential": True}
 
 @pytest.mark.parametrize("name", SEQUENTIAL)
 def test_which_orders_are_always_the_same(name):
-    assert road_of(name).is_sequential is SEQUENTIAL[name]
+    assert is_sequential(road_of(name).loader) is SEQUENTIAL[name]
 
 
 def test_a_subclass_of_a_sampler_may_do_anything():
@@ -340,9 +340,9 @@ def test_a_subclass_of_a_sampler_may_do_anything():
     class Batches(BatchSampler):
         pass
 
-    assert not Road(DataLoader(data(), 2, sampler=Own(data()))).is_repeatable
-    assert not Road(DataLoader(data(), batch_sampler=Batches(SequentialSampler(data()), 2, False))).is_repeatable
-    assert not Road([1, 2]).is_repeatable
+    assert not is_repeatable(DataLoader(data(), 2, sampler=Own(data())))
+    assert not is_repeatable(DataLoader(data(), batch_sampler=Batches(SequentialSampler(data()), 2, False)))
+    assert not is_repeatable([1, 2])
 
 
 def test_a_road_says_what_it_is():
@@ -364,9 +364,8 @@ def test_the_generators_stand_where_they_stood_for_a_while(name):
 
     def numbers():
         own = [torch.rand(2, generator=owner).tolist() for owner in own_generators(road)]
-        others = (
-            [] if road.is_repeatable else [random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand()]
-        )
+        repeatable = is_repeatable(road.loader)
+        others = [] if repeatable else [random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand()]
         return own, torch.rand(2).tolist(), others
 
     expected = numbers()
