@@ -188,18 +188,9 @@ class GatherIterator:
             yield found, len(found)
 
     def skip(self, batches: int) -> None:
-        """Passes over batches, or to the end: draws for them and does not gather them, so that none of them fails."""
-        while batches > 0:
-            if not self._rows:
-                self._rows.extend(self._order.take(min(batches, _RUN_BATCHES)))
-                if not self._rows:
-                    return
-            passed = min(batches, len(self._rows))
-            for _ in range(passed):
-                self._rows.popleft()
-            if self._run is not None:
-                self._run.skip(passed)
-            batches -= passed
+        """Passes over the first batches, or all: draws for them and gathers none, so that none of them fails."""
+        while batches > 0 and (rows := self._order.take(min(batches, _RUN_BATCHES))):
+            batches -= len(rows)
 
     def _have_rows(self, most: int) -> bool:
         """Reads the rows of batches that are due, if need be, and gathers them as the data is now; False at the end."""

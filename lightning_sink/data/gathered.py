@@ -82,7 +82,8 @@ class GatheredRows:
         begin, end = self._begin, min(self._alike, self._begin + most)
         if begin >= end:
             return None
-        self.skip(end - begin)
+        self._begin = end
+        del self._apart[len(self._sizes) - end :]
         size = self._sizes[0]
         parts = [column[begin * size : end * size].unflatten(0, (end - begin, size)) for column in self._columns]
         return Gathered(parts, self._build)
@@ -95,11 +96,6 @@ class GatheredRows:
             self._apart.reverse()
         self._begin += 1
         return self._apart.pop()
-
-    def skip(self, batches: int) -> None:
-        """Passes over batches."""
-        self._begin += batches
-        del self._apart[len(self._sizes) - self._begin :]
 
     def _parts(self, column: Tensor) -> Sequence[Tensor]:
         """Returns the rows of a column, a tensor for each batch."""

@@ -325,23 +325,21 @@ def test_an_error_of_the_sampler_arises_at_its_batch():
     check(make)
 
 
-@pytest.mark.parametrize("before", [0, 1, 4])
 @pytest.mark.parametrize("passed", [0, 1, 3, 5, 50])
 @pytest.mark.parametrize("sampler", ["random", "default generator", "odd"])
-def test_skip(before, passed, sampler):
+def test_skip(passed, sampler):
     data = tensors(22)
     rests = []
     for fast in (False, True):
         loader = DataLoader(data, 2, sampler=SAMPLERS[sampler](data))
         torch.manual_seed(3)
         batches = iter(gathered(loader, lambda: 5) if fast else loader)
-        found = list(itertools.islice(batches, before))
         if fast:
             batches.skip(passed)
         else:
             list(itertools.islice(batches, passed))
         drawn = torch.get_rng_state()
-        rests.append((found + list(batches), drawn))
+        rests.append((list(batches), drawn))
     same(rests[0][0], rests[1][0])
     assert torch.equal(rests[0][1], rests[1][1])
 
