@@ -124,7 +124,7 @@ class Fetches:
         except Abandoned:
             raise
         except BaseException as error:
-            return Item(error=error, is_last=True)
+            return Item(error=error)
         return Item(found, size=found[2])
 
     def note_place(self, error: BaseException, note: Any = None, on_thread: bool = False) -> None:

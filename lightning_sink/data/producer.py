@@ -34,17 +34,15 @@ class Item:
 
     Attributes:
         value: The result; None where there is an error.
-        error: What the fetch raised.
+        error: What the fetch raised: an error, the end, or that only the owner can go on. Nothing is fetched after it.
         size: Bytes that count against the queue's bound.
         drew: What shared thing the fetch waited for its turn to touch, "" for none.
-        is_last: Whether nothing may be fetched after it: an error, the end, or something that only the owner can do.
     """
 
     value: Any = None
     error: BaseException | None = None
     size: int = 0
     drew: str = ""
-    is_last: bool = False
 
 
 Work = Callable[[bool], Item]
@@ -165,7 +163,7 @@ class Producer:
                     self._awaited = False
             item = self._items.popleft()
             self._bytes -= item.size
-            if item.is_last:
+            if item.error is not None:
                 self.running = self._stopped = False
             self._changed.notify_all()
         return item
@@ -272,7 +270,7 @@ class Producer:
                 self._items.append(item)
                 self._bytes += item.size
                 self._last_size = item.size
-                self._stopped = item.is_last
+                self._stopped = item.error is not None
             self._changed.notify_all()
         return True
 

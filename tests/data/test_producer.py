@@ -45,7 +45,7 @@ class Count:
         except Abandoned:
             raise
         except BaseException as error:
-            return Item(error=error, is_last=True)
+            return Item(error=error)
         with self.changed:
             self.ended += 1
             self.changed.notify_all()
