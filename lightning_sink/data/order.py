@@ -45,10 +45,7 @@ class Order:
     def take(self, most: int) -> list[Any]:
         """Returns the rows of the next batches, at least one batch and at most `most`; none when there is no more."""
         count = min(most, self._before_a_draw())
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            raise failed
-        pulled = self._pull(count)
+        pulled = self._pull(count) if self._failed is None else 0
         if self._failed is not None:
             if not pulled:
                 failed, self._failed = self._failed, None
