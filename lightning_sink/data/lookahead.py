@@ -181,7 +181,7 @@ class LookAhead:
                     break
             except BaseException as error:  # in its turn, whatever it is
                 self._failure = error
-                last, _ = (self._early if self._filling is None else self._filling).last
+                last = (self._early if self._filling is None else self._filling).last
                 if found is not None and notes_of(found)[-1] is not last:  # it has not been kept
                     self._producer.hold(-count_of(found), -found[2])
                 break

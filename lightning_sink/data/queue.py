@@ -153,7 +153,7 @@ class BatchQueue:
         self._lending.trained()
         item, note, size = self._supply.next()
         self._early.size = size
-        batch = _arrived(item)
+        batch = item.take() if type(item) is Arriving else item
         now, watching = time.perf_counter(), self._supply.watching_seconds
         self._telemetry.taken(now - began, size, depth)
         if self._last_take and (self._supply.sure or not self._pace.ahead):
@@ -183,7 +183,3 @@ class BatchQueue:
         self._telemetry.taken(0.0, held - self._producer.held_bytes, depth, count)
         self._last_take = time.perf_counter()
         return taken
-
-
-def _arrived(item: Any) -> Any:
-    return item.take() if type(item) is Arriving else item

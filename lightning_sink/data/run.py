@@ -51,9 +51,9 @@ class Run(ABC):
         return len(self._kept)
 
     @property
-    def last(self) -> tuple[Any, int]:
-        """The last batch's note and bytes."""
-        return self._kept[-1][:2]
+    def last(self) -> Any:
+        """The last batch's note."""
+        return self._kept[-1][0]
 
     @abstractmethod
     def add(self, found: Found) -> bool:
@@ -209,9 +209,9 @@ class Early:
         return sum(map(len, self._runs))
 
     @property
-    def last(self) -> tuple[Any, int]:
-        """The last batch's note and bytes; None and 0 where there is no batch."""
-        return self._runs[-1].last if self._runs else (None, 0)
+    def last(self) -> Any:
+        """The last batch's note; None where there is no batch."""
+        return self._runs[-1].last if self._runs else None
 
     def hold(self, found: Found) -> None:
         """Takes batches as they are."""

@@ -51,7 +51,7 @@ def test_only_batches_of_one_signature_make_a_run():
     assert not run.add(found(2, length=3))
     assert not run.add((list(found(3)[0]), "a list", 0))
     assert len(run) == 2
-    assert run.last == ("note 1", 11)
+    assert run.last == "note 1"
 
 
 def test_a_part_gives_its_batches_its_notes_and_their_tensors():
@@ -106,7 +106,7 @@ def test_what_is_taken_is_let_go():
     early.clear()
     assert (let_go.count, let_go.size) == (4, 10 + 11 + 12 + 13)
     assert len(early) == 0
-    assert early.last == (None, 0)
+    assert early.last is None
     assert early.part(0, 5) is None
 
 
@@ -115,7 +115,7 @@ def test_a_batch_that_cannot_be_read_leaves_the_others_as_they_are():
     with pytest.raises(ZeroDivisionError):
         early.hold((Unreadable(), "note", 1))
     assert len(early) == 2
-    assert early.last[0] == "note 1"
+    assert early.last == "note 1"
 
 
 class Unreadable:
@@ -157,7 +157,7 @@ def test_batches_that_were_gathered_are_those_one_by_one(lengths, begin, most, t
         for column, other in zip(part.columns(), zip(*map(part.batch, range(len(part))), strict=True), strict=True):
             assert len(column) == len(other)
             assert all(map(torch.equal, column, other))
-    assert early.last[0] == (f"note {len(groups) - 1}" if left else None)
+    assert early.last == (f"note {len(groups) - 1}" if left else None)
 
 
 def test_batches_that_were_gathered_at_once_stay_side_by_side():
