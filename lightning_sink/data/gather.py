@@ -130,9 +130,6 @@ class GatherLoader:
         fit = max(1, room // max(1, self._row_bytes * batch_size))
         return min(most, 1 << (fit.bit_length() - 1))  # a power of two: rows of steps are
 
-    def __len__(self) -> int:
-        return len(self.loader)
-
     def __iter__(self) -> GatherIterator:
         loader = self.loader
         begun = self.resumed or self._workers_saw is not None or has_workers(loader)

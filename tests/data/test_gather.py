@@ -572,7 +572,6 @@ def test_on_the_same_device_nothing_is_copied():
     fast = gathered(DataLoader(tensors(6), 2), lambda: 9, device=torch.device("cpu"), cache_bytes=0)
     same(list(fast), list(DataLoader(tensors(6), 2)))
     assert not fast.cache._copies
-    assert len(fast) == 3
 
 
 @pytest.mark.parametrize(
