@@ -20,9 +20,9 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
+from lightning_sink.data.batch import flatten
 from lightning_sink.data.columns import UNGATHERABLE, Cache, Rows, Seen, fetch, gather, look
 from lightning_sink.data.gathered import GatheredRows
 from lightning_sink.data.order import Order
@@ -95,19 +95,11 @@ def _gathers_alike(loader: DataLoader[Any]) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
-        alike = (one.dtype, one.shape, one.stride(), one.device) == (
-            other.dtype,
-            other.shape,
-            other.stride(),
-            other.device,
-        )
-        return alike and (one.is_meta or torch.equal(one.view(torch.uint8), other.view(torch.uint8)))  # NaN is NaN
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    return len(one) == len(other) and all(map(_same, one, other))
+    (leaves, look), (others, other_look) = flatten(one), flatten(other)
+    return look == other_look and all(
+        type(leaf) is type(twin) and (leaf.is_meta or torch.equal(leaf.view(torch.uint8), twin.view(torch.uint8)))
+        for leaf, twin in zip(leaves, others, strict=True)  # as bytes: NaN is NaN
+    )
 
 
 class GatherLoader:
