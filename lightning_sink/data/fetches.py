@@ -34,6 +34,7 @@ class Fetches:
 
     Attributes:
         source: Where they come from.
+        prepares: Whether batches are prepared where they are fetched.
         stage: Who is late where a fetch on the queue's thread does not return.
         since: When the last one there began, on the clock of `time.perf_counter`.
     """
@@ -41,14 +42,9 @@ class Fetches:
     def __init__(
         self, source: Source, device: Device | None, prepare: Callable[[Any], Any] | None, telemetry: Telemetry
     ) -> None:
-        self.source = source
+        self.source, self.prepares = source, prepare is not None
         self.stage, self.since = _LOADER, 0.0
         self._device, self._prepare, self._telemetry = device, prepare, telemetry
-
-    @property
-    def prepares(self) -> bool:
-        """Whether batches are prepared where they are fetched."""
-        return self._prepare is not None
 
     def begin(self) -> None:
         """Begins the source's next traversal, if one is due."""

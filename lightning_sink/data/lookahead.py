@@ -118,7 +118,7 @@ class LookAhead:
         has_drawn = None if source.draws_nothing else watch_states()
         self._look_while_there_is_room(batches, iter(self._demand, None) if self._on_thread else self._fetch(batches))
         if has_drawn is not None and has_drawn():
-            self._supply.has_drawn()
+            self._supply.draws = True
             warn_at(LATE, "")
 
     def _begin(self) -> Found:

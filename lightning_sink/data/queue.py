@@ -39,6 +39,9 @@ class BatchQueue:
         prepare: Applied to each batch where it is fetched; None for nothing.
         in_step_because: Why nothing may be fetched ahead; "" where it may.
         say: Told once what costs speed.
+
+    Attributes:
+        prepares: Whether batches are prepared where they are fetched.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class BatchQueue:
         in_step_because: str = "",
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._options, self._telemetry = options, Telemetry()
+        self._options, self._telemetry, self.prepares = options, Telemetry(), prepare is not None
         if options.batches == 0:
             in_step_because = in_step_because or "`buffer_size` is 0"
         self._fetches = Fetches(source, device, prepare, self._telemetry)
@@ -69,11 +72,6 @@ class BatchQueue:
     def ready(self) -> int:
         """Batches that can be taken without waiting."""
         return len(self._early) + self._producer.ready
-
-    @property
-    def prepares(self) -> bool:
-        """Whether batches are prepared where they are fetched."""
-        return self._fetches.prepares
 
     def horizon(self) -> int:
         """Returns how many batches, the one being fetched included, the present sink still needs."""

@@ -52,6 +52,7 @@ class Supply:
         producer: The queue's thread.
         pace: Which way is taken.
         sure: Whether a batch may be fetched while another is held: no memory is filled again, as far as is known.
+        draws: Whether a fetch was seen to draw.
         watching_seconds: What it took to see whether the last fetch drew: the pace is not to go by that.
     """
 
@@ -68,7 +69,7 @@ class Supply:
         self._fetches, self._options, self._telemetry, self._say = fetches, options, telemetry, say
         self._ahead = fetches.weakly()
         self._probes, self._drawn = _PROBES, 0
-        self._begins, self._draws, self._watched = True, False, 0
+        self._begins, self.draws, self._watched = True, False, 0
         self.watching_seconds = 0.0
         self._looks_ahead = not in_step_because and not options.early_preload
         self.sure = False
@@ -89,11 +90,7 @@ class Supply:
     @property
     def is_quiet(self) -> bool:
         """Whether enough fetches in step were seen, and none of them drew."""
-        return self._watched >= _QUIET_FOR and not self._draws
-
-    def has_drawn(self) -> None:
-        """A fetch drew."""
-        self._draws = True
+        return self._watched >= _QUIET_FOR and not self.draws
 
     @property
     def stays_in_step(self) -> bool:
@@ -113,13 +110,11 @@ class Supply:
         if not self.producer.pause(wait, self._options.timeout):
             raise self._late()
 
-    def empty(self) -> list[Item]:
-        """Returns what was fetched and not taken; the next fetch begins something new."""
+    def empty(self) -> None:
+        """Forgets what was fetched and not taken; the next fetch begins something new."""
         self._begins = True
-        dropped = self.producer.empty(self._options.timeout)
-        if dropped is None:
+        if self.producer.empty(self._options.timeout) is None:
             raise self._late()
-        return dropped
 
     def stay_in_step(self, because: str) -> None:
         """Lets the thread fetch no more."""
@@ -144,13 +139,13 @@ class Supply:
         """Returns the next batch, whose turn it is; notices whether a fetch in step draws, but a traversal's first."""
         began, self.watching_seconds = time.perf_counter(), 0.0
         begins, self._begins = self._begins or self._fetches.source.begin_due, False
-        if begins or self.pace.ahead or self._watched >= _QUIET_FOR or self._draws or not self._looks_ahead:
+        if begins or self.pace.ahead or self._watched >= _QUIET_FOR or self.draws or not self._looks_ahead:
             return self._next()
         has_drawn = watch_states()
         fetch_began = time.perf_counter()
         found = self._next()
         fetch_ended = time.perf_counter()
-        self._draws = has_drawn()
+        self.draws = has_drawn()
         self._watched += 1
         self.watching_seconds = time.perf_counter() - fetch_ended + fetch_began - began
         return found
@@ -249,7 +244,7 @@ class Supply:
             self._say_draws(item)
 
     def _say_draws(self, item: Item) -> None:
-        self.has_drawn()
+        self.draws = True
         self.stay_in_step(f"each fetch touches {item.drew}, which belongs to the whole process")
         self._say(DRAWS.format(item.drew))
 
