@@ -9,7 +9,6 @@ stays as it is, which a ring of memory that is filled again could not promise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -19,24 +18,7 @@ from lightning_sink.data.containers import is_plain, taken_apart
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.load import Load
 from lightning_sink.data.run import Found, count_of
-from lightning_sink.data.streams import Copy, Streams
-
-
-class Arriving:
-    """A batch on its way.
-
-    Args:
-        copy: What it was sent by.
-        rebuild: Makes it of its tensors.
-    """
-
-    def __init__(self, copy: Copy, rebuild: Callable[[list[Tensor]], Any]) -> None:
-        self._copy, self._rebuild = copy, rebuild
-
-    def take(self) -> Any:
-        """Makes the caller's stream wait for the batch, and returns it, on the device."""
-        self._copy.arrive()
-        return self._rebuild(self._copy.tensors)
+from lightning_sink.data.streams import Arriving, Streams
 
 
 class Device:
@@ -62,8 +44,7 @@ class Device:
         if found is None:
             return batch
         tensors, rebuild = found
-        copy = Copy(self._streams, [self._streams.pinned(tensor).copy_(tensor) for tensor in tensors])
-        return Arriving(copy, rebuild)
+        return Arriving(self._streams, [self._streams.pinned(tensor).copy_(tensor) for tensor in tensors], rebuild)
 
     def load(self, found: Found, batches: int, room: int) -> Load | None:
         """Returns what sends batches like this one that programs will use by one copy; None if it is not sent.

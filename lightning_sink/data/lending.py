@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_sink.data.device import Arriving
 from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.reuse import Reuse, copied
+from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
 
 _ENDLESS = 1 << 62

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from ctypes import memmove
 from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from lightning_sink.data.batch import Signature, flatten
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.run import Found, Run, count_of
-from lightning_sink.data.streams import Copy, Streams
+from lightning_sink.data.streams import Arriving, Streams
 
 _ROW = 16
 """Batches to a multiple of which a copy is cut, where it is cut: steps in a row are replayed so many at once."""
@@ -76,7 +77,7 @@ class Load(Run):
             (tensor.shape, tensor.dtype, tensor.stride(), layout.offset, layout.nbytes, copies)
             for tensor, layout, copies in zip(leaves, self._layouts, places, strict=True)
         ]
-        self._copy: Copy | None = None
+        self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
 
     def add(self, found: Found) -> bool:
@@ -134,16 +135,15 @@ class Load(Run):
     def send(self) -> None:
         """Issues the copy."""
         assert self._arena is not None, "a load is sent once"  # noqa: S101
-        self._copy = Copy(self._streams, [self._arena[: max(1, self._size * len(self))]])
+        packed = self._arena[: max(1, self._size * len(self))]
+        self._sent = Arriving(self._streams, [packed], itemgetter(0))  # what knows of this load would keep itself alive
         self._arena, self._targets = None, []
 
     def _arrive(self) -> list[Tensor]:
         """Makes the caller's stream wait for them, and returns each tensor of all batches."""
-        assert self._copy is not None, "a load is sent before its batches are taken"  # noqa: S101
+        assert self._sent is not None, "a load is sent before its batches are taken"  # noqa: S101
         if not self._columns:
-            self._copy.arrive()
-            (there,) = self._copy.tensors
-            count = self.first + len(self)
+            there, count = self._sent.take(), self.first + len(self)
             self._columns = [self._column(there, layout, count) for layout in self._layouts]
         return self._columns
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_sink.data.device import Arriving, Device
+from lightning_sink.data.device import Device
 from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.generators import watch_states
@@ -20,6 +20,7 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import Telemetry
 from lightning_sink.data.run import Early, Found, Part, count_of, notes_of
 from lightning_sink.data.source import NotYet
+from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
 from lightning_sink.data.texts import LATE
 from lightning_sink.errors import warn_at

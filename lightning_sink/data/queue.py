@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lightning_sink.data.device import Arriving, Device
+from lightning_sink.data.device import Device
 from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.lending import Lending
 from lightning_sink.data.lookahead import LookAhead
@@ -24,6 +24,7 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import QueueReport, Telemetry
 from lightning_sink.data.run import Part
 from lightning_sink.data.source import Source
+from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
 
 _ENDLESS = 1 << 62

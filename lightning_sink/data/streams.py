@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -28,23 +29,20 @@ class Streams(ABC):
         """Makes the caller's stream wait for an event, and use the tensors: nobody gets their memory before it has."""
 
 
-class Copy:
-    """What was sent at once.
+class Arriving:
+    """What was sent at once, on its way.
 
     Args:
         streams: The device.
-        pinned: The tensors.
-
-    Attributes:
-        tensors: The same on the device.
+        pinned: Its tensors.
+        rebuild: Makes of them, on the device, what is handed out.
     """
 
-    def __init__(self, streams: Streams, pinned: list[Tensor]) -> None:
-        self._streams = streams
-        self.tensors, self._event = streams.send(pinned)
+    def __init__(self, streams: Streams, pinned: list[Tensor], rebuild: Callable[[list[Tensor]], Any]) -> None:
+        self._streams, self._rebuild = streams, rebuild
+        self._tensors, self._event = streams.send(pinned)
 
-    def arrive(self) -> None:
-        """Makes the caller's stream wait for them, where it has not waited yet."""
-        if self._event is not None:
-            self._streams.arrive(self.tensors, self._event)
-            self._event = None
+    def take(self) -> Any:
+        """Makes the caller's stream wait for it, and returns it, on the device."""
+        self._streams.arrive(self._tensors, self._event)
+        return self._rebuild(self._tensors)
