@@ -17,7 +17,7 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.data.containers import is_plain, taken_apart
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.load import Load
-from lightning_sink.data.run import Found, count_of
+from lightning_sink.data.run import Found
 from lightning_sink.data.streams import Arriving, Streams
 
 
@@ -59,11 +59,10 @@ class Device:
         if apart is None:
             return None
         leaves, signature = flatten(batch)
-        if sorted(map(id, leaves)) != sorted(map(id, apart[0])):
-            return None  # a container that one of the two ways through a batch does not look into
-        load = Load(self._streams, batch, leaves, signature, *apart, count_of(found), batches, room)
-        load.add(found)
-        return load
+        tensors, rebuild = apart
+        if list(map(id, leaves)) != list(map(id, tensors)):
+            return None  # a container that one of the two ways through a batch looks into otherwise, or not at all
+        return Load(self._streams, found, batch, leaves, signature, rebuild, batches, room)
 
 
 def _can_be_sent(item: Any) -> bool:

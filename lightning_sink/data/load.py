@@ -24,16 +24,15 @@ _ALIGNMENT = 256
 
 
 class Load(Run):
-    """A run of batches that lie side by side and are sent at once. Made by `Device.load`, with the first of them.
+    """A run of batches that lie side by side and are sent at once. Made by `Device.load`.
 
     Args:
         streams: The device.
+        found: The first of them.
         batch: One like them.
-        leaves: Its tensors, in the order of `flatten`.
+        leaves: Its tensors.
         signature: What batches have in common that are like it.
-        tensors: Its tensors, in the order of `rebuild`.
         rebuild: Makes a batch of others in their place.
-        least: For how many there has to be room.
         most: How many there may be.
         room: Bytes that the copy may have.
     """
@@ -41,12 +40,11 @@ class Load(Run):
     def __init__(
         self,
         streams: Streams,
+        found: Found,
         batch: Any,
         leaves: list[Tensor],
         signature: Signature,
-        tensors: list[Tensor],
         rebuild: Callable[[list[Tensor]], Any],
-        least: int,
         most: int,
         room: int,
     ) -> None:
@@ -54,16 +52,12 @@ class Load(Run):
         self._streams, self._rebuild, self._signature, self._size = streams, rebuild, signature, 0
         is_flat = type(batch) in (tuple, list) and all(type(item) is Tensor for item in batch)
         self._flat = type(batch) if is_flat else None
-        numbers: dict[int, list[int]] = {}  # a tensor that comes twice is sent twice, as `Tensor.to` makes two of it
-        for number, leaf in enumerate(leaves):
-            numbers.setdefault(id(leaf), []).append(number)
-        self._order = [numbers[id(tensor)].pop(0) for tensor in tensors]
         self._layouts: list[_Layout] = []
-        for tensor in leaves:
+        for tensor in leaves:  # one that comes twice is sent twice, as `Tensor.to` makes two of it
             self._layouts.append(_Layout(tensor, self._size))
             self._size += -(-self._layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
         fit = room // max(1, self._size)
-        self._most = max(least, min(most, fit - fit % _ROW if fit > _ROW else fit))
+        self._most = max(count_of(found), min(most, fit - fit % _ROW if fit > _ROW else fit))
         whole = torch.empty(max(1, self._size * self._most), dtype=torch.uint8, device="meta")
         arena = streams.pinned(whole)
         self._base = arena.data_ptr()
@@ -79,6 +73,7 @@ class Load(Run):
         ]
         self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
+        self.add(found)
 
     def add(self, found: Found) -> bool:
         """Takes what was found as the last, whose memory may be filled again then.
@@ -150,8 +145,7 @@ class Load(Run):
     def batch(self, number: int) -> Any:
         """Returns a batch, on the device."""
         # Each tensor counts its own writes, which views would share.
-        leaves = [column[number].data for column in self._arrive()]
-        return self._rebuild([leaves[place] for place in self._order])
+        return self._rebuild([column[number].data for column in self._arrive()])
 
     def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
         """Returns each tensor of some batches, side by side."""
