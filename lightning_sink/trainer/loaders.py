@@ -28,7 +28,15 @@ from lightning_sink.data.traversals import Place, Traversals
 
 
 class TrainingLoaders(CombinedLoader):
-    """The training loaders of a fit; made by `adopt`.
+    """The training loaders of a fit, made out of what the user gave Lightning.
+
+    Args:
+        loader: A `CombinedLoader`, or what Lightning makes one of.
+        epoch_batches: Batches of an epoch in an endless traversal; None where an epoch is a traversal.
+        options: What says whether data in memory goes to the device.
+        horizon: Returns how many batches may be read at once.
+        device: The device.
+        trained: Returns the place behind the last batch that was trained.
 
     Attributes:
         traversals: The place in the data.
@@ -36,47 +44,26 @@ class TrainingLoaders(CombinedLoader):
         taken_before: The place behind the batch before that one.
     """
 
-    traversals: Traversals
-    taken: Place | None
-    taken_before: Place | None
-    _epoch_batches: int | None
-    _options: QueueOptions
-    _horizon: Callable[[], int]
-    _device: torch.device
-    _trained: Callable[[], Place | None]
-    _roads: list[Road]
-
-    @classmethod
-    def adopt(
-        cls,
+    def __init__(
+        self,
         loader: Any,
         epoch_batches: int | None,
         options: QueueOptions,
         horizon: Callable[[], int],
         device: torch.device,
         trained: Callable[[], Place | None] = lambda: None,
-    ) -> TrainingLoaders:
-        """Makes the training loaders out of what the user gave Lightning.
-
-        Args:
-            loader: A `CombinedLoader`, or what Lightning makes one of.
-            epoch_batches: Batches of an epoch in an endless traversal; None where an epoch is a traversal.
-            options: What says whether data in memory goes to the device.
-            horizon: Returns how many batches may be read at once.
-            device: The device.
-            trained: Returns the place behind the last batch that was trained.
-        """
+    ) -> None:
         if not isinstance(loader, CombinedLoader):
             loader = CombinedLoader(loader, "max_size_cycle")
-        adopted = object.__new__(cls)
-        adopted.__dict__.update(vars(loader))
-        adopted._epoch_batches, adopted._options, adopted._horizon = epoch_batches, options, horizon
-        adopted._device, adopted._roads, adopted._trained = device, [], trained
-        adopted.traversals = Traversals(
-            adopted._roads, adopted._iterate, endless=epoch_batches is not None, states=super(cls, adopted)._state_dicts
+        vars(self).update(vars(loader))  # its mode and its limits too, whatever class of the user's it is
+        self._epoch_batches, self._options, self._horizon = epoch_batches, options, horizon
+        self._device, self._trained = device, trained
+        self._roads: list[Road] = []
+        self.traversals = Traversals(
+            self._roads, self._iterate, endless=epoch_batches is not None, states=super()._state_dicts
         )
-        adopted.taken = adopted.taken_before = None
-        return adopted
+        self.taken: Place | None = None
+        self.taken_before: Place | None = None
 
     @property
     def cycles(self) -> bool:

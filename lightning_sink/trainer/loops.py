@@ -137,7 +137,7 @@ class SinkFitLoop(_FitLoop):
 
     def _adopt(self, loader: Any) -> TrainingLoaders:
         strategy = self.sink_strategy
-        loaders = TrainingLoaders.adopt(
+        loaders = TrainingLoaders(
             loader,
             strategy.sink_size if strategy.is_endless else None,
             strategy.queue_options,

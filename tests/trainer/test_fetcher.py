@@ -56,7 +56,7 @@ LOADERS = {
 
 
 def batches_of(make, epoch_batches):
-    loaders = TrainingLoaders.adopt(make(), epoch_batches, QueueOptions(), lambda: 4, torch.device("cpu"))
+    loaders = TrainingLoaders(make(), epoch_batches, QueueOptions(), lambda: 4, torch.device("cpu"))
     fetcher = _PrefetchDataFetcher()
     fetcher.setup(loaders)
     iter(fetcher)
