@@ -12,7 +12,7 @@ a loader with a state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Any, cast
 
@@ -95,7 +95,7 @@ class TrainingLoaders(CombinedLoader):
         return Road(loader, gathered(loader, self._horizon, device=device, cache_bytes=self._options.cache_bytes))
 
     def _iterate(self) -> Iterator[Any]:
-        with self._shown_as(self._roads):
+        with self.shown_as(self._roads):
             super().__iter__()
         if self.traversals.endless:
             try:
@@ -112,12 +112,8 @@ class TrainingLoaders(CombinedLoader):
         self.traversals.close()
         super().reset()
 
-    def hidden(self, hide: bool) -> AbstractContextManager[None]:
-        """Hides the loaders from Lightning, for a while."""
-        return self._shown_as([]) if hide else nullcontext()
-
     @contextmanager
-    def _shown_as(self, loaders: list[Any]) -> Iterator[None]:
+    def shown_as(self, loaders: list[Any]) -> Iterator[None]:
         """Lets `flattened` be these, for a while; its setter would make them the user's loaders."""
         present, self._flattened = self._flattened, loaders
         try:

@@ -157,8 +157,9 @@ class SinkFitLoop(_FitLoop):
     def on_advance_start(self) -> None:
         """Begins an epoch; samplers are told of traversals where these are endless, and of epochs elsewhere."""
         self.setup_data()
-        assert self.loaders is not None  # noqa: S101 - setup_data has run
-        with self.loaders.hidden(self.loaders.traversals.endless):
+        loaders = self.loaders
+        assert loaders is not None  # noqa: S101 - setup_data has run
+        with loaders.shown_as([] if loaders.traversals.endless else loaders.flattened):
             super().on_advance_start()
 
     def place(self) -> Place | None:
@@ -197,7 +198,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
     def reset(self) -> None:
         """Resets for an epoch; Lightning's warning that data cannot be resumed is for data that was not."""
         loaders = self.trainer.fit_loop.loaders
-        with loaders.hidden(loaders.traversals.resumed_at > 0):
+        with loaders.shown_as([] if loaders.traversals.resumed_at else loaders.flattened):
             super().reset()
 
     def on_run_start(self, data_fetcher: Any) -> None:
