@@ -69,12 +69,11 @@ class Transfer:
         self._device = trainer.strategy.root_device
         selector: Any = trainer._data_connector._datahook_selector
         self._selector = selector
-        defaults = LightningModule
         strategy = trainer.strategy
         moves = type(strategy).batch_to_device is Strategy.batch_to_device and "batch_to_device" not in vars(strategy)
         converts = type(trainer.precision_plugin).convert_input is Precision.convert_input
         self._plain = (moves and converts) and all(
-            getattr(type(selector.get_instance(hook)), hook) is getattr(defaults, hook)
+            getattr(type(selector.get_instance(hook)), hook) is getattr(LightningModule, hook)
             and hook not in vars(selector.get_instance(hook))
             for hook in _HOOKS
         )
