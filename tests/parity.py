@@ -272,6 +272,7 @@ def _numbers(row, step):
 
 def assert_tensors(expected, found, exact=False, tolerance=1e-4):
     assert set(expected) == set(found)
+    expected, found = ({n: t.to_dense() if t.is_sparse else t for n, t in run.items()} for run in (expected, found))
     largest = max((float(t.abs().max()) for n, t in expected.items() if "gradient" in n), default=0.0)
     for name, tensor in expected.items():
         if exact or not (tensor.is_floating_point() or tensor.is_complex()):

@@ -14,7 +14,7 @@ from lightning_sink.engine.attributes import TENSOR_HOLDERS, nested
 from lightning_sink.engine.closures import find_functions, kept_results, outside_state
 from lightning_sink.engine.holders import Seen, python_state, users_classes
 from lightning_sink.engine.private import global_hooks, own_tensors
-from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
+from lightning_sink.engine.slots import Parts, place_of
 
 Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
 
@@ -102,7 +102,7 @@ class Granted:
         tensors = [*self._module.parameters(), *self._module.buffers()]
         for optimizer in self._optimizers:
             tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        pointers = (tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else 0 for tensor in tensors)
+        pointers = map(place_of, tensors)
         return Glance([*held, *tensors], [*pointers, *(tensor.requires_grad for tensor in tensors)])
 
     def find_containers(self) -> None:

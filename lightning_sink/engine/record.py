@@ -43,7 +43,7 @@ from lightning_sink.engine.private import (
 )
 from lightning_sink.engine.recorded_options import RecordedOptions
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot
+from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot, place_of
 from lightning_sink.engine.stand_in import StandInMode
 from lightning_sink.engine.step_counts import StepCounts
 from lightning_sink.engine.undo import Attributes, Undo
@@ -226,7 +226,7 @@ class Recorder(TorchDispatchMode):
         self._writer.finish(outputs)
         recording.guards = list(self._uses.guards.values())
         for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):
-            if place != _place(tensor):
+            if place != place_of(tensor):
                 self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)
         self._undo.forget()
         for index in sorted(recording.read):
@@ -298,7 +298,7 @@ class Recorder(TorchDispatchMode):
         self._origins.input(tensor, index)
         if id(tensor) in self._watched.items:
             self.hazard(f"the step reads `{self._watched.items[id(tensor)]}`, to which steps append")
-        self._places.append(_place(tensor))
+        self._places.append(place_of(tensor))
         self.recording.first_use.append(user_line())
         self._apart.use(tensor)
         if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
@@ -329,11 +329,6 @@ def _is_ours(error: Exception) -> bool:
     through = traceback.walk_tb(error.__traceback__)
     names = [frame.f_globals.get("__name__", "") for frame, _ in through][1:]
     return isinstance(error, _MAY_BE_OURS) or any(name.startswith("lightning_sink.engine") for name in names)
-
-
-def _place(tensor: Tensor) -> int:
-    plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
-    return tensor.data_ptr() if plain else 0
 
 
 def _is_made_of_numbers(func: Any, args: tuple[Any, ...]) -> bool:

@@ -41,6 +41,11 @@ def _has_memory(tensor: Tensor) -> bool:
     return type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided and tensor.numel() > 0
 
 
+def place_of(tensor: Tensor) -> int:
+    """Returns where a tensor begins in memory; 0 for one that has none of its own."""
+    return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided else 0
+
+
 class Slot:
     """One place that holds a tensor or nothing. This one is a parameter's gradient, its subclasses are other places.
 
@@ -230,11 +235,7 @@ class Snapshot:
         self.parts = parts
         self.slots = find_slots(parts, optimizers)
         self.tensors = {name: slot.get() for name, slot in self.slots.items()}
-        self.pointers = {
-            name: tensor.data_ptr()
-            for name, tensor in self.tensors.items()
-            if tensor is not None and type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
-        }
+        self.pointers = {name: place_of(tensor) for name, tensor in self.tensors.items() if tensor is not None}
         self.names: dict[int, list[str]] = {}
         for name, tensor in self.tensors.items():
             if tensor is not None:

@@ -121,6 +121,16 @@ for kind in [*KINDS, ChangesANumberWithItsScheduler, FreezesALayerWithItsSchedul
         add(f"{kind.__name__}, sinks of {size}", kind, size=size, eager="keeps changing" if counts else None)
 
 
+@case()
+class HasASparseBufferAndTransfers(Small):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("adjacency", torch.eye(6).to_sparse())
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return torch.sparse.mm(self.adjacency, batch[0].T).T, batch[1]
+
+
 @dataclass
 class Pair:
     x: torch.Tensor
