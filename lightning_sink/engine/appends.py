@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import is_
 from types import CodeType
 from typing import Any
 
 from torch import Tensor
 
-from lightning_sink.engine.attributes import SCALARS, fingerprint
+from lightning_sink.engine.attributes import SCALARS, are_the_same, fingerprint
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.replacing import put_in_place_of
 from lightning_sink.engine.step import Column, taken_apart
@@ -167,17 +166,13 @@ class _Watch(list[Any]):
     def end(self) -> None:
         """Gives everybody who holds this one the list."""
         own = [*list.__iter__(self)]
-        if not _are_the_same(own, self._expected):
+        if not are_the_same(own, self._expected):
             self.read()
-            if _are_the_same(self._held, self._expected):
+            if are_the_same(self._held, self._expected):
                 self._held[:] = own
-        elif not _are_the_same(self._held, self._expected):
+        elif not are_the_same(self._held, self._expected):
             self.read()
         put_in_place_of(self, self._held)
-
-
-def _are_the_same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(map(is_, one, other))
 
 
 def _reading(name: str) -> Callable[..., Any]:

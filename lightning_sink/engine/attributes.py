@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ProxyTypes
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from lightning_sink.engine.insides import MOST_BYTES, insides
 from lightning_sink.engine.watch import is_library, is_users
 
-_MOST_VALUES = 20_000
+MOST_VALUES = 20_000
 """Values looked at in one attribute; beyond them a container counts as the same while it is the same object."""
 
 _FEW = 16
@@ -91,19 +92,30 @@ def _untensored(item: Any, known: Collection[int]) -> Hashable:
     return "tensor" if isinstance(item, Tensor) else fingerprint(item, known=known)
 
 
-def nested(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
-    """Yields the containers, and the attributes of the user's objects, that can be reached from a value."""
-    found: list[Any] = []
-    if type(value) in (list, dict, deque):
-        found = [value]
-    elif _is_users_object(value) and hasattr(value, "__dict__"):
-        found = [vars(value)]
-    for container in found:
-        yield container
-        items = container.values() if isinstance(container, dict) else container
-        for item in list(items)[:_MOST_VALUES] if depth else ():
-            if type(item) not in SCALARS:
-                yield from nested(item, depth - 1)
+def nested(values: Iterable[Any]) -> list[Any]:
+    """Returns the containers that may change, and the attributes of the user's objects, that values lead to, once."""
+    met: dict[int, Any] = {}
+    for _ in range(_DEEPEST + 1):
+        below: list[Any] = []
+        for value in values:
+            held = _contents(value)
+            if held is not None and id(held) not in met:
+                met[id(held)] = held
+                items = list(held.values() if isinstance(held, dict) else held)
+                below += [item for item in items[:MOST_VALUES] if type(item) not in SCALARS]
+        values = below
+    return [held for held in met.values() if not isinstance(held, (tuple, frozenset))]
+
+
+def _contents(value: Any) -> Any:
+    if isinstance(value, (list, dict, set, deque, tuple, frozenset)):
+        return value
+    return vars(value) if _is_users_object(value) and hasattr(value, "__dict__") else None
+
+
+def are_the_same(one: list[Any], other: list[Any]) -> bool:
+    """Tells whether two lists hold the same objects."""
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 class Same:
@@ -125,7 +137,7 @@ class Same:
 
 class _Walk:
     def __init__(self, known: Collection[int]) -> None:
-        self._left = _MOST_VALUES
+        self._left = MOST_VALUES
         self._known = known
         self._classes: set[type] = set()  # whose own values have been looked at
         self._met: dict[int, tuple[int, int, Any]] = {}  # by identity: their numbers, how deep was looked, themselves

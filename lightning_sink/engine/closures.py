@@ -7,6 +7,7 @@ functions of that code.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from functools import lru_cache
@@ -77,6 +78,32 @@ def outside_state(
     return dict(state)
 
 
+class Variables:
+    """Where the variables outside some functions are, to be looked at once more in little time.
+
+    Args:
+        functions: The functions.
+
+    Attributes:
+        attributes: Of the functions.
+    """
+
+    def __init__(self, functions: Collection[FunctionType] = ()) -> None:
+        self._functions = [*functions]
+        self._cells = [cell for function in functions for cell in function.__closure__ or ()]
+        named = [(scope, key) for function in functions for _, scope, key in _scopes(function)]
+        self._named = list({(id(scope), key): (scope, key) for scope, key in named}.values())
+        self.attributes = [vars(function) for function in functions]
+
+    def values(self) -> list[Any]:
+        """Returns what they hold now."""
+        held = [scope.get(key) for scope, key in self._named]
+        held += gc.get_referents(*self._cells)  # an empty one would raise an error
+        for function in self._functions:
+            held += function.__code__, function.__defaults__, function.__kwdefaults__
+        return held
+
+
 def _module(module: nn.Module) -> Hashable:
     tensors = [*module.parameters(), *module.buffers()]
     asks = tuple(tensor.requires_grad for tensor in tensors)
@@ -93,18 +120,29 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # nothing has been assigned to it yet
             continue
-    names = _names_in(code)
+    for name, scope, key in _scopes(function):
+        value = scope.get(key)
+        if name == key and isinstance(value, ModuleType):
+            continue  # what is named behind it comes by itself
+        is_found = name == key and isinstance(value, FunctionType) and not _is_decorators(value)
+        yield name, Same(value) if is_found else value
+
+
+def _scopes(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yields the names of globals in a function, and those behind modules of the user's, with where their values are.
+
+    Each is what users call it, the dictionary that has the value, and its key there.
+    """
+    names = _names_in(function.__code__)
     for name in names:
-        value = function.__globals__.get(name)
+        scope = function.__globals__
+        value = scope.get(name)
         if value is None and name in sys.modules:
-            value = sys.modules[name]  # imported in the function
-        if isinstance(value, ModuleType):
-            held = vars(value) if is_users(value.__name__) else {}
-            yield from ((f"{name}.{key}", held[key]) for key in names if key in held)
-        elif isinstance(value, FunctionType) and not _is_decorators(value):
-            yield name, Same(value)
-        else:
-            yield name, value
+            scope, value = sys.modules, sys.modules[name]  # imported in the function
+        yield name, scope, name
+        if isinstance(value, ModuleType) and is_users(value.__name__):
+            held = vars(value)
+            yield from ((f"{name}.{key}", held, key) for key in names if key in held)
 
 
 def _is_decorators(function: FunctionType) -> bool:

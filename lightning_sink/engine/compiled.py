@@ -18,7 +18,7 @@ from lightning_sink.engine.chunks import Call, most, pass_through
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.failures import note_step, with_type
-from lightning_sink.engine.granted import Glance, Granted, Outside
+from lightning_sink.engine.granted import Glance, Granted, Outside, agree
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.maker import ProgramMaker
@@ -70,7 +70,7 @@ class CompiledEngine(Engine):
         self._verify = verify
         self._granted = Granted(parts, optimizers, ignore, outside)
         self._generators = Generators(parts.device)
-        self._glance = Glance()
+        self._glance: Glance = [], []
         self._hyper = Hyperparameters(optimizers)
         self._programs = Programs()
         self._maker = ProgramMaker(
@@ -314,7 +314,7 @@ class CompiledEngine(Engine):
         """Sees whether the user's code changed something since the step before."""
         self._settle()
         glance = self._granted.glance()
-        if not glance.agrees(self._glance):
+        if not agree(glance, self._glance):
             self._glance = glance
             self._begin(sink)
             return

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from itertools import chain
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import TENSOR_HOLDERS, nested
-from lightning_sink.engine.closures import find_functions, kept_results, outside_state
+from lightning_sink.engine.attributes import MOST_VALUES, TENSOR_HOLDERS, are_the_same, nested
+from lightning_sink.engine.closures import Variables, find_functions, kept_results, outside_state
 from lightning_sink.engine.holders import Seen, python_state, users_classes
 from lightning_sink.engine.private import global_hooks, own_tensors
 from lightning_sink.engine.slots import Parts, place_of
+from lightning_sink.engine.watch import is_users
 
 Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
 
@@ -27,23 +29,13 @@ def _switches(device: str) -> Hashable:
     return *autocast, deterministic, default, torch.is_grad_enabled(), torch.is_anomaly_enabled()
 
 
-@dataclass
-class Glance:
-    """What a look found: the same again where nothing was put in the place of something else.
+Glance = tuple[list[Any], list[Hashable]]
+"""What a look found: objects, which are compared by identity, and values."""
 
-    Attributes:
-        held: Objects, compared by identity.
-        marks: Numbers.
-    """
 
-    held: list[Any] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
-
-    def agrees(self, other: Glance) -> bool:
-        """Tells whether another look found the same."""
-        if len(self.held) != len(other.held) or self.marks != other.marks:
-            return False
-        return all(a is b for a, b in zip(self.held, other.held, strict=True))
+def agree(one: Glance, other: Glance) -> bool:
+    """Tells whether two looks found the same: nothing was put in the place of something else."""
+    return one[1] == other[1] and are_the_same(one[0], other[0])
 
 
 class Granted:
@@ -71,7 +63,9 @@ class Granted:
         self._outside = outside
         self._codes: dict[int, CodeType] = {}
         self._look_outside = outside(())
-        self._nested: list[Any] = []
+        self._nested: list[Iterable[Any]] = []
+        self._variables = Variables()
+        self._finds_outside = False
         self._functions: list[FunctionType] = []
         self._seen = Seen()
 
@@ -95,15 +89,16 @@ class Granted:
     def glance(self) -> Glance:
         """Takes a look that is cheap enough for each step: at what attributes hold, not at what is in that."""
         held = [value for _, holder in self._parts.holders() for value in vars(holder).values()]
-        for content in self._nested:
-            held += content.values() if isinstance(content, dict) else content
+        held += self._variables.values()
+        held += chain.from_iterable(self._nested)
         for kept in (kept for optimizer in self._optimizers for kept in optimizer.state.values()):
             held += kept.values() if isinstance(kept, dict) else [kept]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         for optimizer in self._optimizers:
             tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        pointers = map(place_of, tensors)
-        return Glance([*held, *tensors], [*pointers, *(tensor.requires_grad for tensor in tensors)])
+        outside = tuple(self._look_outside().items()) if self._finds_outside else ()
+        marks = [outside, *map(place_of, tensors), *(tensor.requires_grad for tensor in tensors)]
+        return [*held, *tensors], marks
 
     def find_containers(self) -> None:
         """Finds what the next glances look into."""
@@ -113,7 +108,25 @@ class Granted:
             values += [value for name, value in vars(holder).items() if name not in left_out]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]
-        self._nested = [content for value in values for content in nested(value)]
+        hold = [*nested(values), *self._outside_containers()]
+        self._nested = [*hold, *(content.values() for content in hold if isinstance(content, (dict, MappingProxyType)))]
+        self._finds_outside = bool(self._look_outside())
+
+    def _outside_containers(self) -> Iterable[Any]:
+        """Returns what the functions of steps, and the classes of the user's, lead to."""
+        self._variables = Variables(self._functions)
+        variables, inside = self._variables.values(), set(self._module.modules())
+        modules = [value for value in variables if isinstance(value, nn.Module) and value not in inside]
+        kinds = [value for value in variables if isinstance(value, type) and is_users(value.__module__)]
+        kinds += users_classes(holder for _, holder in self._parts.holders())
+        scopes = [*self._variables.attributes, *map(vars, kinds)]
+        scopes += [vars(part) for module in modules for part in module.modules()]
+        found = {id(scope): scope for scope in scopes}
+        for value in (*variables, *(value for scope in scopes for value in scope.values())):
+            reached = nested([value])
+            if sum(map(len, reached)) <= MOST_VALUES:  # a dataset, say, that would be gone through at each step
+                found |= {id(content): content for content in reached}
+        return found.values()
 
     def state(self) -> Hashable:
         """Returns something that is equal as long as the programs made now are right."""
@@ -129,3 +142,5 @@ class Granted:
         self._seen = Seen()
         self._codes.clear()
         self._functions.clear()
+        self._nested.clear()
+        self._variables = Variables()

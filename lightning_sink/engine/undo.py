@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from copy import copy
 from operator import is_
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from lightning_sink.engine.attributes import TENSOR_HOLDERS, nested
 from lightning_sink.engine.slots import Parts
+
+_RESTORED = frozenset([list, deque, set, dict, OrderedDict, defaultdict, Counter])
 
 
 class Undo:
@@ -72,9 +74,9 @@ class Attributes:
     def __init__(self, parts: Parts) -> None:
         self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
         values = [value for _, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
-        sets = [value for value in values if type(value) is set]
-        contents = [*sets, *(container for value in values for container in nested(value))]
-        self._contents = [(content, copy(content)) for content in contents]
+        self._contents = [
+            (content, copy(content) if content else ()) for content in nested(values) if type(content) in _RESTORED
+        ]
         self._random = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
 

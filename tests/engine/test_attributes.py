@@ -7,13 +7,14 @@ import random
 import threading
 import types
 import weakref
+from copy import copy
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from lightning_sink.engine.attributes import fingerprint, random_state
+from lightning_sink.engine.attributes import fingerprint, nested, random_state
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.undo import Attributes
 
@@ -136,6 +137,38 @@ def test_a_draw_from_a_global_generator_is_seen(draw):
     assert random_state() == before
     draw()
     assert random_state() != before
+
+
+CONTAINERS = {
+    "list": [1],
+    "deque": collections.deque([1], 3),
+    "set": {1},
+    "dict": {1: 1},
+    "OrderedDict": collections.OrderedDict({2: 1, 1: 2}),
+    "defaultdict": collections.defaultdict(int, {1: 1}),
+    "Counter": collections.Counter({1: 2}),
+    "empty": {},
+}
+
+
+@pytest.mark.parametrize("within", [lambda held: held, lambda held: (0, (held,)), lambda held: {"a": [held]}])
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_contents_are_put_back_wherever_they_are(name, within):
+    module, container = nn.Linear(1, 1), CONTAINERS[name]
+    module.held, expected = within(container), copy(container)
+    attributes = Attributes(Parts(module))
+    container.clear()
+    (getattr(container, "append", None) or container.update)({7: 7} if isinstance(container, dict) else (7,))
+    attributes.restore()
+    assert container == expected
+    assert list(container) == list(expected)
+
+
+def test_objects_that_hold_each_other_are_found_once():
+    nodes = [Node() for _ in range(30)]
+    for node in nodes:
+        node.child = nodes
+    assert len(nested([nodes[0], (nodes,)])) == 61  # their attributes, their children and the list
 
 
 def test_going_back():

@@ -1,6 +1,7 @@
 """From the loader to the step, and from the training to validation and back."""
 
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 
 import torch
@@ -119,6 +120,168 @@ for kind in [*KINDS, ChangesANumberWithItsScheduler, FreezesALayerWithItsSchedul
         # Its counter changes at every batch, and nobody sees that no step reads it.
         counts = issubclass(kind, CountsBatchesInTransfer)
         add(f"{kind.__name__}, sinks of {size}", kind, size=size, eager="keeps changing" if counts else None)
+
+
+class ChangesNow(Small):
+    """Its hook changes now and then what each step reads, and nothing at the other batches."""
+
+    def on_train_start(self):
+        self.change(0)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        if self.trainer.global_step % 8 == 0:
+            self.change(self.trainer.global_step // 8)
+        return batch
+
+    def change(self, number):
+        raise NotImplementedError
+
+    def read(self):
+        raise NotImplementedError
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) / (1 + self.read())
+
+
+def in_a(kind, put, read):
+    """Makes a module that holds a container, into which its hook puts a number."""
+
+    class Changes(ChangesNow):
+        def __init__(self):
+            super().__init__()
+            self.number = kind()
+
+        def change(self, number):
+            put(self.number, number)
+
+        def read(self):
+            return read(self.number)
+
+    return Changes
+
+
+def in_the_first(container, number):
+    container[0][0] = number
+
+
+def renamed(container, number):
+    container.clear()
+    container[number] = True
+
+
+CONTAINERS = {
+    "list": (lambda: [0], lambda held, number: held.__setitem__(0, number), lambda held: held[0]),
+    "deque": (lambda: deque([0], 1), deque.append, lambda held: held[0]),
+    "set": (set, set.add, len),
+    "Counter": (Counter, lambda held, number: held.update(n=number), lambda held: held["n"]),
+    "OrderedDict": (OrderedDict, lambda held, number: held.update(n=number), lambda held: held.get("n", 0)),
+    "defaultdict": (lambda: defaultdict(int), lambda held, number: held.update(n=number), lambda held: held["n"]),
+    "dict under another name": (dict, renamed, lambda held: next(iter(held))),
+    "list in a tuple": (lambda: ([0], 1), in_the_first, lambda held: held[0][0]),
+    "set in tuples in a dict": (
+        lambda: {"a": ((set(),),)},
+        lambda held, number: held["a"][0][0].add(number),
+        lambda held: len(held["a"][0][0]),
+    ),
+}
+for kind, container in CONTAINERS.items():
+    add(f"changes a {kind} in transfer", in_a(*container), size=-1)
+
+scale = 0
+scales = {"now": [0]}
+
+
+class Settings:
+    """What users keep their numbers in."""
+
+    scale = 0
+
+
+class Globals(ChangesNow):
+    def change(self, number):
+        global scale
+        scale = number
+
+    def read(self):
+        return scale
+
+
+class ContentsOfGlobals(ChangesNow):
+    def change(self, number):
+        scales["now"][0] = number
+
+    def read(self):
+        return scales["now"][0]
+
+
+class AttributesOfGlobalClasses(ChangesNow):
+    def change(self, number):
+        Settings.scale = number
+
+    def read(self):
+        return Settings.scale
+
+
+class AttributesOfItsClass(ChangesNow):
+    number = 0
+
+    def change(self, number):
+        type(self).number = number
+
+    def read(self):
+        return self.number
+
+
+class AttributesOfTheTrainer(ChangesNow):
+    def change(self, number):
+        self.trainer.number = number
+
+    def read(self):
+        return self.trainer.number
+
+
+class AttributesOfFunctions(ChangesNow):
+    def change(self, number):
+        read_attribute.number = number
+
+    def read(self):
+        return read_attribute()
+
+
+def read_attribute():
+    return read_attribute.number
+
+
+def closures():
+    number = 0
+
+    class Closures(ChangesNow):
+        def change(self, new):
+            nonlocal number
+            number = new
+
+        def read(self):
+            return number
+
+    return Closures()
+
+
+ELSEWHERE = [Globals, ContentsOfGlobals, AttributesOfGlobalClasses, AttributesOfItsClass]
+for kind in [*ELSEWHERE, AttributesOfTheTrainer, AttributesOfFunctions]:
+    add(f"changes {kind.__name__} in transfer", kind, size=-1)
+add("changes closures in transfer", closures, size=-1)
+
+
+class ModulesOfGlobals(ChangesNow):
+    def change(self, number):
+        OUTSIDE.number = number
+
+    def read(self):
+        return OUTSIDE.number
+
+
+OUTSIDE = nn.Identity()
+add("changes a module that a global holds in transfer", ModulesOfGlobals, size=-1)
 
 
 @case()
