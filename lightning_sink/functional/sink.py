@@ -12,8 +12,8 @@ from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
 from lightning_sink.data.traversals import name_of
 from lightning_sink.engine.interrupt import DeferredInterrupt
-from lightning_sink.engine.operands import replaced
 from lightning_sink.engine.passages import Passages
+from lightning_sink.engine.private import pytree
 from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
 from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.functional.batches import Signature, as_arguments
@@ -95,7 +95,7 @@ class FunctionSink(Sink):
 
     def run(self, step: Step, tape: Tape) -> Result:
         """Calls the function."""
-        output = tape.span(lambda: replaced(Tensor, Tensor.detach, self._function(*step.batch)), lambda: None)
+        output = tape.span(lambda: pytree.tree_map(_detached, self._function(*step.batch)), lambda: None)
         loss, named = values_of(output)
         result = Result(output, list(named.values()), note=tuple(named), loss=loss)
         self.account(step, lambda: result, loss, result.logged, result.note)
@@ -157,3 +157,11 @@ class FunctionSink(Sink):
         self.outputs.add(loss, zip(note, logged, strict=True), steps)
         self.done += steps
         self._result = result
+
+
+def _detached(leaf: Any) -> Any:
+    """Returns a tensor detached; a container of a class that trees do not know becomes a plain one."""
+    if isinstance(leaf, Tensor):
+        return leaf.detach()
+    kind = next((kind for kind in (dict, list, tuple) if isinstance(leaf, kind)), None)
+    return leaf if kind is None else pytree.tree_map(_detached, kind(leaf))

@@ -5,7 +5,9 @@ import functools
 import os
 import signal
 import threading
+from collections import OrderedDict, defaultdict
 from itertools import islice
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
@@ -381,6 +383,38 @@ def test_a_module_alone_gives_its_outputs(engine):
 
 
 # -- warnings and errors ----------------------------------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    loss: torch.Tensor
+    about: OrderedDict
+    rows: defaultdict
+    own: dict
+
+
+class Own(dict):
+    """A dictionary of the user's."""
+
+
+@ENGINES
+def test_what_the_step_returns_keeps_its_types(engine):
+    task = Task()
+
+    def step(x, y):
+        loss, logits, rows = task.step(x, y)
+        return Given(loss, OrderedDict(logits=[logits], kind="plain"), defaultdict(int, y=(rows,)), Own(logits=logits))
+
+    with data_sink(step, loader(48), 6, engine=engine) as sink:
+        for _ in range(3):
+            given = sink()
+    assert sink.active_engine == engine
+    assert type(given) is Given
+    assert (type(given.about), type(given.about["logits"]), given.about["kind"]) == (OrderedDict, list, "plain")
+    assert (type(given.rows), type(given.rows["y"]), given.rows["x"]) == (defaultdict, tuple, 0)
+    assert not given.loss.requires_grad
+    assert not given.about["logits"][0].requires_grad
+    assert type(given.own) is dict
+    assert not given.own["logits"].requires_grad
 
 
 def test_a_step_that_steps_its_scheduler_runs_eagerly_and_says_so():
