@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine.operands import replaced
 from lightning_sink.engine.private import WeakIdKeyDictionary
 from lightning_sink.engine.recording import Recording
 
@@ -32,7 +31,6 @@ class GraphWriter:
         self._nodes: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._anchor = recording.graph.call_function(operator.pos, (0,))  # inputs come before it
         self._lines: list[str] = []
-        self._indices: dict[fx.Node, int] = {}
 
     def node(self, tensor: Tensor) -> fx.Node:
         """Returns what stands for a tensor; a new input for one that no operation gave."""
@@ -43,7 +41,6 @@ class GraphWriter:
                 node = graph.placeholder(f"input_{index}")
             self._nodes[tensor] = node
             node.meta["layout"] = _layout(tensor)
-            self._indices[node] = -1 - index
             self._recording.inputs.append(tensor)
             self._on_input(tensor, index)
         return node
@@ -64,12 +61,9 @@ class GraphWriter:
         """
         node = self._recording.graph.call_function(func, args, kwargs)
         node.meta["draws"] = draws
-        self._indices[node] = len(self._lines)
-        shown = replaced(fx.Node, self._indices.__getitem__, (args, kwargs))
-        values = (
-            [value.tolist() for value in constants_of(node)] if draws else []
-        )  # they may be drawn from once for all
-        self._lines.append(f"{func.name()}{shown!r}{values or ''}")
+        # They may be drawn from once for all.
+        values = [value.tolist() for value in constants_of(node)] if draws else []
+        self._lines.append(f"{func.name()}{(args, kwargs)!r}{values or ''}")
         self._bind(out, node)
 
     def made(self, tensor: Tensor) -> bool:
@@ -83,7 +77,7 @@ class GraphWriter:
         recording.graph.output(tuple(self.node(tensor) for tensor in outputs))
         recording.graph.erase_node(self._anchor)
         layouts = [f"{_layout(tensor)}{tensor.requires_grad}" for tensor in recording.inputs]
-        returned = [str(self._indices[self._nodes[tensor]]) for tensor in outputs]
+        returned = [str(self._nodes[tensor]) for tensor in outputs]
         recording.text = "\n".join([*layouts, *self._lines, ",".join(returned)])
 
     def _bind(self, out: Any, node: fx.Node) -> None:
@@ -95,8 +89,7 @@ class GraphWriter:
         for index, item in enumerate(out or ()):
             if isinstance(item, (Tensor, tuple, list)):
                 part = self._recording.graph.call_function(operator.getitem, (node, index))
-                self._indices[part] = len(self._lines)
-                self._lines.append(f"{self._indices[node]}[{index}]")
+                self._lines.append(f"{node}[{index}]")
                 self._bind(item, part)
 
 
