@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
-from lightning_sink.engine.operands import members, replaced
+from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import draws_otherwise, is_mutable, is_view, schema_name, written_arguments
 
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
@@ -130,7 +131,7 @@ def _as_draw(node: fx.Node, written: Collection[fx.Node]) -> Draw | None:
     if not tensors:
         return Draw(target, arguments, dict(node.kwargs))
     if all(_is_constant(tensor, written) for tensor in tensors):
-        given = replaced(fx.Node, _value, (arguments, dict(node.kwargs)))
+        given = map_arg((arguments, node.kwargs), _value)
         return Draw(target, *given)
     if len(tensors) > 1 or tensors[0] is not arguments[0]:
         return None
@@ -177,6 +178,6 @@ def _value(node: fx.Node) -> Tensor:
         value: Tensor = node.meta["value"]
         return value
     target: Any = node.target
-    arguments, options = replaced(fx.Node, _value, (node.args, dict(node.kwargs)))
+    arguments, options = map_arg((node.args, node.kwargs), _value)
     result: Tensor = target(*arguments, **options)
     return result

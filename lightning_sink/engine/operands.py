@@ -6,7 +6,7 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,16 +21,3 @@ def members(kind: type[T], values: Iterable[Any]) -> list[T]:
         elif isinstance(value, (tuple, list)):
             found += members(kind, value)
     return found
-
-
-def replaced(kind: type[T], by: Callable[[T], Any], value: Any) -> Any:
-    """Returns a value, or a tuple, list or dictionary of values, with something else for each of a kind."""
-    if isinstance(value, kind):
-        return by(value)
-    if isinstance(value, tuple):
-        return tuple([replaced(kind, by, item) for item in value])
-    if isinstance(value, list):
-        return [replaced(kind, by, item) for item in value]
-    if isinstance(value, dict):
-        return {key: replaced(kind, by, item) for key, item in value.items()}
-    return value

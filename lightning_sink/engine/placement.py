@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
-from lightning_sink.engine.operands import replaced
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import share_memory
 
@@ -61,7 +61,9 @@ def place(recording: Recording, device: torch.device) -> Placement:
     outputs = frozenset(number for number, node in enumerate(output.args[0]) if _is_on_host(node))
     for node in recording.graph.nodes:
         if node.op == "call_function":
-            node.args, node.kwargs = replaced(torch.device, lambda given: device, (node.args, node.kwargs))
+            node.args, node.kwargs = map_aggregate(
+                (node.args, node.kwargs), lambda given: device if isinstance(given, torch.device) else given
+            )
     return Placement(inputs, frozenset(number - count for number in hosts if number >= count), outputs, written)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 from torch.optim import Optimizer
 
 from lightning_sink.engine.apart import Apart
@@ -33,7 +34,7 @@ from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.math_functions import known_to_math
 from lightning_sink.engine.numbers import released
-from lightning_sink.engine.operands import members, replaced
+from lightning_sink.engine.operands import members
 from lightning_sink.engine.origins import Origin, Origins
 from lightning_sink.engine.private import (
     TorchDispatchMode,
@@ -266,7 +267,7 @@ class Recorder(TorchDispatchMode):
             func = torch.ops.aten.clone.default  # a program has what was made once, and may not write to that
         leaves = members(Tensor, (*args, *kwargs.values()))
         self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
-        node_args, node_kwargs = replaced(Tensor, self._writer.node, (args, kwargs))
+        node_args, node_kwargs = map_aggregate((args, kwargs), self._as_node)
         origin = self._origins.of(leaves)
         self._check(func, args, kwargs, origin)
         written = list(written_arguments(func, args, kwargs, Tensor)) if is_mutable(func) else []
@@ -293,6 +294,9 @@ class Recorder(TorchDispatchMode):
                     self._read_at.setdefault(index, user_line())
         elif (why := why_unrepeatable(func, args, kwargs)) is not None:
             self.hazard(why)
+
+    def _as_node(self, value: Any) -> Any:
+        return self._writer.node(value) if isinstance(value, Tensor) else value
 
     def _take_input(self, tensor: Tensor, index: int) -> None:
         self._origins.input(tensor, index)
