@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from lightning_sink.engine.chunks import Call, most, pass_through
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
+from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import note_step, with_type
 from lightning_sink.engine.granted import Glance, Granted, Outside, agree
 from lightning_sink.engine.hyper import Hyperparameters
@@ -25,7 +26,7 @@ from lightning_sink.engine.maker import ProgramMaker
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.programs import Key, Programs
 from lightning_sink.engine.slots import Parts
-from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
+from lightning_sink.engine.step import Engine, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
 from lightning_sink.engine.watch import Hazard
 
@@ -113,9 +114,7 @@ class CompiledEngine(Engine):
         self._sinks += 1
         if sink.eager_reason is not None:
             self._maker.report(sink.eager_reason)
-            tape = PlainTape()
-            for step in sink.steps():
-                sink.run(step, tape)
+            EagerEngine().run(sink)
             return
         begun = False
         try:
