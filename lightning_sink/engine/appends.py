@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_sink.engine.attributes import SCALARS, are_the_same, fingerprint
 from lightning_sink.engine.private import pytree
-from lightning_sink.engine.replacing import put_in_place_of
+from lightning_sink.engine.referrers import put_in_place_of
 from lightning_sink.engine.step import Column, taken_apart
 
 _ASKS = frozenset(["type", "__class__"])

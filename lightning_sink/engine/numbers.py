@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.guards import Host, Uses
-from lightning_sink.engine.replacing import put_in_place_of
+from lightning_sink.engine.referrers import put_in_place_of
 from lightning_sink.engine.result_types import COMPARE, DIVIDE, as_with_python_number, result_type_is_known
 
 

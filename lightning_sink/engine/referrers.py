@@ -1,10 +1,11 @@
-"""Who holds something, by way of the garbage collector."""
+"""Who holds something, and giving all of them something else, by way of the garbage collector."""
 
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Iterable
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 
@@ -32,3 +33,27 @@ def _unfreeze() -> None:
     """
     if gc.get_freeze_count():
         gc.unfreeze()
+
+
+def put_in_place_of(held: Any, new: Any) -> None:
+    """Puts a value in the place of another one: in objects, closures, containers, tuples in those.
+
+    No closure of this function may hold it: its cell would be among them.
+    """
+    for holder in referrers(held):
+        if type(holder) is tuple:
+            put_in_place_of(holder, _with(holder, held, new))
+        elif isinstance(holder, CellType):
+            holder.cell_contents = new
+        elif isinstance(holder, set):
+            holder.discard(held)
+            holder.add(new)
+        else:
+            items = holder if isinstance(holder, (dict, list, deque)) else getattr(holder, "__dict__", {})
+            for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
+                if item is held:
+                    items[key] = new
+
+
+def _with(items: tuple[Any, ...], held: Any, new: Any) -> tuple[Any, ...]:
+    return tuple(new if item is held else item for item in items)

@@ -7,8 +7,7 @@ from lightning_sink.engine.referrers import functions_of, referrers
 
 FROZEN = """
 import gc
-from lightning_sink.engine.referrers import functions_of
-from lightning_sink.engine.replacing import put_in_place_of
+from lightning_sink.engine.referrers import functions_of, put_in_place_of
 
 class Held:
     pass
