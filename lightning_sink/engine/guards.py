@@ -78,6 +78,21 @@ class Uses:
         alive = (made() for made in self._made)
         return [number for number in alive if number is not None and id(number) not in held]
 
+    def froze(self, what: str, name: Any, outcome: Any, host: Host | None) -> None:
+        """Takes note of a use that freezes a number.
+
+        Args:
+            what: The use, in words.
+            name: What was decided by it.
+            outcome: How it came out.
+            host: Decides it in later steps; None where only the program knows the number.
+        """
+        if host is None:
+            self.leak(what)
+        else:
+            self.frozen(what)
+            self.decide(name, outcome, host)
+
     def decide(self, name: Any, outcome: Any, host: Host) -> None:
         """Takes note of a decision."""
         self.guards.setdefault(name, Guard(name, outcome, host))

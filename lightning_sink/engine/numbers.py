@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.guards import Host, Uses
-from lightning_sink.engine.referrers import put_in_place_of
 from lightning_sink.engine.result_types import COMPARE, DIVIDE, as_with_python_number, result_type_is_known
 
 
@@ -60,12 +59,7 @@ class Number:
         """Returns the plain number; the recording then stands for steps with the same one."""
         if self._uses.closed:
             return self.value
-        what = f"{_words(self._name)} {_PLAINLY}"
-        if self._host is None:
-            self._uses.leak(what)
-        else:
-            self._uses.frozen(what)
-            self._uses.decide((self._name, "is"), self.value, self._host)
+        self._uses.froze(f"{self.words} {_PLAINLY}", (self._name, "is"), self.value, self._host)
         return self.value
 
     def _compare(self, symbol: Callable[[Any, Any], Any], other: Any) -> Any:
@@ -75,13 +69,9 @@ class Number:
         if isinstance(other, Tensor):
             return symbol(_plain(self, other), other)
         outcome = bool(symbol(self.value, _value(other)))
-        host = self._hosted(symbol, other, reflected=False)
-        what = f"{_words(self._name)} decides what Python does"
-        if host is None:
-            self._uses.leak(what)
-        else:
-            self._uses.frozen(what)
-            self._uses.decide((self._name, symbol.__name__, _key(other)), outcome, lambda: bool(host()))
+        host, name = self._hosted(symbol, other, reflected=False), (self._name, symbol.__name__, _key(other))
+        later = None if host is None else lambda: bool(host())
+        self._uses.froze(f"{self.words} decides what Python does", name, outcome, later)
         return outcome
 
     def _hosted(self, symbol: Callable[..., Any], other: Any, reflected: bool) -> Host | None:
@@ -139,11 +129,10 @@ class Number:
     @property
     def words(self) -> str:
         """What users call the number that it comes from."""
-        return _words(self._name)
-
-    def replace(self) -> None:
-        """Puts the plain number into what holds the stand-in: objects, closures, containers, tuples in those."""
-        put_in_place_of(self, self.value)
+        name = self._name
+        while not isinstance(name, str):
+            name = name[1]
+        return name
 
     def plus(self, other: int) -> Number:
         """Returns the sum."""
@@ -245,13 +234,6 @@ def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
 _PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not by `self.log`, torch, `math.cos`)"
 
 
-def _words(name: Any) -> str:
-    """The name of the number that an expression begins with."""
-    while not isinstance(name, str):
-        name = name[1]
-    return name
-
-
 def _key(value: Any) -> Any:
     if type(value) is Number:
         return value._name
@@ -305,12 +287,11 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _define(_name, _comparison(getattr(operator, _name)))
 _function: Callable[..., Any]
-for _name, _function in {"divmod": divmod, "and": operator.and_, "or": operator.or_, "xor": operator.xor}.items():
+_WHOLE: dict[str, Callable[..., Any]] = {"divmod": divmod, "lshift": operator.lshift, "rshift": operator.rshift}
+_WHOLE |= {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
+for _name, _function in _WHOLE.items():
     _define(_name, _freezing(_function))
     _define(f"r{_name}", _freezing(lambda value, other, function=_function: function(other, value)))
-for _function in (operator.lshift, operator.rshift):
-    _define(_function.__name__, _freezing(_function))
-    _define(f"r{_function.__name__}", _freezing(lambda value, other, function=_function: function(other, value)))
 _PLAIN: list[Callable[..., Any]] = [int, float, hash, repr, str, format, abs, round]
 _PLAIN += [operator.index, operator.invert, math.floor, math.ceil, math.trunc]
 for _function in _PLAIN:

@@ -44,6 +44,7 @@ from lightning_sink.engine.private import (
 )
 from lightning_sink.engine.recorded_options import RecordedOptions
 from lightning_sink.engine.recording import Recording
+from lightning_sink.engine.referrers import put_in_place_of
 from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot, place_of
 from lightning_sink.engine.stand_in import StandInMode
 from lightning_sink.engine.step_counts import StepCounts
@@ -152,7 +153,7 @@ class Recorder(TorchDispatchMode):
         for number in self._uses.close(self._steps.numbers):
             if tell:
                 self.hazard(f"the step keeps {number.words}")
-            number.replace()
+            put_in_place_of(number, number.value)
 
     def _collect(self, attributes: Attributes) -> None:
         """Takes what the span appended to lists."""
@@ -178,8 +179,7 @@ class Recorder(TorchDispatchMode):
     def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
         """Notes that this recording stands for steps with the same answer."""
         if not self._failed and not self._options.are_being_set:
-            self._uses.frozen(f"{what} decides what Python does")
-            self._uses.decide((what, id(of)), outcome, decide)
+            self._uses.froze(f"{what} decides what Python does", (what, id(of)), outcome, decide)
 
     def hazard(self, what: str, where: str | None = None) -> None:
         """Notes a reason why this recording may not stand for other steps, with the user's line."""

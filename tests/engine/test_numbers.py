@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.numbers import Number, released, tensor_of
+from lightning_sink.engine.referrers import put_in_place_of
 
 
 def number(value, leaks=None, uses=None, host=None, name="`n`"):
@@ -232,7 +233,7 @@ def test_a_number_that_is_kept_is_a_plain_one_when_the_step_has_ended():
     stand_in = Number(torch.tensor(3.0, dtype=torch.float64), 3, uses, "`n`")
     held = Held(stand_in)
     uses.closed = True
-    stand_in.replace()
+    put_in_place_of(stand_in, 3)
     inner = (held.attribute, held.list[0], held.deque[0], held.mapping["key"], held.pair[1], held.nested[0][1][0])
     assert [type(value) for value in (*inner, *held.set, held.closure())] == [int] * 8
 
