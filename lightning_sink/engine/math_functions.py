@@ -17,23 +17,11 @@ import torch
 from lightning_sink.engine.numbers import Number, released
 
 _EVERYWHERE: dict[str, Callable[..., torch.Tensor]] = {
-    "cos": torch.cos,
-    "sin": torch.sin,
-    "tanh": torch.tanh,
-    "atan": torch.atan,
+    **{name: getattr(torch, name) for name in ("cos", "sin", "tanh", "atan")},
     "fabs": torch.abs,
 }
-_IN_PLACES: dict[str, Callable[..., torch.Tensor]] = {
-    "exp": torch.exp,
-    "log": torch.log,
-    "log2": torch.log2,
-    "log10": torch.log10,
-    "log1p": torch.log1p,
-    "sqrt": torch.sqrt,
-    "tan": torch.tan,
-    "cosh": torch.cosh,
-    "sinh": torch.sinh,
-}
+_MAY_FAIL = ("exp", "log", "log2", "log10", "log1p", "sqrt", "tan", "cosh", "sinh")
+_IN_PLACES: dict[str, Callable[..., torch.Tensor]] = {name: getattr(torch, name) for name in _MAY_FAIL}
 """Where Python raises an error (`math.sqrt(-1)`), torch gives NaN or infinity: such a step is no program's."""
 
 
