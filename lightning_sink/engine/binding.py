@@ -50,12 +50,8 @@ class Observation:
     @property
     def way(self) -> Hashable:
         """What must be equal for two steps to have done the same: branches, and gradients that were there before."""
-        return self.recording.path, tuple((slot.name, there) for slot, there in self.gradients)
-
-    @property
-    def hazards(self) -> list[Hazard]:
-        """Why this step may not stand for others."""
-        return self.recording.hazards
+        branches = tuple((guard.name, guard.outcome) for guard in self.recording.guards)
+        return branches, tuple((slot.name, there) for slot, there in self.gradients)
 
     @property
     def same_leaves(self) -> list[tuple[int, int]]:
@@ -142,8 +138,8 @@ class Binding:
     twins: list[Slot] = field(default_factory=list)
 
 
-def bind(first: Observation, second: Observation, volatile: set[str]) -> list[Binding] | list[Hazard]:
-    """Finds out where each input comes from, or why the two steps make no program.
+def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[list[Binding], list[Hazard]]:
+    """Finds out where each input comes from, and why the two steps make no program, if they make none.
 
     Args:
         first: A recorded step.
@@ -151,26 +147,26 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> list[Bi
         volatile: Slots that some step fills; what is in them now may not be there at the next step.
     """
     if first.recording.text != second.recording.text:
-        return [_difference(first.recording, second.recording)]
+        return [], [_difference(first.recording, second.recording)]
     if first.constants != second.constants or first.spec != second.spec:
-        return [Hazard("the step returns other Python values each time")]
+        return [], [Hazard("the step returns other Python values each time")]
     if first.appends.key != second.appends.key:
-        return [Hazard("the step appends other Python values to lists each time")]
+        return [], [Hazard("the step appends other Python values to lists each time")]
     if first.note != second.note:
-        return [Hazard("the step logs other names, or with other arguments, each time")]
+        return [], [Hazard("the step logs other names, or with other arguments, each time")]
     names = [slot.name for slot in (*first.filled, *first.cleared)]
     if names != [slot.name for slot in (*second.filled, *second.cleared)]:
-        return [Hazard("the step fills other places each time")]
-    bindings = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]
-    hazards = [item for item in bindings if isinstance(item, Hazard)]
+        return [], [Hazard("the step fills other places each time")]
+    found = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]
+    hazards = [item for item in found if isinstance(item, Hazard)]
     if share_memory(second.recording.inputs, second.recording.written_inputs):
         hazards.append(Hazard("a tensor that the step writes to shares its memory with another one"))
     hazards += [
         Hazard(f"the value of {b.name}, which a step replaces, decides what Python does", second.recording.first_use[i])
-        for i, b in enumerate(bindings)
+        for i, b in enumerate(found)
         if i in second.recording.read and isinstance(b, Binding) and b.tensor is None
     ]
-    return hazards or [item for item in bindings if isinstance(item, Binding)]
+    return [item for item in found if isinstance(item, Binding)], hazards
 
 
 def _bind(first: Observation, second: Observation, index: int, volatile: set[str]) -> Binding | Hazard:

@@ -81,12 +81,11 @@ class Candidate:
         """
         self.recordings += 1
         last, self.last[observation.way] = self.last.get(observation.way), observation
-        problems: list[Hazard] = list(observation.hazards)
-        if not problems and last is not None and not last.hazards:
-            found = bind(last, observation, volatile)
-            if isinstance(found, list) and not any(isinstance(item, Hazard) for item in found):
-                return [item for item in found if isinstance(item, Binding)]
-            problems = [item for item in found if isinstance(item, Hazard)]
+        problems = list(observation.recording.hazards)
+        if not problems and last is not None and not last.recording.hazards:
+            bindings, problems = bind(last, observation, volatile)
+            if not problems:
+                return bindings
         if not problems and self.recordings >= MOST_BRANCHES:
             problems = observation.recording.frozen
         # Way after way and none of them twice: that is why, should the kind be forgotten before there are many.

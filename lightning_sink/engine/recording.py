@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -51,8 +50,3 @@ class Recording:
     def written_inputs(self) -> frozenset[int]:
         """The inputs that lie in storages that the step writes to."""
         return frozenset(number for number, place in enumerate(storages(self.inputs)) if place in self.written)
-
-    @property
-    def path(self) -> tuple[tuple[Any, Any], ...]:
-        """What the guards decided and how it came out: equal for steps that took the same branches."""
-        return tuple((guard.name, guard.outcome) for guard in self.guards)
