@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_sink.engine.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.loop import CompiledStep, Row
-from lightning_sink.engine.private import pytree, version
+from lightning_sink.engine.private import pytree
 from lightning_sink.engine.slots import share_memory, storages
 from lightning_sink.engine.step import Column, Result, taken_apart
 
@@ -61,7 +61,7 @@ class Program:
         self._constants = observation.constants
         self._equal = observation.recording.equal
         read = (observation.recording.inputs[i] for i in sorted(observation.recording.read))
-        self._read = [(tensor, version(tensor), tensor.detach().clone()) for tensor in read]
+        self._read = [(tensor, tensor.detach().clone()) for tensor in read]
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
         known = {id(tensor) for tensor in (*lifted, *(tensor for tensor, _ in counts))}
         self.numbers = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None and id(b.tensor) in known]
@@ -103,8 +103,7 @@ class Program:
             return False
         if any(not torch.equal(first, other) for first, other in self._equal):
             return False
-        # A write through `.data` counts no version.
-        if any(version(tensor) != seen or not torch.equal(tensor, value) for tensor, seen, value in self._read):
+        if any(not torch.equal(tensor, value) for tensor, value in self._read):
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]

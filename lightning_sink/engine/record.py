@@ -230,9 +230,8 @@ class Recorder(TorchDispatchMode):
             if place != place_of(tensor):
                 self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)
         self._undo.forget()
-        for index in sorted(recording.read):
-            if recording.inputs[index].untyped_storage().data_ptr() in recording.written:
-                self.hazard(_DECIDES, self._read_at[index])
+        for index in sorted(recording.read & recording.written_inputs):
+            self.hazard(_DECIDES, self._read_at[index])
         return recording
 
     def made(self, tensor: Tensor) -> bool:

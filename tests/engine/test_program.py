@@ -160,6 +160,20 @@ def test_what_is_only_read_may_share_its_memory():
     assert not made.refresh(), "of another shape"
 
 
+@pytest.mark.parametrize(
+    "write", [lambda tensor, value: tensor.fill_(value), lambda tensor, value: tensor.data.fill_(value)]
+)
+def test_what_decided_something_may_be_written_anew_with_the_same_value(write):
+    module = nn.Module()
+    module.scale = torch.ones(1)
+    made = program(module, lambda x: x.sum() * module.scale if module.scale > 0.0 else x.sum())
+    for _ in range(2):
+        write(module.scale, 1.0)
+        assert made.refresh()
+    write(module.scale, 2.0)
+    assert not made.refresh()
+
+
 def test_a_program_sees_that_what_was_one_tensor_is_two():
     module = nn.Module()
     module.first = module.second = torch.ones(3)
