@@ -79,14 +79,8 @@ def _check_index(graph: fx.Graph, index: Any, size: int, least: int = 0, ignored
 def _index(graph: fx.Graph, node: fx.Node) -> None:
     whole, dim, index = node.args[:3]
     shape = _shape(whole)
-    _check_index(graph, index, shape[dim] if shape else 1)  # type: ignore[index]
-
-
-def _filled(graph: fx.Graph, node: fx.Node) -> None:
-    whole, dim, index = node.args[:3]
-    shape = _shape(whole)
     size = shape[dim] if shape else 1  # type: ignore[index]
-    _check_index(graph, index, size, least=-size)
+    _check_index(graph, index, size, least=-size if node.target in _FILLED else 0)
 
 
 def _embedded(graph: fx.Graph, node: fx.Node) -> None:
@@ -204,8 +198,7 @@ _CHECKS: dict[Any, Callable[[fx.Graph, fx.Node], None]] = {
     _aten.take.default: _taken,
     _aten.put.default: _taken,
     _aten.put_.default: _taken,
-    **dict.fromkeys(_FILLED, _filled),
     **dict.fromkeys(_COMPARED, _classes),
-    **dict.fromkeys(_INDEXED, _index),
+    **dict.fromkeys((*_INDEXED, *_FILLED), _index),
     **dict.fromkeys(_DIVISIONS, _division),
 }
