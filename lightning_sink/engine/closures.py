@@ -11,6 +11,7 @@ import gc
 import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -155,13 +156,6 @@ def _is_decorators(function: FunctionType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _names_in(code: CodeType) -> list[str]:
-    """Returns the names in some code, in alphabetical order."""
-    return sorted(set(_names(code)))
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yields the names in some code and in what is defined in it: comprehensions, lambdas. One may come twice."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+    """Returns the names in some code and in what is defined in it (comprehensions, lambdas), in alphabetical order."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return sorted({*code.co_names, *chain.from_iterable(map(_names_in, inner))})
