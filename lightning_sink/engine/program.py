@@ -65,13 +65,11 @@ class Program:
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
         known = {id(tensor) for tensor in (*lifted, *(tensor for tensor, _ in counts))}
         self.numbers = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None and id(b.tensor) in known]
-        self._positions = [position for position, _ in self._leaves]
-        self._leaf_indices = [leaf for _, leaf in self._leaves]
         self._layouts = layouts = [
             (tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs
         ]
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
-        self._moving = [*self._positions, *(position for position, _, _ in self._slots)]
+        self._moving = [*(position for position, _ in self._leaves), *(position for position, _, _ in self._slots)]
         self.reads_slots = bool(self._slots)
         left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
         finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
@@ -157,8 +155,8 @@ class Program:
             numbers: What takes the place of `numbers` in each step; empty where they stay as they are.
             steps: How many.
         """
-        fixed, positions = self._template, self._positions
-        varying = [_without_gradient(columns[leaf][:steps]) for leaf in self._leaf_indices]
+        fixed, positions = self._template, [position for position, _ in self._leaves]
+        varying = [_without_gradient(columns[leaf][:steps]) for _, leaf in self._leaves]
         if numbers:
             places = [position for position, _ in self.numbers]
             fixed = [None if position in places else tensor for position, tensor in enumerate(fixed)]
