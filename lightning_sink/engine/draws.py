@@ -62,7 +62,7 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
             would draw other numbers for it.
     """
     _take_masks_apart(graph)
-    nodes = [node for node in graph.nodes if _is_draw(node)]
+    nodes = [node for node in graph.nodes if node.meta.get("draws")]
     written = _written(graph) if nodes else set()
     draws = [_as_draw(node, written) for node in nodes]
     if None in draws:
@@ -99,7 +99,7 @@ def _take_masks_apart(graph: fx.Graph) -> None:
     What it draws depends on how the tensor lies that it is given, and on none of its numbers.
     """
     for node in graph.find_nodes(op="call_function", target=_DROPOUT):
-        if not _is_draw(node):
+        if not node.meta.get("draws"):
             continue
         parts = {part.args[1]: part for part in node.users}
         given, probability = node.args[:2]
@@ -117,10 +117,6 @@ def _take_masks_apart(graph: fx.Graph) -> None:
             parts[0].replace_all_uses_with(scaled)
             graph.erase_node(parts[0])
         node.meta["layout"] = given.meta["layout"]
-
-
-def _is_draw(node: fx.Node) -> bool:
-    return bool(node.meta.get("draws"))
 
 
 def _as_draw(node: fx.Node, written: Collection[fx.Node]) -> Draw | None:
@@ -153,7 +149,7 @@ def _is_constant(node: fx.Node, written: Collection[fx.Node]) -> bool:
         return False
     if node.op == "placeholder":
         return "value" in node.meta
-    known = node.op == "call_function" and not _is_draw(node) and bool(node.all_input_nodes)
+    known = node.op == "call_function" and not node.meta.get("draws") and bool(node.all_input_nodes)
     return known and all(_is_constant(given, written) for given in node.all_input_nodes)
 
 
