@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import re
 from collections.abc import Callable, Collection, Hashable, Iterator
 from types import CodeType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from lightning_sink.engine.attributes import fingerprint
 from lightning_sink.engine.granted import Outside
 
-_BEGINS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR")
+_BEGINS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "LOAD_SUPER_ATTR")
 _GOES_ON = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
 _INPUTS = frozenset(["batch_idx", "total_batch_idx", "global_step", "current_epoch", "is_last_batch"])
 """Counters, which are inputs of the program (`reads.py`)."""
@@ -66,19 +67,28 @@ def _paths(code: CodeType) -> frozenset[tuple[str, ...]]:
 def _chains(code: CodeType) -> Iterator[tuple[str, ...]]:
     path: list[str] | None = None
     aliases = {"trainer"}
-    for instruction in dis.get_instructions(code):
-        name = str(instruction.argval)
-        if path is not None and instruction.opname.startswith(_GOES_ON):
+    for operation, name in _instructions(code):
+        if path is not None and operation.startswith(_GOES_ON):
             path.append(name)
             continue
         if path:
             yield tuple(path)
-        if path == [] and instruction.opname.startswith("STORE_FAST"):
+        if path == [] and operation.startswith("STORE_FAST"):
             aliases.add(name)
-        begins = instruction.opname.startswith(_BEGINS) and name in aliases
+        begins = operation.startswith(_BEGINS) and name in aliases
         path = [] if begins else None
     if path:
         yield tuple(path)
+
+
+def _instructions(code: CodeType) -> Iterator[tuple[str, str]]:
+    """Yields each instruction's operation and what it names, one variable at a time."""
+    for instruction in dis.get_instructions(code):
+        operation, named = instruction.opname, instruction.argval
+        if "_FAST_" in operation and isinstance(named, tuple):  # from Python 3.13 on, one may load or store two
+            yield from zip(re.findall("LOAD_FAST|STORE_FAST", operation), named, strict=True)
+        elif operation != "EXTENDED_ARG":  # a part of the next one, in code with very many names
+            yield operation, str(named)
 
 
 def _value(trainer: Any, path: tuple[str, ...], known: Collection[int]) -> Hashable:

@@ -15,6 +15,27 @@ def from_an_argument(trainer):
     return trainer.mine["weight"]
 
 
+def from_an_argument_beside_another(x, trainer):
+    return x * trainer.mine
+
+
+def from_a_name_on_one_line(self):
+    t = self.trainer; return t.mine  # fmt: skip  # noqa: E702
+
+
+class Derived(SimpleNamespace):
+    def from_super(self):
+        return super().trainer.mine
+
+
+def among_very_many_names():
+    """Returns a function whose instructions for its last names consist of two parts each."""
+    lines = "".join(f"    self.name_{number}\n" for number in range(300))
+    made = {}
+    exec(f"def step(self):\n{lines}    return self.trainer.mine", made)
+    return made["step"]
+
+
 def of_something_else(self):
     return self.other.datamodule.difficulty
 
@@ -24,6 +45,10 @@ def of_something_else(self):
     [
         (through_an_attribute, "trainer.datamodule.difficulty", lambda t: setattr(t.datamodule, "difficulty", 2)),
         (from_an_argument, "trainer.mine", lambda t: t.mine.update(weight=2)),
+        (from_an_argument_beside_another, "trainer.mine", lambda t: t.mine.update(weight=2)),
+        (from_a_name_on_one_line, "trainer.mine", lambda t: t.mine.update(weight=2)),
+        (Derived.from_super, "trainer.mine", lambda t: t.mine.update(weight=2)),
+        (among_very_many_names(), "trainer.mine", lambda t: t.mine.update(weight=2)),
     ],
 )
 def test_a_change_shows(function, name, change):
