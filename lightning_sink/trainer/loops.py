@@ -14,7 +14,7 @@ happens between two batches; `_should_check_val_fx`, `_skip_next_val`, `_save_lo
 from __future__ import annotations
 
 import sys
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.fetchers import _DataFetcher
@@ -22,12 +22,10 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.traversals import Place
 from lightning_sink.engine.holders import Seen
 from lightning_sink.engine.interrupt import DeferredInterrupt
-from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import user_line
 from lightning_sink.errors import EmptyDatasetError, warn_at
 from lightning_sink.plan import Position, next_sink
@@ -39,44 +37,13 @@ from lightning_sink.trainer.loop_sink import LoopSink
 _CHECK = "Sinks need at least one batch; check the dataset's length and `batch_size` with `drop_last=True`."
 
 
-class SinkOwner(Protocol):
-    """What the loops need from the strategy.
+def take_over(trainer: Trainer, strategy: Any) -> None:
+    """Puts loops with sinks in place of a trainer's fit loop and epoch loop; does nothing the second time.
 
-    Attributes:
-        sink_size: Most batches in a sink; -1 for the whole epoch.
-        resume_position: Place to go on from, taken by the data that is set up next.
+    Args:
+        trainer: The trainer.
+        strategy: Its `SinkStrategy`, which this room may not import.
     """
-
-    sink_size: int
-    resume_position: dict[str, Any] | None
-
-    @property
-    def queue_options(self) -> QueueOptions:
-        """How batches are fetched ahead."""
-
-    def make_queue(self, source: LoaderBatches) -> BatchQueue:
-        """Returns the queue of this fit."""
-
-    def say(self, text: str) -> None:
-        """Tells the user a line."""
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether an epoch is a sink of an endless traversal."""
-
-    @property
-    def engine(self) -> Engine:
-        """What runs the steps."""
-
-    def begin_sink(self, sink: LoopSink) -> None:
-        """Takes note of a sink that begins."""
-
-    def finish_sink(self) -> None:
-        """Takes note that it has ended."""
-
-
-def take_over(trainer: Trainer, strategy: SinkOwner) -> None:
-    """Puts loops with sinks in place of a trainer's fit loop and epoch loop; does nothing the second time."""
     if isinstance(trainer.fit_loop, SinkFitLoop):
         return
     epoch_loop = object.__new__(SinkEpochLoop)
@@ -93,7 +60,7 @@ def take_over(trainer: Trainer, strategy: SinkOwner) -> None:
 class SinkFitLoop(_FitLoop):
     """Lightning's fit loop over data that comes through a queue and may be one endless traversal."""
 
-    sink_strategy: SinkOwner
+    sink_strategy: Any
     loaders: TrainingLoaders | None
     queue: BatchQueue | None
     said_restart: bool
@@ -192,7 +159,7 @@ class SinkFitLoop(_FitLoop):
 class SinkEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop, a sink at a time."""
 
-    sink_strategy: SinkOwner
+    sink_strategy: Any
     seen: Seen
 
     def reset(self) -> None:
