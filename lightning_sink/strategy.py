@@ -20,17 +20,21 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.datamodule import SinkDataModule
-from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked
+from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
+from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import user_line
 from lightning_sink.errors import UnsupportedError, warn_at
+from lightning_sink.trainer.batch_hooks import in_step
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
-from lightning_sink.trainer.engines import engine_of
 from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.loops import data_place, take_over
+from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.optimizers import require_optimizer
 from lightning_sink.trainer.progress import SinkRecord, SinkReport
+from lightning_sink.trainer.reach import reached_through
+from lightning_sink.trainer.reads import counters, machinery, watched_getters
 from lightning_sink.trainer.transfer import Transfer
 
 _CHECKPOINT_KEY = "lightning_sink"
@@ -144,7 +148,16 @@ class SinkStrategy(SingleDeviceStrategy):
         if self._engine is None:
             module, optimizers = self.lightning_module, list(self.optimizers)
             assert module is not None  # noqa: S101 - connect() has run
-            self._engine = engine_of(module.trainer, optimizers, self._asked(module))
+            trainer = module.trainer
+            self._engine = make_engine(
+                self._asked(module),
+                Parts(module, in_step(trainer), is_metric),
+                optimizers,
+                counters=counters(trainer),
+                codes=watched_getters(trainer),
+                ignore=machinery(),
+                outside=reached_through(trainer),
+            )
             self._engine_optimizers = optimizers
         return self._engine
 
