@@ -26,12 +26,11 @@ from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import user_line
 from lightning_sink.errors import UnsupportedError, warn_at
 from lightning_sink.trainer.batch_hooks import in_step
-from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches
+from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, require_optimizer
 from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.loops import data_place, take_over
 from lightning_sink.trainer.metrics import is_metric
-from lightning_sink.trainer.optimizers import require_optimizer
 from lightning_sink.trainer.progress import SinkRecord, SinkReport
 from lightning_sink.trainer.reach import reached_through
 from lightning_sink.trainer.reads import counters, machinery, watched_getters

@@ -1,9 +1,10 @@
-"""What the Trainer's options and callbacks ask of a sink: where it must end, when, and whether it may be compiled.
+"""What a Trainer and its module ask of a sink: where it must end, when, whether it may be compiled, and run at all.
 
 Private names of Lightning (2.6), without public getters: `_every_n_train_steps`, `_train_time_interval` and
 `_last_time_checked` of `ModelCheckpoint`, `_interval` of `Timer`, `_val_check_time_interval` and `_last_val_time` of
 `Trainer`, `_LRCallback` (the learning-rate finder, which counts steps), `_skip_backward` of the optimization loop
-(stochastic weight averaging sets it).
+(stochastic weight averaging sets it), `_MockOptimizer`, which stands for "no optimizer" once Lightning has read what
+`configure_optimizers` gave.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.tuner.lr_finder import _LRCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.optim import Optimizer
 
 from lightning_sink.data.held import holds_training
 from lightning_sink.engine.watch import Hazard, first_line
@@ -96,6 +99,20 @@ def refuse_step_that_fetches(module: LightningModule) -> None:
         raise UnsupportedError(
             f"`{type(module).__name__}.training_step` takes `dataloader_iter` ({first_line(module.training_step)}) and"
             " fetches its own batches; a sink hands each step one batch. Take `batch, batch_idx` instead, or train with"
+            " `SinkStrategy(dataset_sink_mode=False)`."
+        )
+
+
+def require_optimizer(optimizers: list[Optimizer], module: LightningModule) -> None:
+    """Refuses training without an optimizer.
+
+    Raises:
+        UnsupportedError: When `configure_optimizers` returned None and optimization is automatic.
+    """
+    if module.automatic_optimization and any(isinstance(item, _MockOptimizer) for item in optimizers):
+        raise UnsupportedError(
+            f"`{type(module).__name__}.configure_optimizers` returned None ({first_line(module.configure_optimizers)}),"
+            " so there is no optimizer and a sink would train nothing. Return an optimizer, or train with"
             " `SinkStrategy(dataset_sink_mode=False)`."
         )
 
