@@ -24,13 +24,13 @@ from lightning_sink.trainer.sources import held, source_of, variable
 # What an expression may be; anything else is "", which is not understood.
 NUMBER, TABLE, GROUP, GROUPS = "number", "table", "group", "groups"
 OPTIMIZER, OPTIMIZERS, CLOSURE, SELF, NOTHING = "optimizer", "optimizers", "closure", "self", "nothing"
+_ITEMS = {GROUPS: GROUP, OPTIMIZERS: OPTIMIZER, TABLE: NUMBER}
 
 _COUNTERS = frozenset(["global_step", "current_epoch"])
 _OF_TRAINER = _COUNTERS | {"is_last_batch", "num_training_batches", "estimated_stepping_batches", "max_steps"}
 _OF_TRAINER |= {"max_epochs", "accumulate_grad_batches", "log_every_n_steps"}
 _PURE = (float, int, bool, min, max, abs, round, pow, sum, len)
 _OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp)
-_SHAPELESS = (ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 _MOST = 10_000
 _DEEPEST = 4
 
@@ -145,7 +145,7 @@ class _Body:
             kind = self.kind(node.value)
             return kind != "" and all(self._takes(target, kind) for target in node.targets)
         if isinstance(node, ast.AugAssign):
-            are_numbers = self.kind(_loaded(node.target)) == self.kind(node.value) == NUMBER
+            are_numbers = self.kind(node.target) == self.kind(node.value) == NUMBER
             return are_numbers and self._takes(node.target, NUMBER)
         if isinstance(node, ast.If):
             return self.kind(node.test) == NUMBER and all(map(self.understands, (*node.body, *node.orelse)))
@@ -162,17 +162,16 @@ class _Body:
 
     def _takes_turns(self, target: ast.expr, over: ast.expr) -> bool:
         """Takes what a loop goes over."""
-        of = {GROUPS: GROUP, OPTIMIZERS: OPTIMIZER, TABLE: NUMBER}
         if not isinstance(over, ast.Call):
-            return self._takes(target, of.get(self.kind(over), ""))
+            return self._takes(target, _ITEMS.get(self.kind(over), ""))
         name = over.func.id if isinstance(over.func, ast.Name) and not over.keywords else ""
-        kinds = [of.get(self.kind(argument), "") for argument in over.args]
+        kinds = [_ITEMS.get(self.kind(argument), "") for argument in over.args]
         if name == "range" and all(self.kind(argument) == NUMBER for argument in over.args):
             return self._takes(target, NUMBER)
         if name == "enumerate" and len(kinds) == 1:
             kinds = [NUMBER, *kinds]
         elif name != "zip":
-            return self._takes(target, of.get(self.kind(over), ""))
+            return self._takes(target, _ITEMS.get(self.kind(over), ""))
         parts = target.elts if isinstance(target, ast.Tuple) else []
         return len(parts) == len(kinds) and all(map(self._takes, parts, kinds))
 
@@ -181,9 +180,9 @@ class _Body:
         if isinstance(node, ast.Constant):
             return NUMBER
         if isinstance(node, _OPERATIONS):
-            parts = [part for part in ast.iter_child_nodes(node) if not isinstance(part, _SHAPELESS)]
+            parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
             allowed = {NUMBER, TABLE} if isinstance(node, ast.Compare) else {NUMBER}
-            return NUMBER if {self.kind(part) for part in parts} <= allowed else ""  # type: ignore[arg-type]
+            return NUMBER if {self.kind(part) for part in parts} <= allowed else ""
         if isinstance(node, (ast.Tuple, ast.List)):
             return TABLE if {self.kind(item) for item in node.elts} <= {NUMBER} else ""
         if isinstance(node, ast.Subscript):
@@ -197,8 +196,7 @@ class _Body:
     def _item(self, kind: str, index: ast.expr) -> str:
         if kind == GROUP:
             return NUMBER if _text(index) in self._reader.options else ""
-        of = {GROUPS: GROUP, OPTIMIZERS: OPTIMIZER, TABLE: NUMBER}
-        return of.get(kind, "") if self.kind(index) == NUMBER else ""
+        return _ITEMS.get(kind, "") if self.kind(index) == NUMBER else ""
 
     def _attribute(self, node: ast.Attribute) -> str:
         kind = self.kind(node.value) if not isinstance(node.value, ast.Name) or node.value.id in self._names else ""
@@ -267,9 +265,3 @@ def _names(source: ast.FunctionDef) -> list[str]:
 
 def _text(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    """Returns a target as the expression that gives its value."""
-    expression: ast.expr = ast.parse(ast.unparse(target), mode="eval").body
-    return expression
