@@ -29,7 +29,7 @@ from lightning_sink.trainer.batch_hooks import in_step
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, require_optimizer
 from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loop_sink import LoopSink
-from lightning_sink.trainer.loops import data_place, take_over
+from lightning_sink.trainer.loops import SinkFitLoop, take_over
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.progress import SinkRecord, SinkReport
 from lightning_sink.trainer.reach import reached_through
@@ -133,9 +133,7 @@ class SinkStrategy(SingleDeviceStrategy):
 
     def queue_report(self) -> QueueReport:
         """Returns what the queue of the present fit did so far, or that of the last one."""
-        if self._queue is not None:
-            self._queue_report = self._queue.report()
-        return self._queue_report
+        return self._queue_report if self._queue is None else self._queue.report()
 
     # -- what the loops ask for -------------------------------------------------------------------------------------
 
@@ -258,7 +256,8 @@ class SinkStrategy(SingleDeviceStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Adds the place in the data; everything else in the file is Lightning's."""
         module = self.lightning_module
-        place = data_place(module.trainer) if module is not None else None
+        loop = module.trainer.fit_loop if module is not None else None
+        place = loop.place() if isinstance(loop, SinkFitLoop) else None
         if place is not None and "loops" in checkpoint:
             checkpoint[_CHECKPOINT_KEY] = place.saved()
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)

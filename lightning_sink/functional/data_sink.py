@@ -113,9 +113,7 @@ class DataSink:
 
     def queue_report(self) -> QueueReport:
         """Returns what the queue did so far."""
-        if self._queue is not None:
-            self._report = self._queue.report()
-        return self._report
+        return self._report if self._queue is None else self._queue.report()
 
     def pause(self) -> None:
         """Lets nothing be fetched until the next call; returns when no fetch is running."""

@@ -12,8 +12,9 @@ value of the last step beside the sum of all), `_LoggerConnector.log_metrics` / 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,10 +105,7 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
         size = explicit if explicit is not None else (known or 1)
         hook = module._current_fx_name or "training_step"
         log.calls.append(LogCall(name, hook, tuple(sorted(options.items())), int(size), source))
-        if source is not None:
-            with tape.paused():
-                log.values.append(value._forward_cache if isinstance(value, Metric) else _kept(value))
-        else:
+        with tape.paused() if source is not None else nullcontext():
             log.values.append(value._forward_cache if isinstance(value, Metric) else _kept(value))
 
     vars(module)["log"] = note
@@ -117,8 +115,8 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
         del vars(module)["log"]
 
 
-_POSITIONAL = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist",
-               "sync_dist_group", "add_dataloader_idx", "batch_size", "metric_attribute", "rank_zero_only")  # fmt: skip
+_POSITIONAL = [*inspect.signature(LightningModule.log).parameters][3:]
+"""The arguments behind the name and the value."""
 
 
 def _kept(value: Any) -> Tensor:
@@ -267,10 +265,6 @@ def _reduced(values: Tensor, reduction: Any, batch_size: int) -> tuple[Tensor, i
     if not values.is_floating_point():
         values = values.to(torch.get_default_dtype())
     name = (reduction if isinstance(reduction, str) else reduction.__name__).lower()
-    if name == "max":
-        return values.max(), batch_size
-    if name == "min":
-        return values.min(), batch_size
-    if name == "sum":
-        return values.sum(), batch_size
+    if name in ("max", "min", "sum"):
+        return getattr(values, name)(), batch_size
     return values.mean(), batch_size * len(values)

@@ -236,9 +236,3 @@ class SinkEpochLoop(_TrainingEpochLoop):
         if not self._should_accumulate():
             self._batches_that_stepped += 1
         self._save_loggers_on_train_batch_end()
-
-
-def data_place(trainer: Trainer) -> Place | None:
-    """Returns the place behind the batch that was trained last; None where a training would not go on from there."""
-    loop = trainer.fit_loop
-    return loop.place() if isinstance(loop, SinkFitLoop) else None

@@ -147,11 +147,8 @@ class _Watcher:
 
 def _tensors(metric: nn.Module) -> Iterator[Tensor]:
     values = [*vars(metric).values(), *vars(metric).get("_buffers", {}).values()]
-    yield from (leaf for value in values for leaf in (value if isinstance(value, list) else [value]) if _is(leaf))
-
-
-def _is(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor)
+    leaves = (leaf for value in values for leaf in (value if isinstance(value, list) else [value]))
+    yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
 class MetricStates:

@@ -11,7 +11,6 @@ Private names of Lightning (2.6): `_RICH_AVAILABLE`, by which a Trainer chooses 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -74,7 +73,6 @@ class SinkRecord(NamedTuple):
 class SinkListener(Callback):
     """A callback that is told how far a sink is while it runs."""
 
-    @abstractmethod
     def on_sink_progress(self, trained: int, queued: int) -> None:
         """Some steps have been trained. Nothing that belongs to the training may be read or changed.
 
