@@ -1,8 +1,7 @@
 """Lightning's counters while a sink runs: exact after every step, at the cost of a few integer additions.
 
-Private names of Lightning (2.6): the fields of `_BatchProgress`, `_OptimizationProgress` and `_Progress`, and
-`_TrainingEpochLoop._results`, what `self.log` has gathered. Their own increment
-methods take as long as the rest of what the host does for a small step.
+Private names of Lightning (2.6): the fields of `_BatchProgress`, `_OptimizationProgress`, `_SchedulerProgress` and
+`_Progress`. Their own increment methods take as long as the rest of what the host does for a small step.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 
 class Counters:
-    """Advances batch and optimizer progress.
+    """Advances batch and optimizer progress, and goes back, with that of the schedulers.
 
     Args:
         loop: The epoch loop whose progress it is.
@@ -27,6 +26,8 @@ class Counters:
         self._batch = progress.total, progress.current
         self._zero_grad = optimizer.zero_grad.total, optimizer.zero_grad.current
         self._step = step.total, step.current
+        schedulers = loop.scheduler_progress
+        self._all = (*self._batch, *self._zero_grad, *self._step, schedulers.total, schedulers.current)
 
     def ready(self, batches: int = 1) -> None:
         """Batches are there; below zero, they are given back."""
@@ -61,11 +62,11 @@ class Counters:
 
     def present(self) -> list[dict[str, int]]:
         """Returns all counts as they are now."""
-        return [dict(vars(tracker)) for tracker in (*self._batch, *self._zero_grad, *self._step)]
+        return [dict(vars(tracker)) for tracker in self._all]
 
     def restore(self, counts: list[dict[str, int]]) -> None:
         """Puts back what `present` returned."""
-        for tracker, saved in zip((*self._batch, *self._zero_grad, *self._step), counts, strict=True):
+        for tracker, saved in zip(self._all, counts, strict=True):
             vars(tracker).update(saved)
 
     def passed(self, batches: int, clearings: int, steps: int) -> None:
@@ -76,24 +77,15 @@ class Counters:
             clearings: How often it cleared the gradients in each.
             steps: Optimizer steps that it made in each.
         """
-        for tracker in self._batch:
-            tracker.ready += batches
-            tracker.started += batches
-            tracker.processed += batches
-            tracker.completed += batches
-        for tracker in self._zero_grad:
-            tracker.ready += clearings * batches
-            tracker.started += clearings * batches
-            tracker.completed += clearings * batches
-        for tracker in self._step:
-            tracker.ready += steps * batches
-            tracker.completed += steps * batches
+        for trackers, count in (self._batch, 1), (self._zero_grad, clearings), (self._step, steps):
+            for tracker in trackers:
+                tracker.increment_by(count * batches)
 
-    def completed(self) -> None:
-        """All that belongs to the batch is done."""
+    def completed(self, batches: int = 1) -> None:
+        """All that belongs to batches is done; below zero, it is not."""
         total, current = self._batch
-        total.completed += 1
-        current.completed += 1
+        total.completed += batches
+        current.completed += batches
 
     @contextmanager
     def as_before(self, announced: int) -> Iterator[None]:
@@ -102,36 +94,10 @@ class Counters:
         Args:
             announced: Batches that came since.
         """
-        for tracker in self._batch:
-            tracker.ready -= announced
-            tracker.completed -= 1
+        self.ready(-announced)
+        self.completed(-1)
         try:
             yield
         finally:
-            for tracker in self._batch:
-                tracker.ready += announced
-                tracker.completed += 1
-
-
-def save_counts(loop: Any) -> Any:
-    """Returns what a step that is about to be recorded counts and logs, as it is before the step."""
-    optimization = [progress.state_dict() for progress in _optimization(loop)]
-    results = {key: dict(vars(metric)) for key, metric in loop._results.items()}
-    return optimization, loop.batch_progress.state_dict(), results
-
-
-def _optimization(loop: Any) -> tuple[Any, Any]:
-    return loop.automatic_optimization.optim_progress, loop.manual_optimization.optim_step_progress
-
-
-def load_counts(loop: Any, saved: Any) -> None:
-    """Puts back what `save_counts` returned, for a step whose recording failed and that runs again."""
-    optimization, progress, results = saved
-    for present, state in zip(_optimization(loop), optimization, strict=True):
-        present.load_state_dict(state)
-    loop.batch_progress.load_state_dict(progress)
-    for key in list(loop._results):
-        if key in results:
-            vars(loop._results[key]).update(results[key])
-        else:
-            del loop._results[key]
+            self.ready(announced)
+            self.completed()

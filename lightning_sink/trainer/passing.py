@@ -13,7 +13,7 @@ from lightning_sink.engine.passages import Passages
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.option_hooks import OptionHooks
-from lightning_sink.trainer.schedules import SchedulerState, step_by_hand, step_in_row
+from lightning_sink.trainer.schedules import saved_schedulers, step_by_hand, step_in_row
 
 
 class Passing:
@@ -37,7 +37,8 @@ class Passing:
     def _saved(self) -> Callable[[], None]:
         """Returns what puts counters and schedulers back as they are now."""
         counted = self._counters.present()
-        scheduled = SchedulerState(self._loop) if self._loop.trainer.lr_scheduler_configs or self._options else None
+        trainer = self._loop.trainer
+        scheduled = saved_schedulers(trainer) if trainer.lr_scheduler_configs or self._options else None
 
         def restore() -> None:
             if scheduled is not None:

@@ -5,8 +5,8 @@
 them or run them again.
 
 Private names of Lightning (2.6), each because the order of events has no public entry: `automatic_optimization`,
-`manual_optimization`, `_build_kwargs` of `_TrainingEpochLoop`; `trainer.call`, which keeps `_current_fx_name` right for
-`self.log`.
+`manual_optimization`, `_build_kwargs` and `_results`, what `self.log` has gathered, of `_TrainingEpochLoop`;
+`trainer.call`, which keeps `_current_fx_name` right for `self.log`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lightning.pytorch.trainer import call
 
 from lightning_sink.engine.step import PlainTape, Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
-from lightning_sink.trainer.counters import load_counts, save_counts
+from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.logging import StepLog, captured
 from lightning_sink.trainer.metric_watch import MetricStates, noted
 from lightning_sink.trainer.option_hooks import OptionHooks
@@ -81,14 +81,21 @@ class PlainStep:
         """Returns what goes back to here, for a span that has to be run once more."""
         if isinstance(self._tape, PlainTape):
             return lambda: None
-        loop, log, counts = self._loop, self.log, save_counts(self._loop)
+        loop, log, counters = self._loop, self.log, Counters(self._loop)
+        counted = counters.present()
+        results = {key: dict(vars(result)) for key, result in loop._results.items()}
         logged = StepLog(list(log.calls), list(log.values), log.metrics.copy(), list(log.hazards))
         metrics = MetricStates(loop.trainer.lightning_module)
         schedulers = saved_schedulers(loop.trainer)
 
         def rewind() -> None:
             self.log = logged
-            load_counts(loop, counts)
+            counters.restore(counted)
+            for key, result in list(loop._results.items()):
+                if key in results:
+                    vars(result).update(results[key])
+                else:
+                    del loop._results[key]
             metrics.restore()
             schedulers.restore()
             stepped.clear()

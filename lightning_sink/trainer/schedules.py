@@ -10,30 +10,8 @@ from lightning.pytorch import LightningModule
 from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
 
 
-class SchedulerState:
-    """Schedulers, their progress, and the optimizers' options as they are now.
-
-    Private name of Lightning (2.6): `_TrainingEpochLoop.scheduler_progress`, which counts their steps.
-
-    Args:
-        loop: The epoch loop.
-    """
-
-    def __init__(self, loop: Any) -> None:
-        progress = loop.scheduler_progress
-        self._counts = [(tracker, dict(vars(tracker))) for tracker in (progress.total, progress.current)]
-        schedulers = [config.scheduler for config in loop.trainer.lr_scheduler_configs]
-        self._saved = SavedSchedulers(schedulers, loop.trainer.optimizers)
-
-    def restore(self) -> None:
-        """Puts them back."""
-        for tracker, counts in self._counts:
-            vars(tracker).update(counts)
-        self._saved.restore()
-
-
 def saved_schedulers(trainer: Any) -> SavedSchedulers:
-    """Returns those that a step may step by hand in a recording, as they are now."""
+    """Returns those that may be stepped in a recording or in a row, as they are now, and the optimizers' options."""
     schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
     return SavedSchedulers(filter(only_computes, schedulers), trainer.optimizers)
 
@@ -64,7 +42,7 @@ def step_in_row(loop: Any) -> Callable[[], None]:
     is profiled and `steps_by_users_code` is false, as it is where steps are run in a row. What is found here holds
     until the user's code runs again, which may change all of it.
 
-    Private names of Lightning (2.6): `_TrainingEpochLoop.scheduler_progress`, as above.
+    Private name of Lightning (2.6): `_TrainingEpochLoop.scheduler_progress`, which counts their steps.
 
     Args:
         loop: The epoch loop.
