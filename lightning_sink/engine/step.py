@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_sink.engine.passages import Passages
 from lightning_sink.engine.watch import Hazard
 
 Column = Tensor | list[Tensor]
@@ -176,7 +177,11 @@ class PlainTape:
 
 
 class Sink(ABC):
-    """The steps between two visits to the host, as an engine sees them."""
+    """The steps between two visits to the host, as an engine sees them.
+
+    Attributes:
+        passages: Steps that were gone through and are not accounted for.
+    """
 
     eager_reason: Hazard | None = None
     """Why every step of this sink has to run the plain way; None where an engine may choose."""
@@ -189,6 +194,9 @@ class Sink(ABC):
 
     ran_seconds: float = 0.0
     """Time in which steps ran in a row, counted by the engine: the owner may have fetched batches meanwhile."""
+
+    def __init__(self) -> None:
+        self.passages = Passages()
 
     @abstractmethod
     def steps(self) -> Iterator[Step]:
@@ -265,7 +273,8 @@ class Sink(ABC):
             steps: How many stay gone through.
             note: Their note.
         """
-        raise NotImplementedError
+        for _ in self.passing(self.passages.take_back(steps), note, lambda: None):
+            pass
 
     def account_chunk(
         self, steps: int, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any

@@ -12,7 +12,6 @@ from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
 from lightning_sink.data.traversals import name_of
 from lightning_sink.engine.interrupt import DeferredInterrupt
-from lightning_sink.engine.passages import Passages
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
 from lightning_sink.engine.step import Result, Sink, Step, Tape
@@ -48,13 +47,13 @@ class FunctionSink(Sink):
         signature: Signature | None,
         interrupt: DeferredInterrupt,
     ) -> None:
+        super().__init__()
         self.outputs = Outputs()
         self.done = 0
         self.disturbed = not all(map(only_computes, schedulers))
         self._function, self._queue, self._length, self._state = function, queue, length, state
         self._schedulers, self._signature, self._interrupt = schedulers, signature, interrupt
         self._place = ""
-        self._passages = Passages()
         self._result: Callable[[], Result] = lambda: Result(None, [])
 
     @property
@@ -135,15 +134,10 @@ class FunctionSink(Sink):
         is_alike = batches is not None and flatten(as_arguments(batches.batch(0)))[1] == step.signature
         return batches if is_alike else None
 
-    def passing(self, steps: int, note: Any, seen: Callable[[], None] = lambda: None) -> Generator[None, None, None]:
+    def passing(self, steps: int, note: Any, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Steps the schedulers behind each of some steps, before these are run."""
         saved = SavedSchedulers(self._schedulers, self._state.optimizers)
-        return self._passages.go(steps, saved.restore, self._step_schedulers, begin=seen)
-
-    def pass_again(self, steps: int, note: Any) -> None:
-        """Takes back that steps were gone through, but for the first ones."""
-        for _ in self.passing(self._passages.take_back(steps), note):
-            pass
+        return self.passages.go(steps, saved.restore, self._step_schedulers, begin=seen)
 
     def account_chunk(
         self, steps: int, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
@@ -151,7 +145,7 @@ class FunctionSink(Sink):
         """Takes note of steps that a program ran in a row."""
         _, places = self._queue.skip(steps)
         self._place = name_of(places[-1])
-        if not self._passages.end():
+        if not self.passages.end():
             for _ in range(steps):
                 self._step_schedulers()
         self.outputs.add(loss, zip(note, logged, strict=True), steps)

@@ -1,7 +1,9 @@
 """A sink inside a Trainer of which many steps may run in one call: Lightning's part of steps in a row.
 
 Steps that nobody on the host has to see are found ahead of time; the counters, schedulers and logged values of all of
-them are seen to at once, behind them, as if each had been met.
+them are seen to at once, behind them, as if each had been met. A program that takes counters or options as inputs is
+given those of many steps at once, so what Lightning does between two steps is done before the first of them is run;
+where fewer are run than were gone through, it is undone.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
@@ -17,16 +19,12 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.data.run import Part
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.trainer.note import Note
-from lightning_sink.trainer.passing import Passing
+from lightning_sink.trainer.schedules import saved_schedulers, step_by_hand, step_in_row
 from lightning_sink.trainer.sink import TrainerSink
 
 
 class LoopSink(TrainerSink):
     """The next steps of a Trainer, of which the engine may run many in one call. Arguments as `TrainerSink`."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._passing = Passing(self._loop, self._counters, self._option_hooks)
 
     def ahead(self, step: Step, note: Note, most: int, behind: int = 0) -> Part | None:
         """Returns the batches of steps between this one and the sink's last that nobody on the host has to see."""
@@ -42,7 +40,7 @@ class LoopSink(TrainerSink):
             room = min(room, self._selects - 1 - number % self._selects)
         if room < 1:
             return None
-        self.progress.tell(self._passing.waiting)
+        self.progress.tell(self.passages.steps)
         self._interrupt.held = False
         try:
             batches = self._fetcher.ahead(min(most, room), behind)
@@ -64,11 +62,30 @@ class LoopSink(TrainerSink):
 
     def passing(self, steps: int, note: Note, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Counts steps between the first and the last one, and steps the schedulers behind each."""
-        return self._passing.go(steps, note, seen)
+        loop, trainer, counters, options = self._loop, self._trainer, self._counters, self._option_hooks
+        step_schedulers, counted = step_in_row(loop), counters.present()
+        scheduled = saved_schedulers(trainer) if trainer.lr_scheduler_configs or options else None
 
-    def pass_again(self, steps: int, note: Note) -> None:
-        """Puts back what `passing` did to counters, schedulers and options, but for the first steps."""
-        self._passing.go_again(steps, note)
+        def restore() -> None:
+            if scheduled is not None:
+                scheduled.restore()
+            counters.restore(counted)
+
+        def begin() -> Callable[[], None] | None:
+            if options.sets:
+                return options.set(loop.batch_idx, note.optimizer_steps > 0, seen)
+            seen()
+            return None
+
+        def end() -> None:
+            counters.trained(note.clearings, note.optimizer_steps)
+            step_by_hand(note.schedulers)
+            step_schedulers()
+            step_by_hand(note.late_schedulers)
+            options.set_behind(loop.batch_idx)
+            counters.completed()
+
+        return self.passages.go(steps, restore, end, counters.ready, begin)
 
     def account_chunk(
         self, steps: int, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
@@ -76,7 +93,8 @@ class LoopSink(TrainerSink):
         """Does Lightning's part of steps that a program ran in a row."""
         loop, before = self._loop, cast(Step, self._trained)
         batch = self._fetcher.skip(steps)
-        self._passing.end(steps, note)
+        if not self.passages.end():
+            self._counters.passed(steps, note.clearings, note.optimizer_steps)
         number = loop._batches_that_stepped
         loop._batches_that_stepped += steps
         self._index += steps

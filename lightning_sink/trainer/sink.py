@@ -59,6 +59,7 @@ class TrainerSink(Sink):
         eager_reason: Hazard | None,
         interrupt: DeferredInterrupt,
     ) -> None:
+        super().__init__()
         self.eager_reason = eager_reason
         self.history = History()
         self.exhausted = False

@@ -19,7 +19,6 @@ from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.inductor import compile_traced
-from lightning_sink.engine.passages import Passages
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.slots import Parts, Snapshot
@@ -79,10 +78,10 @@ class LoopSink(Sink):
     """A list of batches as one sink."""
 
     def __init__(self, training: Training, batches: list[Batch]) -> None:
+        super().__init__()
         self._training = training
         self._batches = batches
         self._next = 0
-        self._passages = Passages()
 
     def steps(self) -> Iterator[Step]:
         while self._next < len(self._batches):
@@ -115,24 +114,20 @@ class LoopSink(Sink):
         following = map(self._step, self._batches[begin : begin + most])
         return Following(itertools.takewhile(lambda other: other.signature == step.signature, following)) or None
 
-    def passing(self, steps: int, note: Any, seen: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def passing(self, steps: int, note: Any, seen: Callable[[], None]) -> Iterator[None]:
         training, present = self._training, self._training.index
 
         def put(index: int) -> None:
             training.index = index
 
-        return self._passages.go(steps, lambda: put(present), lambda: put(training.index + 1), begin=seen)
-
-    def pass_again(self, steps: int, note: Any) -> None:
-        for _ in self.passing(self._passages.take_back(steps), note):
-            pass
+        return self.passages.go(steps, lambda: put(present), lambda: put(training.index + 1), begin=seen)
 
     def account_chunk(
         self, steps: int, result: Callable[[], Result], loss: Tensor, logged: list[Tensor], note: Any
     ) -> None:
         assert loss.shape == (steps,)
         self._next += steps
-        counted = 0 if self._passages.end() else 1
+        counted = 0 if self.passages.end() else 1
         for value in loss:
             self._done(value, counted)
 
