@@ -16,17 +16,12 @@ from typing import Any
 
 from lightning_sink.engine.attributes import fingerprint
 from lightning_sink.engine.granted import Outside
+from lightning_sink.trainer.reads import TOLD
 
 _BEGINS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "LOAD_SUPER_ATTR")
 _GOES_ON = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
-_INPUTS = frozenset(["batch_idx", "total_batch_idx", "global_step", "current_epoch", "is_last_batch"])
-"""Counters, which are inputs of the program (`reads.py`)."""
-
-_REPORTED = frozenset(["callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"])
-"""What is reported where it is read."""
-
-_COSTLY = frozenset(["estimated_stepping_batches"])
-"""What would load data or do other work."""
+_LEFT_OUT = TOLD | {"estimated_stepping_batches"}
+"""What is told where it is read, and what would load data or do other work."""
 
 
 def reached_through(trainer: Any) -> Outside:
@@ -94,7 +89,7 @@ def _instructions(code: CodeType) -> Iterator[tuple[str, str]]:
 def _value(trainer: Any, path: tuple[str, ...], known: Collection[int]) -> Hashable:
     value: Any = trainer
     for name in path:
-        if name in _INPUTS | _REPORTED | _COSTLY or not hasattr(value, name):
+        if name in _LEFT_OUT or not hasattr(value, name):
             return None
         value = getattr(value, name)
     return None if inspect.isroutine(value) else fingerprint(value, known=known)

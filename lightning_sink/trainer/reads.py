@@ -42,6 +42,9 @@ _WATCHED: dict[type, tuple[str, ...]] = {
     Trainer: ("callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"),
 }
 
+TOLD = frozenset(name for of in (_COUNTERS, _FLAGS, _WATCHED) for names in of.values() for name in names)
+"""What is told where it is read: that it is an input of the program, or that it is no part of one."""
+
 _COUNTED = ("optimizer_step", "optimizer_zero_grad")
 """Hooks that Lightning calls with the epoch and the batch index."""
 
