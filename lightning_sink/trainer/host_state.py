@@ -57,6 +57,7 @@ class HostState:
         tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         tensors += [*flatten(batch)[0]]
         self._values = [
+            [*map(id, tensors)],
             [fingerprint(value) for value in options],
             [(version(tensor), tensor.requires_grad) for tensor in tensors],
             _contents(tensors),
@@ -65,19 +66,13 @@ class HostState:
             [state.tolist() for state in Generators(trainer.strategy.root_device).state()[1:]],
             python_state(Parts(module, is_apart=is_metric), ignore=_OF_LIGHTNING, seen=seen),
         ]
-        self._held = tensors
+        self._held = tensors  # so that nothing else gets their identities
         self._kept = [tensor for item in callbacks for tensor in _held_by(item)]
         self._seen = _look_at(self._kept)
 
     def is_left(self, later: HostState) -> bool:
         """Tells whether anything has changed since."""
-        if self._values != later._values:
-            return True
-        if _look_at(self._kept) != self._seen:
-            return True
-        return len(self._held) != len(later._held) or any(
-            a is not b for a, b in zip(self._held, later._held, strict=True)
-        )
+        return self._values != later._values or _look_at(self._kept) != self._seen
 
 
 def _contents(tensors: list[Tensor]) -> Any:
