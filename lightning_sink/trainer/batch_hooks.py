@@ -13,11 +13,13 @@ of the step that loggers see).
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor, WeightAveraging
 from lightning.pytorch.trainer import call
 
 from lightning_sink.engine.holders import Seen
@@ -25,11 +27,6 @@ from lightning_sink.engine.watch import first_line, is_library
 from lightning_sink.errors import warn_at
 from lightning_sink.trainer.host_state import HostState
 from lightning_sink.trainer.step_callback import StepCallback
-
-try:
-    from lightning.pytorch.callbacks import WeightAveraging
-except ImportError:  # came with Lightning 2.6
-    WeightAveraging = SpikeDetection  # type: ignore[assignment,misc]
 
 _SHOWN = (WeightAveraging, ThroughputMonitor, SpikeDetection)
 _STEP_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
@@ -75,19 +72,13 @@ class BatchHooks:
 
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""
-        before = self._state("on_train_batch_start", batch)
-        self._call("on_train_batch_start", [*self._shown, *self._others], batch, batch_idx)
-        self._compare(before, "on_train_batch_start", batch)
+        with self._compared("on_train_batch_start", batch):
+            self._call("on_train_batch_start", [*self._shown, *self._others], batch, batch_idx)
 
-    def start_step(self, batch: Any, batch_idx: Any) -> None:
-        """A step begins, for callbacks that belong to it."""
+    def step(self, hook: str, *arguments: Any) -> None:
+        """A step begins or ends, for callbacks that belong to it."""
         if self._traced:
-            self._call("on_train_batch_start", self._traced, batch, batch_idx)
-
-    def end_step(self, output: Any, batch: Any, batch_idx: Any) -> None:
-        """A step ends, for callbacks that belong to it."""
-        if self._traced:
-            self._call("on_train_batch_end", self._traced, output, batch, batch_idx)
+            self._call(hook, self._traced, *arguments)
 
     @property
     def shows(self) -> bool:
@@ -103,9 +94,8 @@ class BatchHooks:
         """The last batch of the sink has been trained."""
         if self._shown and self._showed != batch_idx:
             self.show(output, batch, batch_idx)
-        before = self._state("on_train_batch_end", batch)
-        self._call("on_train_batch_end", self._others, output, batch, batch_idx)
-        self._compare(before, "on_train_batch_end", batch)
+        with self._compared("on_train_batch_end", batch):
+            self._call("on_train_batch_end", self._others, output, batch, batch_idx)
 
     @property
     def monitors(self) -> bool:
@@ -129,17 +119,16 @@ class BatchHooks:
         finally:
             self._trainer.callbacks = everybody
 
-    def _users(self, hook: str) -> list[Any]:
-        """Returns the users' callbacks that have the hook; Lightning's own are known."""
-        return [item for item in self._others if not is_library(_function(item, hook).__module__ or "")]
-
-    def _state(self, hook: str, batch: Any) -> HostState | None:
-        if self._alone or not self._users(hook):
-            return None
-        return HostState(self._trainer, self._others, batch, self._seen)
-
-    def _compare(self, before: HostState | None, hook: str, batch: Any) -> None:
-        if before is None or not before.is_left(HostState(self._trainer, self._others, batch, self._seen)):
+    @contextmanager
+    def _compared(self, hook: str, batch: Any) -> Iterator[None]:
+        """Warns where a user's callback changes what the training depends on; Lightning's own are known."""
+        users = [item for item in self._others if not is_library(_function(item, hook).__module__ or "")]
+        if self._alone or not users:
+            yield
+            return
+        before = HostState(self._trainer, self._others, batch, self._seen)
+        yield
+        if not before.is_left(HostState(self._trainer, self._others, batch, self._seen)):
             return
         text = (
             "A callback changes weights, the optimizer's options or something else that the training depends on in"
@@ -147,4 +136,4 @@ class BatchHooks:
             " Derive it from `lightning_sink.StepCallback`, move that into the LightningModule's hook of the same"
             " name, or train with `SinkStrategy(sink_size=1, epoch='dataset')`."
         )
-        warn_at(text, first_line(getattr(self._users(hook)[0], hook)))
+        warn_at(text, first_line(getattr(users[0], hook)))

@@ -66,7 +66,7 @@ class PlainStep:
     def _train(self) -> Any:
         loop, trainer, batch = self._loop, self._trainer, self._batch
         with self._watched(self.schedulers) as batch_idx:
-            self._hooks.start_step(batch, batch_idx)
+            self._hooks.step("on_train_batch_start", batch, batch_idx)
             if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
                 return None
             call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)
@@ -104,7 +104,7 @@ class PlainStep:
 
     def _end(self, output: Any) -> None:
         with self._watched(self.late_schedulers) as batch_idx:
-            self._hooks.end_step(output, self._batch, batch_idx)
+            self._hooks.step("on_train_batch_end", output, self._batch, batch_idx)
             call._call_lightning_module_hook(self._trainer, "on_train_batch_end", output, self._batch, batch_idx)
 
     @contextmanager
