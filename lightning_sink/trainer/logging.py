@@ -167,40 +167,28 @@ class LogBuffer:
         self._module = module
         self._rows: list[_Rows] = []
 
-    def add(self, calls: tuple[LogCall, ...], values: list[Any], number: int, selected: bool) -> None:
-        """Takes one step's values.
-
-        Args:
-            calls: What the step logged.
-            values: The values.
-            number: The step's number for loggers.
-            selected: Whether `log_every_n_steps` selects the step for the loggers.
-        """
-        self._rows.append(_Rows(calls, values, number, selected))
-        if self.is_full:
-            self.deliver()
-
     @property
     def is_full(self) -> bool:
         """Whether the values are to be delivered before others are added."""
         return len(self._rows) > _MOST_ROWS
 
-    def add_chunk(self, calls: tuple[LogCall, ...], values: list[Tensor], numbers: range, every: int) -> None:
-        """Takes the values of steps in a row.
+    def add(self, calls: tuple[LogCall, ...], values: list[Any], numbers: range, every: int) -> None:
+        """Takes the values of a step, or of steps in a row.
 
         Args:
             calls: What each step logged.
-            values: The values, of shape `[len(numbers)]`.
+            values: The values, of shape `[len(numbers)]`; of one step, also what a metric measured.
             numbers: The steps' numbers for loggers.
-            every: `log_every_n_steps`; 0 where there are no loggers.
+            every: `log_every_n_steps`; 0 where no logger is to get any of them.
         """
         start = 0
         while start < len(numbers):
             end = min(len(numbers), start + (every - numbers[start] % every if every else len(numbers)))
             last = numbers[end - 1]
             selected = every > 0 and (last + 1) % every == 0
-            if calls or selected:
-                self._rows.append(_Rows(calls, [value[start:end] for value in values], last, selected))
+            if calls or selected:  # a row is due at its step whether that step logged or an earlier one did
+                part = values if len(numbers) == 1 else [value[start:end] for value in values]
+                self._rows.append(_Rows(calls, part, last, selected))
             start = end
 
     def deliver(self) -> None:

@@ -98,7 +98,7 @@ class LoopSink(TrainerSink):
         number = loop._batches_that_stepped
         loop._batches_that_stepped += steps
         self._index += steps
-        self._logs.add_chunk(note.calls, logged, range(number, number + steps), self._selects)
+        self._logs.add(note.calls, logged, range(number, number + steps), self._selects)
         self.history.add(loss, [(entry.name, value) for entry, value in zip(note.calls, logged, strict=True)], steps)
         self._result, self._trained = result, replace(before, batch=batch, leaves=flatten(batch)[0])
         self.progress.trained(self._trained, steps)

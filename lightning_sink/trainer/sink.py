@@ -280,10 +280,9 @@ class TrainerSink(Sink):
             early, late = split_late(calls, values)
             self._add(early, number)
         else:
-            # A row is due at its step whether that step logged or an earlier one did.
-            selected = steps and self._selects > 0 and (number + 1) % self._selects == 0
-            if calls or selected:
-                self._logs.add(calls, values, number, selected)
+            self._logs.add(calls, values, range(number, number + 1), self._selects if steps else 0)
+            if self._logs.is_full:
+                self._logs.deliver()
         self.history.add(loss, numbers_in(calls, values) if calls else [])
         self.progress.trained(step)
         self._result, self._trained = result, step
@@ -307,8 +306,8 @@ class TrainerSink(Sink):
         return made > 0 and self._ends_at is not None and self._ends_at(self._counters.optimization[1])
 
     def _add(self, pairs: Logged, number: int) -> None:
-        if pairs:
-            self._logs.add(tuple(entry for entry, _ in pairs), [value for _, value in pairs], number, False)
+        calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]
+        self._logs.add(calls, values, range(number, number + 1), 0)
 
     def _processed(self) -> None:
         self._loop.batch_progress.increment_processed()
