@@ -70,7 +70,9 @@ class OptionHooks:
             if _STEP not in self._hooks or not steps:
                 seen()
             else:
-                self._run_around(self._hooks[_STEP], batch_idx, seen)
+                optimizer, given = self._trainer.strategy._lightning_optimizers[0], object()
+                around = _Around(optimizer, given, lambda **options: seen())
+                self._hooks[_STEP](self._trainer.current_epoch, batch_idx, around, given)
         except BaseException:
             take_back()
             raise
@@ -80,10 +82,6 @@ class OptionHooks:
         """Sets the options behind a step."""
         if _END in self._hooks:
             self._hooks[_END](None, None, batch_idx)
-
-    def _run_around(self, hook: Callable[..., Any], batch_idx: int, seen: Callable[[], None]) -> None:
-        optimizer, given = self._trainer.strategy._lightning_optimizers[0], object()
-        hook(self._trainer.current_epoch, batch_idx, _Around(optimizer, given, lambda **options: seen()), given)
 
     def recorded(self, tape: Tape) -> dict[str, Callable[..., Any]]:
         """Returns what takes the place of the hooks in a step that is recorded, by their names."""
