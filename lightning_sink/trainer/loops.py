@@ -1,9 +1,8 @@
 """Lightning's fit and epoch loops with sinks in place of single batches.
 
 `SinkEpochLoop.advance` runs one sink where Lightning's runs one batch; everything else of an epoch (validation,
-restarts, epoch ends, checkpoints) is inherited. `SinkFitLoop` puts a queue between the loaders and the training. Both
-take over the attributes of the loops they replace, under the same names, so checkpoints are Lightning's own in both
-directions.
+restarts, epoch ends, checkpoints) is inherited. `SinkFitLoop` puts a queue between the loaders and the training.
+Lightning's own loops become these, with all that they hold, so checkpoints are Lightning's in both directions.
 
 Private names of Lightning (2.6): the classes `_FitLoop` and `_TrainingEpochLoop`, which have no public seam for what
 happens between two batches; `_should_check_val_fx`, `_skip_next_val`, `_save_loggers_on_train_batch_end`,
@@ -38,7 +37,7 @@ _CHECK = "Sinks need at least one batch; check the dataset's length and `batch_s
 
 
 def take_over(trainer: Trainer, strategy: Any) -> None:
-    """Puts loops with sinks in place of a trainer's fit loop and epoch loop; does nothing the second time.
+    """Makes a trainer's fit loop and epoch loop loops with sinks; does nothing the second time.
 
     Args:
         trainer: The trainer.
@@ -46,25 +45,20 @@ def take_over(trainer: Trainer, strategy: Any) -> None:
     """
     if isinstance(trainer.fit_loop, SinkFitLoop):
         return
-    epoch_loop = object.__new__(SinkEpochLoop)
-    epoch_loop.__dict__.update(trainer.fit_loop.epoch_loop.__dict__)
-    fit_loop = object.__new__(SinkFitLoop)
-    fit_loop.__dict__.update(trainer.fit_loop.__dict__, epoch_loop=epoch_loop)
-    epoch_loop.sink_strategy = fit_loop.sink_strategy = strategy
-    epoch_loop.seen = Seen()
-    fit_loop.loaders = fit_loop.queue = None
-    fit_loop.said_restart, fit_loop.last_place = False, None
-    trainer.fit_loop = fit_loop
+    fit_loop: Any = trainer.fit_loop
+    fit_loop.__class__, fit_loop.epoch_loop.__class__ = SinkFitLoop, SinkEpochLoop
+    fit_loop.sink_strategy = fit_loop.epoch_loop.sink_strategy = strategy
+    fit_loop.epoch_loop.seen = Seen()
 
 
 class SinkFitLoop(_FitLoop):
     """Lightning's fit loop over data that comes through a queue and may be one endless traversal."""
 
     sink_strategy: Any
-    loaders: TrainingLoaders | None
-    queue: BatchQueue | None
-    said_restart: bool
-    last_place: Place | None
+    loaders: TrainingLoaders | None = None
+    queue: BatchQueue | None = None
+    said_restart = False
+    last_place: Place | None = None
 
     def setup_data(self) -> None:
         """Prepares the training data and puts the queue behind Lightning's fetcher."""
