@@ -1,9 +1,12 @@
 """What the training sees of the data: the loader's batches, in its order, whoever fetches them and when."""
 
+import itertools
+import math
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import lightning as L
@@ -656,6 +659,32 @@ def test_nothing_is_fetched_during_validation(way, early, size, epoch, workers):
     active[0] = trainer
     trainer.fit(Slow(), datamodule=datamodule)
     assert set(stages) == {"train"}
+
+
+def test_nothing_is_fetched_during_a_validation_that_just_became_due(monkeypatch):
+    fetched, before = [], []
+
+    class Noting(Ids):
+        def __getitem__(self, index):
+            fetched.append(index)
+            time.sleep(0.002)
+            return super().__getitem__(index)
+
+    class Slow(Seen):
+        def validation_step(self, batch, batch_idx):
+            before.append(len(fetched))
+            time.sleep(0.05)
+            assert len(fetched) == before[-1]
+
+    # Whoever asks is told that it is time each second time.
+    clock = SimpleNamespace(monotonic=itertools.cycle([-math.inf, math.inf]).__next__)
+    monkeypatch.setattr("lightning.pytorch.loops.training_epoch_loop.time", clock)
+    data, val = DataLoader(Noting(200), batch_size=1), DataLoader(Ids(2), batch_size=2)
+    datamodule = SinkDataModule.from_loaders(data, val=val, early_preload=True, buffer_size=100, timeout=60.0)
+    options = {"max_epochs": 1, "val_check_interval": {"hours": 1}, "logger": False}
+    L.Trainer(**QUIET, **options, strategy=sinks(5, "dataset")).fit(Slow(), datamodule=datamodule)
+    assert before
+    assert before[0] < 200
 
 
 @pytest.mark.parametrize(("size", "epoch"), [(4, "dataset"), (7, "sink"), (1, "dataset")])

@@ -6,7 +6,7 @@ Lightning's own loops become these, with all that they hold, so checkpoints are 
 
 Private names of Lightning (2.6): the classes `_FitLoop` and `_TrainingEpochLoop`, which have no public seam for what
 happens between two batches; `_should_check_val_fx`, `_skip_next_val`, `_save_loggers_on_train_batch_end`,
-`_should_accumulate` and `_batches_that_stepped`, which `advance` and `on_advance_end` use; `_combined_loader`,
+`_should_accumulate` and `_batches_that_stepped`, which `advance` and what is done behind it use; `_combined_loader`,
 `_data_source`, `_data_fetcher` and `_num_ready_batches_reached`, where the data comes from and where it ends.
 """
 
@@ -218,11 +218,12 @@ class SinkEpochLoop(_TrainingEpochLoop):
         if sink.exhausted or sink.skip_epoch:
             raise StopIteration
 
-    def on_advance_end(self, data_fetcher: Any) -> None:
-        """Lets Lightning act after a sink; nothing is fetched while it validates."""
-        if self._should_check_val_fx(data_fetcher):
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        """Lets nothing be fetched where Lightning is going to validate; asked again, the clock may say otherwise."""
+        validates: bool = super()._should_check_val_fx(data_fetcher)
+        if validates:
             data_fetcher.queue.pause()
-        super().on_advance_end(data_fetcher)
+        return validates
 
     def end_inner_step(self) -> None:
         """What Lightning's `on_advance_end` does after a batch that no validation follows."""
