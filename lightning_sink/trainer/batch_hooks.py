@@ -55,12 +55,13 @@ class BatchHooks:
     Args:
         trainer: The trainer.
         alone: Whether the sink is a single step, where everybody sees every step in Lightning's own order.
+        late: Whether steps before the sink began without `on_train_batch_start`.
         seen: What was seen of the module around hooks of other sinks.
     """
 
-    def __init__(self, trainer: Any, alone: bool, seen: Seen) -> None:
+    def __init__(self, trainer: Any, alone: bool, late: bool, seen: Seen) -> None:
         self._trainer, self._seen = trainer, seen
-        self._alone = alone
+        self._looks = {"on_train_batch_start": late or not alone, "on_train_batch_end": not alone}
         self._selects = trainer.log_every_n_steps if trainer.loggers else 0
         monitors = (item for item in trainer.callbacks if isinstance(item, LearningRateMonitor))
         self._monitors = [item for item in monitors if item.logging_interval != "epoch"]
@@ -123,7 +124,7 @@ class BatchHooks:
     def _compared(self, hook: str, batch: Any) -> Iterator[None]:
         """Warns where a user's callback changes what the training depends on; Lightning's own are known."""
         users = [item for item in self._others if not is_library(_function(item, hook).__module__ or "")]
-        if self._alone or not users:
+        if not users or not self._looks[hook]:
             yield
             return
         before = HostState(self._trainer, self._others, batch, self._seen)

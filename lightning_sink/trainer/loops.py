@@ -147,7 +147,7 @@ class SinkFitLoop(_FitLoop):
         if self.queue is not None:
             self.queue.close()
             self.queue = None
-        self.epoch_loop.seen = Seen()
+        self.epoch_loop.seen, self.epoch_loop.many = Seen(), False
 
 
 class SinkEpochLoop(_TrainingEpochLoop):
@@ -155,6 +155,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
 
     sink_strategy: Any
     seen: Seen
+    many = False  # whether the last sink was of many steps
 
     def reset(self) -> None:
         """Resets for an epoch; Lightning's warning that data cannot be resumed is for data that was not."""
@@ -209,6 +210,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
             finally:
                 sink.close()
                 strategy.finish_sink()
+                self.many = length > 1
                 # A fetch may take long; at the end of the training nobody wants it.
                 interrupt.held = False
                 ends = interrupt.requested or interrupt.raised or trainer.should_stop or sys.exc_info()[0]
