@@ -1,14 +1,5 @@
 """What can go wrong, as exceptions and one warning.
 
-    SinkError
-    ├── UnsupportedError    what was asked for cannot be right in a sink, or not yet
-    ├── CompileError        a step cannot be compiled and `fallback="error"` was chosen
-    ├── VerificationError   a compiled step and the eager one disagree
-    ├── EmptyDatasetError   a traversal of the training data gave no batch
-    └── DataTimeoutError    no batch came within the queue's `timeout`
-
-    SinkWarning             a step runs eagerly inside its sink; says what, where and the way out
-
 Wrong options are `ValueError` or `TypeError`, raised when the strategy is built.
 """
 
@@ -20,7 +11,7 @@ class SinkError(Exception):
 
 
 class UnsupportedError(SinkError, RuntimeError):
-    """What was asked for cannot be right in a sink; nothing has been trained."""
+    """What was asked for cannot be right in a sink, or not yet; nothing has been trained."""
 
 
 class CompileError(SinkError, RuntimeError):

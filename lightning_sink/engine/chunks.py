@@ -113,11 +113,6 @@ def most(program: Program, behind: int = 0) -> int:
     return min(count, max(2 * _FIRST, _MORE * behind) if behind else _FIRST)
 
 
-def _has_numbers(sink: Sink, program: Program) -> bool:
-    """Tells whether steps in a row may differ in counters or options, or go another way by them."""
-    return bool(sink.schedules(program.note) or program.counts or program.guards)
-
-
 def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: int, behind: int = 0) -> Numbers:
     """Goes through steps that come next, if anything differs between them, before they are run.
 
@@ -128,7 +123,7 @@ def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: in
         steps: How many.
         behind: How many were gone through before them, and are being run.
     """
-    if not _has_numbers(sink, program):
+    if not (sink.schedules(program.note) or program.counts or program.guards):
         return Numbers(steps)
     found, stale = Numbers(0), list[bool]()
     with closing(sink.passing(steps, program.note, lambda: stale.append(hyper.update()))) as passing:

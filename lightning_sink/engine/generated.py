@@ -259,12 +259,12 @@ def _agree(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).double().norm() <= 1e-3 * b.double().norm() + 1e-6)
 
 
-def find_compiler() -> str:
-    """Returns the C++ compiler that Inductor would call.
-
-    Raises:
-        Exception: What Inductor raises where there is none.
-    """
+def missing_compiler() -> str | None:
+    """Returns why Inductor cannot compile for a CPU on this machine, None if it can."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
-    return str(get_cpp_compiler())
+    try:
+        get_cpp_compiler()
+    except Exception as error:  # Inductor raises several private types here; each of them means the same.
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None

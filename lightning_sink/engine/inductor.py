@@ -11,10 +11,9 @@ import torch
 from torch import fx, nn
 
 from lightning_sink.engine.draws import hoist_draws
-from lightning_sink.engine.generated import Beside, compile_graph, find_compiler
+from lightning_sink.engine.generated import Beside, compile_graph
 from lightning_sink.engine.lists import take_lists_apart
 from lightning_sink.engine.loop import CompiledStep, Compiler, NativeStep
-from lightning_sink.engine.memory import keep_freed_memory
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.value_checks import keep_value_checks
 
@@ -24,6 +23,9 @@ _ONE_THREAD = 1 << 15
 Below that, threads that wait for each other cost more than they save: a step of the benchmarks' MLP (largest tensor
 4,096 elements) takes 36 microseconds on one thread and 40 to 100 on two, on a quiet machine.
 """
+
+_LARGEST = (1 << 25) - (1 << 16)
+"""Bytes of a block that glibc takes as the largest that is given back and asked for again: it stops at 32 MiB."""
 
 _STEP = ("caught", "bare", "interface", "step")
 _RUNTIME = ("bare", "interface", "gemm", "pooling", "masks", "worker", "loop")
@@ -70,6 +72,19 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     return NativeStep(function, loop, draws, one_thread=small)
 
 
+def keep_freed_memory() -> None:
+    """Has the C library keep what steps give back, where it would hand it to the system each time.
+
+    glibc has large blocks from the system one by one, and hands the end of a heap back, beyond thresholds that rise
+    with the largest block of the first kind that was ever freed, to 32 and 64 MiB (`M_MMAP_THRESHOLD` in mallopt(3)).
+    The blocks of a small ResNet are a megabyte at most: a quarter of its steps' time was the system's, which took their
+    pages and gave them again. Freeing one larger block raises the thresholds as any program does that frees such a
+    tensor; it costs no memory, and with it blocks below 32 MiB lie in the heap, where one in use keeps those below it.
+    Another C library takes no notice.
+    """
+    torch.empty(_LARGEST, dtype=torch.uint8, device="cpu")
+
+
 def _text(names: tuple[str, ...]) -> str:
     return "".join(Path(__file__).with_name(f"{name}.cpp").read_text() for name in names)
 
@@ -101,12 +116,3 @@ def timed(compiler: Compiler, report: Callable[[str], None]) -> Compiler:
         return function
 
     return compile_and_report
-
-
-def missing_compiler() -> str | None:
-    """Returns why Inductor cannot compile for a CPU on this machine, None if it can."""
-    try:
-        find_compiler()
-    except Exception as error:  # Inductor raises several private types here; each of them means the same.
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    return None

@@ -13,8 +13,9 @@ from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.cuda import CudaGraphs
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import in_short
+from lightning_sink.engine.generated import missing_compiler
 from lightning_sink.engine.graphs import Graphs
-from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
+from lightning_sink.engine.inductor import compile_inductor, compile_traced, timed
 from lightning_sink.engine.loop import Compiler
 from lightning_sink.engine.on_device import DeviceCompiler
 from lightning_sink.engine.slots import Parts

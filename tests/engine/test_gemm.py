@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import fx
 
-from lightning_sink.engine.inductor import compile_inductor, missing_compiler
+from lightning_sink.engine.generated import missing_compiler
+from lightning_sink.engine.inductor import compile_inductor
 from lightning_sink.engine.recording import Recording
 
 pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from lightning_sink.engine import generated
-from lightning_sink.engine.inductor import compile_inductor, missing_compiler
+from lightning_sink.engine.generated import missing_compiler
+from lightning_sink.engine.inductor import compile_inductor
 from lightning_sink.engine.recording import Recording
 
 OPERATIONS = torch.ops.aten

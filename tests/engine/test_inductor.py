@@ -5,8 +5,8 @@ import torch
 from loop import Training, assert_same, batches, loss_of, train
 from torch import nn, optim
 
-from lightning_sink.engine import inductor
-from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler, timed
+from lightning_sink.engine.generated import missing_compiler
+from lightning_sink.engine.inductor import compile_inductor, compile_traced, timed
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 
@@ -123,7 +123,7 @@ def test_a_missing_compiler_is_named(monkeypatch):
     def none():
         raise RuntimeError("No working C++ compiler found\nin a long list of places")
 
-    monkeypatch.setattr(inductor, "find_compiler", none)
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
     assert missing_compiler() == "RuntimeError: No working C++ compiler found"
 
 

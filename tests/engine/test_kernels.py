@@ -8,7 +8,8 @@ from loop import record
 from torch import fx
 
 from lightning_sink.engine import inductor
-from lightning_sink.engine.inductor import compile_inductor, missing_compiler
+from lightning_sink.engine.generated import missing_compiler
+from lightning_sink.engine.inductor import compile_inductor
 from lightning_sink.engine.kernels import hand_out_errors
 from lightning_sink.engine.recording import Recording
 

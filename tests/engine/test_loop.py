@@ -12,7 +12,8 @@ from loop import Training, assert_same, batches, loss_of, mlp, sgd, train, with_
 from torch import fx, nn, optim
 
 import leaks
-from lightning_sink.engine.inductor import compile_inductor, compile_traced, missing_compiler
+from lightning_sink.engine.generated import missing_compiler
+from lightning_sink.engine.inductor import compile_inductor, compile_traced
 from lightning_sink.engine.loop import CompiledStep, NativeStep
 from lightning_sink.engine.recording import Recording
 

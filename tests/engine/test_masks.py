@@ -13,7 +13,8 @@ from torch import nn
 
 from lightning_sink.engine import masks
 from lightning_sink.engine.draws import Draw, hoist_draws
-from lightning_sink.engine.inductor import compile_inductor, missing_compiler
+from lightning_sink.engine.generated import missing_compiler
+from lightning_sink.engine.inductor import compile_inductor
 from lightning_sink.engine.masks import RowDraws, draws_alike, probability_of_ones
 
 pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

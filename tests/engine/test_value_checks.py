@@ -6,7 +6,8 @@ from loop import record
 from torch.distributions import Categorical, Normal, Uniform
 from torch.nn import functional as F
 
-from lightning_sink.engine.inductor import compile_inductor, missing_compiler
+from lightning_sink.engine.generated import missing_compiler
+from lightning_sink.engine.inductor import compile_inductor
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 

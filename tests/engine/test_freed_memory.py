@@ -10,7 +10,7 @@ import pytest
 STEPS = """
 import resource
 import torch
-from lightning_sink.engine.memory import keep_freed_memory
+from lightning_sink.engine.inductor import keep_freed_memory
 
 def step():  # 24 MiB in blocks of one, all of it written to
     held = [torch.ones(1 << 18) for _ in range(24)]
