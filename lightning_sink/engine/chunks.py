@@ -72,11 +72,9 @@ class Call:
         self.error: Exception | None = None
         self._sink, self._program = sink, program
         self._row = program.row(columns, numbers.rows, numbers.steps)
-        self._runs = False
 
     def launch(self) -> None:
         """Begins to run the steps, behind those of a call that was launched before."""
-        self._runs = True
         with torch.enable_grad() if self._program.grad_mode else nullcontext():
             self._row.launch()
 
@@ -86,10 +84,7 @@ class Call:
         return self._row.failed
 
     def wait(self) -> None:
-        """Waits for the end of the steps, if they were launched."""
-        if not self._runs:
-            return
-        self._runs = False
+        """Waits for the end of the steps, which were launched."""
         repeated = self._row.wait()
         self._sink.ran_seconds += repeated.seconds
         self.done, self.outputs, self.error = repeated.done, repeated.outputs, repeated.error

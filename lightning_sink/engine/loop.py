@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_sink.engine.draws import Draw
 from lightning_sink.engine.failures import error_of, with_type
-from lightning_sink.engine.masks import RowDraws
+from lightning_sink.engine.masks import RowDraws, draw_in_a_row
 from lightning_sink.engine.native import NativeLoop
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.step import Column, taken_apart
@@ -278,9 +278,7 @@ class NativeStep(CompiledStep):
 
         def draw_again(steps: int) -> None:
             torch.set_rng_state(cast(Tensor, generator))
-            for _ in range(steps):
-                for draw in self._draws:
-                    draw()
+            draw_in_a_row(self._draws, steps)
 
         behind = range(len(fixed), len(fixed) + len(self._draws))
         return NativeRow(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from lightning_sink.engine.generated import missing_compiler
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.inductor import compile_inductor, compile_traced, timed
 from lightning_sink.engine.loop import Compiler
-from lightning_sink.engine.on_device import DeviceCompiler
+from lightning_sink.engine.on_device import compile_on_device
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import Hazard, first_line
@@ -107,7 +108,7 @@ def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known
     )
 
 
-def _device_compiler(asked: Asked, device: torch.device, name: str) -> DeviceCompiler:
+def _device_compiler(asked: Asked, device: torch.device, name: str) -> Compiler:
     """Returns what compiles for a device that runs steps by itself, and says where it does less than was asked for."""
 
     def say_why(what: str, instead: str) -> Callable[[Exception], None]:
@@ -125,9 +126,10 @@ def _device_compiler(asked: Asked, device: torch.device, name: str) -> DeviceCom
     def unroll(why: str) -> None:
         asked.say(f"the GPU cannot repeat the training step in a loop ({why}); graphs of a few steps take its place.")
 
-    return DeviceCompiler(
-        device,
-        GRAPHS[device.type](device),
+    return partial(
+        compile_on_device,
+        device=device,
+        graphs=GRAPHS[device.type](device),
         refuse=refuse if name == "cudagraph" else None,
         unroll=unroll,
         uncompiled=None if name == "traced" else uncompiled,

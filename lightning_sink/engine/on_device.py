@@ -32,68 +32,62 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-class DeviceCompiler:
-    """Compiles for a device.
+def compile_on_device(
+    recording: Recording,
+    device: torch.device,
+    graphs: Graphs,
+    *,
+    refuse: Callable[[Exception], None] | None,
+    unroll: Callable[[str], None],
+    uncompiled: Callable[[Exception], None] | None,
+) -> CapturedStep:
+    """Makes a step for a device.
 
     Args:
+        recording: The step as it was recorded.
         device: The device.
         graphs: The same, as what captures and replays.
         refuse: Told why steps cannot be captured, which are then launched one by one; None where none are to be.
         unroll: Told why they cannot be captured as a loop.
         uncompiled: Told why Inductor cannot compile a step, whose recorded operations are then run as they are; None
             where it is not to be asked.
+
+    Raises:
+        ValueError: For what no program on a device can do.
     """
-
-    def __init__(
-        self,
-        device: torch.device,
-        graphs: Graphs,
-        *,
-        refuse: Callable[[Exception], None] | None,
-        unroll: Callable[[str], None],
-        uncompiled: Callable[[Exception], None] | None,
-    ) -> None:
-        self._device, self._graphs = device, graphs
-        self._refuse, self._unroll, self._uncompiled = refuse, unroll, uncompiled
-
-    def __call__(self, recording: Recording) -> CapturedStep:
-        """Returns the step.
-
-        Raises:
-            ValueError: For what no program on a device can do.
-        """
-        draws, left = self._draws(recording)
-        placement = place(recording, self._device)
-        function: Callable[..., Outputs] = graph_module(recording).forward
-        if self._uncompiled is not None:
-            try:
-                if left is not None:
-                    raise left
-                function = self._compile(recording, draws)
-            except Exception as error:  # Inductor raises many types, some of them private; the recording is as good
-                self._uncompiled(error)
-        # PyTorch counts draws where a graph is launched: the turns of a loop would all draw the same.
-        draws_there = left is not None or len(placement.draws) < len(draws)
-        unroll = None if draws_there else self._unroll
-        return CapturedStep(function, self._graphs, placement, draws, self._refuse, unroll)
-
-    def _draws(self, recording: Recording) -> tuple[list[Draw], Exception | None]:
-        """Takes random draws out of the graph; says why it must be run as it is, for the others to be eager's."""
+    draws, left = _hoisted(recording)
+    placement = place(recording, device)
+    function: Callable[..., Outputs] = graph_module(recording).forward
+    if uncompiled is not None:
         try:
-            draws = hoist_draws(recording.graph)
-        except ValueError as error:  # they are in order where the operations are
-            return [], error
-        left = [str(node.target) for node in recording.graph.nodes if node.meta.get("draws")]
-        return draws, ValueError(f"random numbers are drawn by {left[0]}, from data") if left else None
+            if left is not None:
+                raise left
+            function = _compile(recording, draws, device)
+        except Exception as error:  # Inductor raises many types, some of them private; the recording is as good
+            uncompiled(error)
+    # PyTorch counts draws where a graph is launched: the turns of a loop would all draw the same.
+    draws_there = left is not None or len(placement.draws) < len(draws)
+    return CapturedStep(function, graphs, placement, draws, refuse, None if draws_there else unroll)
 
-    def _compile(self, recording: Recording, draws: list[Draw]) -> Callable[..., Outputs]:
-        options: dict[str, Any] = {"fallback_random": True, **NO_ASSERTS, **_OPTIONS}
-        if keeps_layouts(recording.graph):
-            options["layout_optimization"] = False
-        inputs: list[Tensor] = [*(tensor.detach() for tensor in recording.inputs), *(draw() for draw in draws)]
-        keep_value_checks(recording.graph, on_host=False)
-        take_lists_apart(recording.graph)
-        with torch.set_grad_enabled(recording.grad_mode):
-            there = [tensor.to(self._device) for tensor in inputs]
-            function, _ = compile_graph(graph_module(recording), there, options)
-        return function
+
+def _hoisted(recording: Recording) -> tuple[list[Draw], Exception | None]:
+    """Takes random draws out of the graph; says why it must be run as it is, for the others to be eager's."""
+    try:
+        draws = hoist_draws(recording.graph)
+    except ValueError as error:  # they are in order where the operations are
+        return [], error
+    left = [str(node.target) for node in recording.graph.nodes if node.meta.get("draws")]
+    return draws, ValueError(f"random numbers are drawn by {left[0]}, from data") if left else None
+
+
+def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> Callable[..., Outputs]:
+    options: dict[str, Any] = {"fallback_random": True, **NO_ASSERTS, **_OPTIONS}
+    if keeps_layouts(recording.graph):
+        options["layout_optimization"] = False
+    inputs: list[Tensor] = [*(tensor.detach() for tensor in recording.inputs), *(draw() for draw in draws)]
+    keep_value_checks(recording.graph, on_host=False)
+    take_lists_apart(recording.graph)
+    with torch.set_grad_enabled(recording.grad_mode):
+        there = [tensor.to(device) for tensor in inputs]
+        function, _ = compile_graph(graph_module(recording), there, options)
+    return function

@@ -135,7 +135,8 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
     result = sink.run(step, tape)
     if tape.disturbed:
         return True
-    expected = [*_tensors(result.output), *result.logged, *program.appends.last()]
+    returned = (leaf for leaf in pytree.tree_leaves(result.output) if isinstance(leaf, Tensor))
+    expected = [*returned, *result.logged, *program.appends.last()]
     names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
     pairs = [_Pair(name, eager, outputs[i], i) for i, (name, eager) in enumerate(zip(names, expected, strict=True))]
     for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_given):
@@ -179,10 +180,6 @@ def _round_otherwise(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return refill(copy_of(tensor), tensor + tensor * signs * (_ROUNDINGS * torch.finfo(tensor.dtype).eps))
 
 
-def _tensors(output: object) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-
-
 def _check(pairs: list[_Pair], least: float, count: int) -> None:
     gradients = {pair.name[len(_GRADIENT_OF) :]: pair for pair in pairs if pair.name.startswith(_GRADIENT_OF)}
     largest = max((_size(pair.eager) for pair in gradients.values()), default=0.0)
@@ -204,7 +201,7 @@ def _check(pairs: list[_Pair], least: float, count: int) -> None:
                 allowed += _slack(pair, gradients.get(pair.name), tolerance)
             wide = torch.complex128 if pair.eager.is_complex() else torch.float64
             gap = (pair.eager.detach().to(wide) - pair.compiled.detach().to(wide)).abs()
-            gap[_same_oddity(pair.eager, pair.compiled)] = 0.0
+            gap[torch.isclose(pair.eager, pair.compiled, rtol=0.0, atol=0.0, equal_nan=True)] = 0.0
             bad = ~(gap <= allowed)
             if not bool(bad.any()):
                 continue
@@ -219,10 +216,6 @@ def _slack(pair: _Pair, gradient: _Pair | None, tolerance: float) -> Tensor | fl
         return 0.0
     noise = (gradient.eager - gradient.compiled).abs() > tolerance * gradient.eager.abs()
     return noise.double() * 2.0 * _size(pair.eager - pair.before)
-
-
-def _same_oddity(eager: Tensor, compiled: Tensor) -> Tensor:
-    return (torch.isnan(eager) & torch.isnan(compiled)) | (torch.isinf(eager) & (eager == compiled))
 
 
 def _size(tensor: Tensor) -> float:

@@ -18,6 +18,7 @@ from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine
 from lightning_sink.functional.batches import DatasetBatches, Signature
+from lightning_sink.functional.outputs import Outputs
 from lightning_sink.functional.sink import FunctionSink
 from lightning_sink.functional.state import State, bound_state, find_state, named_state
 
@@ -53,7 +54,7 @@ class DataSink:
         self._queue: BatchQueue | None = None
         self._source: DatasetBatches | None = None
         self._report = QueueReport()
-        self._sink: FunctionSink | None = None
+        self._outputs = Outputs()
         self._history: dict[str, Any] | None = None
         self.steps = 0
 
@@ -82,7 +83,7 @@ class DataSink:
                 queue.expect(self.sink_size)
                 engine.run(sink)
             finally:
-                self._sink, self._history = sink, None
+                self._outputs, self._history = sink.outputs, None
                 self.steps += sink.done
                 queue.rest(ran=sink.ran_seconds)
         return sink.output
@@ -108,7 +109,7 @@ class DataSink:
         shapes are a list of tensors. Empty before the first call.
         """
         if self._history is None:
-            self._history = self._sink.outputs.tensors() if self._sink is not None else {}
+            self._history = self._outputs.tensors()
         return self._history
 
     def queue_report(self) -> QueueReport:
