@@ -47,6 +47,7 @@ from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.referrers import put_in_place_of
 from lightning_sink.engine.slots import PLAIN_TENSORS, Snapshot, place_of
 from lightning_sink.engine.stand_in import StandInMode
+from lightning_sink.engine.step import Tape
 from lightning_sink.engine.step_counts import StepCounts
 from lightning_sink.engine.undo import Attributes, Undo
 from lightning_sink.engine.unrepeatable import why_unrepeatable
@@ -61,7 +62,7 @@ _DECIDES = "a value of a tensor decides what Python does (`.item()`, `if tensor:
 _MAY_BE_OURS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode, Tape):
     """Records the spans of one step. It is the step's tape.
 
     Args:

@@ -79,20 +79,22 @@ class Batches(Protocol):
         """Returns, for each leaf, that of each batch."""
 
 
-class Tape(Protocol):
-    """Watches the part of a step that is the user's.
+class Tape:
+    """Watches the part of a step that is the user's; as it stands here, it watches nothing.
 
     The owner runs that part through `span`, once or several times a step, and leaves its own bookkeeping outside.
     """
 
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` and returns what it returns; may call `rewind` and run it again."""
+        return body()
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for a number of the owner's that changes with every step.
 
         To be asked for inside the span: the second run of a body gets the number itself.
         """
+        return value
 
     def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
         """Takes note of a question of the owner's on whose answer depends what the step does.
@@ -109,9 +111,11 @@ class Tape(Protocol):
 
     def paused(self) -> AbstractContextManager[None]:
         """For what the owner does in the middle of a span and does by itself for a step that a program runs."""
+        return nullcontext()
 
     def changing_options(self, of: Optimizer) -> AbstractContextManager[None]:
         """For a change of an optimizer's options that the owner makes by itself behind a step that a program runs."""
+        return nullcontext()
 
     def setting_options(self, last: bool) -> AbstractContextManager[None]:
         """For code of the user's that sets the optimizers' options, and that the owner runs before a program, too.
@@ -119,9 +123,11 @@ class Tape(Protocol):
         Args:
             last: Whether they are then what the step computes with.
         """
+        return nullcontext()
 
     def computing(self) -> AbstractContextManager[None]:
         """For what is done in the midst of such code, with the options as they are then."""
+        return nullcontext()
 
     def apart(self, what: str, given: Sequence[Tensor]) -> AbstractContextManager[None]:
         """For what the owner does after the step where a program runs it: paused, and checked to be the same there.
@@ -130,50 +136,14 @@ class Tape(Protocol):
             what: What it is, for the user: "`Accuracy.update()`".
             given: Tensors that it gets from the step; nothing else of the step may go into it.
         """
+        return nullcontext()
 
     def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
         """Takes note of tensors that no program has; a step that computes with one makes none."""
 
 
-class PlainTape:
+class PlainTape(Tape):
     """The tape of a step that nobody watches."""
-
-    def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
-        """Runs `body`."""
-        return body()
-
-    def watched(self, name: str, value: int) -> int:
-        """Returns `value`."""
-        return value
-
-    def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
-        """Does nothing."""
-
-    def hazard(self, what: str) -> None:
-        """Does nothing: nobody wants to repeat this step."""
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Does nothing."""
-        return nullcontext()
-
-    def changing_options(self, of: Optimizer) -> AbstractContextManager[None]:
-        """Does nothing."""
-        return nullcontext()
-
-    def setting_options(self, last: bool) -> AbstractContextManager[None]:
-        """Does nothing."""
-        return nullcontext()
-
-    def computing(self) -> AbstractContextManager[None]:
-        """Does nothing."""
-        return nullcontext()
-
-    def apart(self, what: str, given: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Does nothing."""
-        return nullcontext()
-
-    def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
-        """Does nothing."""
 
 
 class Sink(ABC):
