@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
@@ -26,14 +25,16 @@ def source_of(function: FunctionType) -> ast.FunctionDef | None:
 @lru_cache(maxsize=256)
 def _parsed(code: CodeType, imported: tuple[str, ...]) -> ast.FunctionDef | None:
     try:
-        source = textwrap.indent(textwrap.dedent(inspect.getsource(code)), " ")
-        tree = ast.parse("".join(f"import {name}\n" for name in imported) + f"class _:\n{source}")
+        source = inspect.getsource(code)
+        # What stands in a class is compiled in one, for `super()`, and as it is indented: texts may have several lines.
+        inside = "class _:\n" if source[:1].isspace() else ""
+        tree = ast.parse("".join(f"import {name}\n" for name in imported) + inside + source)
         compiled = compile(tree, "", "exec")
     except (OSError, SyntaxError, TypeError):
         return None
-    (made,) = (constant for constant in compiled.co_consts if isinstance(constant, CodeType))
-    found = [constant for constant in made.co_consts if isinstance(constant, CodeType)]
-    parsed = tree.body[-1].body  # type: ignore[attr-defined]
+    found, parsed = _codes_in(compiled), tree.body[len(imported) :]
+    if inside:
+        found, parsed = _codes_in(found[0]), tree.body[-1].body  # type: ignore[attr-defined]
     function = parsed[0] if len(parsed) == 1 else None
     if len(found) != 1 or not isinstance(function, ast.FunctionDef):
         return None
@@ -42,6 +43,10 @@ def _parsed(code: CodeType, imported: tuple[str, ...]) -> ast.FunctionDef | None
     is_plain = is_plain and all(isinstance(by, ast.Name) and by.id == "property" for by in function.decorator_list)
     same = all(getattr(found[0], part) == getattr(code, part) for part in _PARTS)
     return function if is_plain and same else None
+
+
+def _codes_in(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def held(value: Any, path: Sequence[str]) -> Any:

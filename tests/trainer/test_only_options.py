@@ -22,6 +22,11 @@ CONFIG = SimpleNamespace(warmup=5, peak=0.1)
 
 
 def helper(optimizer, rate):
+    """Sets a rate.
+
+    A text of
+        several lines.
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate
     return rate
@@ -64,7 +69,11 @@ class Known(L.LightningModule):
         optimizer.param_groups[0]["lr"] = self.peak
 
     def plainly(self, epoch, batch_idx, optimizer, closure):
-        """As the guide has it."""
+        """As the guide has it.
+
+        Args:
+            closure: Of several lines, as documented hooks are.
+        """
         optimizer.step(closure=closure)
         if self.trainer.global_step < 500:
             scale = min(1.0, float(self.trainer.global_step + 1) / 500.0)
