@@ -146,7 +146,7 @@ def test_raises_what_plain_lightning_raises(case, engine):
 
 def sequence(case, strategy):
     """Returns every hook that was called, with the counters that it saw."""
-    options = {"limit_train_batches": 7, **case.trainer_options()}
+    options = {"limit_train_batches": 5, **case.trainer_options()}
     trainer = L.Trainer(
         strategy=strategy,
         logger=[Rows(), *case.loggers()],

@@ -164,11 +164,11 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_training_is_plain_lightnings(name, fake):
-    data = lambda: loader(40, shuffle=True)  # noqa: E731
+    data = lambda: loader(26, shuffle=True)  # noqa: E731
     plain = plainly(MODULES[name], data)
     for engine in ("eager", "traced", "cudagraph"):
         fake.streams.clear()
-        found = compared(MODULES[name], engine, 17, data, plain)
+        found = compared(MODULES[name], engine, 12, data, plain)
         assert not [text for text in found.warned if "runs eagerly" in text]
         graphs = sum(known.captures for known in fake.graphs), sum(known.replays for known in fake.graphs)
         assert (min(graphs) > 0) == (engine == "cudagraph"), graphs

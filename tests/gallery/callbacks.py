@@ -138,7 +138,7 @@ class Unhooks(L.Callback):
 
 for kind in (Anneals, Weighs, Teaches, StopsAtEpochs, Freezes, Unhooks):
     users(kind, max_epochs=3)
-users(ActsAfterValidation, val_check_interval=6)
+users(ActsAfterValidation, val_check_interval=5)
 
 # -- callbacks that take part in the step -----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from gallery.case import Small, case
+from parity import loader
 
 
 class Collecting(Small):
@@ -345,7 +346,7 @@ def strict(batch_idx):
     assert type(batch_idx) is int
 
 
-@case(eager="recording it failed", line="assert type")
+@case(eager="recording it failed", line="assert type", data=loader)
 class ARecordingThatFailsBehindTheAppend(Collecting):
     """The step is run again; what it had appended is taken away first."""
 

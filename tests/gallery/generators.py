@@ -8,6 +8,7 @@ from torch import nn
 
 from gallery.case import Small, case
 from gallery.randomness import Dropping
+from parity import loader
 
 
 @case(eager="draws from a generator of its own", line="generator=self.generator")
@@ -148,7 +149,7 @@ class DrawnInTheTransferHookWithPython(Dropping):
         return batch[0] * random.choice([0.5, 1.0]), batch[1]
 
 
-@case()
+@case(data=loader)
 class NumberSetByTheTransferHook(Scaled):
     """A hook on the host looks at the batch and decides, now and then, what the step does."""
 

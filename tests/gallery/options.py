@@ -57,7 +57,7 @@ case(options={"num_sanity_val_steps": 2})(Logged)
 
 LENGTHS = {
     "overfitting batches": {"overfit_batches": 3},
-    "overfitting a part": {"overfit_batches": 0.25},
+    "overfitting a part": {"overfit_batches": 0.5},
     "a run for development": {"fast_dev_run": True},
     "a run of three batches for development": {"fast_dev_run": 3},
     "a time that is not reached": {"max_time": {"hours": 1}},

@@ -62,7 +62,7 @@ def a_step_put_on_the_instance():
 # -- what a step returns ----------------------------------------------------------------------------------------------
 
 
-@case(eager="the step returned no loss")
+@case(eager="the step returned no loss", data=loader)
 class ReturnsNoneAtSomeBatches(Small):
     def training_step(self, batch, batch_idx):
         return None if batch_idx % 5 == 2 else self.loss(batch)
@@ -76,7 +76,7 @@ class ReturnsNoneForSomeData(Small):
         return self.loss(batch)
 
 
-@case(eager="the step returned no loss")
+@case(eager="the step returned no loss", data=loader)
 class ReturnsNoneAtEachBatch(Small):
     """Nothing is trained, and the steps are counted."""
 
