@@ -5,13 +5,14 @@ Goes through containers and the user's own objects. What holds the values of a t
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 from weakref import ProxyTypes
 
 import torch
@@ -20,6 +21,8 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.insides import MOST_BYTES, insides
 from lightning_sink.engine.watch import is_library, is_users
+
+T = TypeVar("T")
 
 MOST_VALUES = 20_000
 """Values looked at in one attribute; beyond them a container counts as the same while it is the same object."""
@@ -89,26 +92,40 @@ def _few_scalars(values: Collection[Any]) -> Hashable | None:
 
 
 def _untensored(item: Any, known: Collection[int]) -> Hashable:
-    return "tensor" if isinstance(item, Tensor) else fingerprint(item, known=known)
+    return "tensor" if is_a(item, Tensor) else fingerprint(item, known=known)
 
 
-def nested(values: Iterable[Any]) -> list[Any]:
-    """Returns the containers that may change, and the attributes of the user's objects, that values lead to, once."""
+def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
+    """Tells whether a value is of a class, and asks it nothing: that is an error where a proxy's object is gone."""
+    return issubclass(type(value), kinds)
+
+
+def nested(values: Iterable[Any], most: float = math.inf) -> list[Any]:
+    """Returns the containers that may change, and the attributes of the user's objects, that values lead to, once.
+
+    Args:
+        values: The values.
+        most: How many values these may hold; where they hold more, nothing is returned.
+    """
     met: dict[int, Any] = {}
+    count = 0
     for _ in range(_DEEPEST + 1):
         below: list[Any] = []
         for value in values:
             held = _contents(value)
             if held is not None and id(held) not in met:
                 met[id(held)] = held
-                items = list(held.values() if isinstance(held, dict) else held)
+                count += len(held)
+                if count > most:
+                    return []
+                items = list(dict.values(held) if isinstance(held, dict) else held)
                 below += [item for item in items[:MOST_VALUES] if type(item) not in SCALARS]
         values = below
     return [held for held in met.values() if not isinstance(held, (tuple, frozenset))]
 
 
 def _contents(value: Any) -> Any:
-    if isinstance(value, (list, dict, set, deque, tuple, frozenset)):
+    if is_a(value, list, dict, set, deque, tuple, frozenset):
         return value
     return vars(value) if _is_users_object(value) and hasattr(value, "__dict__") else None
 

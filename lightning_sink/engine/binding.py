@@ -20,7 +20,7 @@ from lightning_sink.engine.appends import Appends, tensors_in
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import Slot, Snapshot, share_memory, storages
+from lightning_sink.engine.slots import Slot, Snapshot, shape_of, share_memory, storages
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.watch import Hazard
 
@@ -46,6 +46,7 @@ class Observation:
     appends: Appends
     note: Any
     gradients: list[tuple[Slot, bool]]
+    replaced: list[tuple[Slot, Any, Any]]
 
     @property
     def way(self) -> Hashable:
@@ -88,8 +89,10 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     # Autograd adds to a gradient that is there and sets one that is not; no operation shows which.
     slots = [] if step.clears else [slot for slot in before.slots.values() if slot.is_gradient]
     gradients = [(slot, before.tensors[slot.name] is not None) for slot in slots]
+    of_others = [slot for slot in filled if not slot.is_gradient]
+    replaced = [(s, shape_of(before.tensors[s.name]), shape_of(after.tensors[s.name])) for s in of_others]
     return Observation(
-        recorder, recording, leaves, before, filled, cleared, spec, constants, *counts, result.note, gradients
+        recorder, recording, leaves, before, filled, cleared, spec, constants, *counts, result.note, gradients, replaced
     )
 
 

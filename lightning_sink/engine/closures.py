@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import Same, fingerprint
+from lightning_sink.engine.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.holders import class_state, python_state
 from lightning_sink.engine.insides import CACHED
 from lightning_sink.engine.referrers import functions_of
@@ -42,9 +42,9 @@ def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -
     values += [value for function in functions for _, value in _variables(function)]
     found: list[FunctionType] = []
     for value in values:  # grows
-        if isinstance(value, (staticmethod, classmethod, property)):
-            value = value.fget if isinstance(value, property) else value.__func__
-        wrapped = value.__wrapped__ if isinstance(value, CACHED) else None
+        if is_a(value, staticmethod, classmethod, property):
+            value = value.fget if isinstance(value, property) else value.__func__  # type: ignore[attr-defined]
+        wrapped = value.__wrapped__ if is_a(value, CACHED) else None
         if not isinstance(wrapped, FunctionType) or wrapped in functions or wrapped in found:
             continue
         if is_users(wrapped.__module__ or ""):
@@ -68,9 +68,9 @@ def outside_state(
     state: dict[str, tuple[Hashable, ...]] = {}
     for function in functions:
         for name, value in _variables(function):
-            if isinstance(value, nn.Module):
+            if is_a(value, nn.Module):
                 found: Hashable = None if value in known else _module(value)
-            elif isinstance(value, type):
+            elif is_a(value, type):
                 found = tuple(class_state(value).items())
             else:
                 found = fingerprint(value, known=identities)
@@ -123,9 +123,9 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
             continue
     for name, scope, key in _scopes(function):
         value = scope.get(key)
-        if name == key and isinstance(value, ModuleType):
+        if name == key and is_a(value, ModuleType):
             continue  # what is named behind it comes by itself
-        is_found = name == key and isinstance(value, FunctionType) and not _is_decorators(value)
+        is_found = name == key and is_a(value, FunctionType) and not _is_decorators(value)
         yield name, Same(value) if is_found else value
 
 
@@ -141,7 +141,7 @@ def _scopes(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]
         if value is None and name in sys.modules:
             scope, value = sys.modules, sys.modules[name]  # imported in the function
         yield name, scope, name
-        if isinstance(value, ModuleType) and is_users(value.__name__):
+        if is_a(value, ModuleType) and is_users(value.__name__):
             held = vars(value)
             yield from ((f"{name}.{key}", held, key) for key in names if key in held)
 

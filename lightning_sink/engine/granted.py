@@ -11,12 +11,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import MOST_VALUES, TENSOR_HOLDERS, are_the_same, nested
+from lightning_sink.engine.attributes import MOST_VALUES, TENSOR_HOLDERS, are_the_same, is_a, nested
 from lightning_sink.engine.closures import Variables, find_functions, kept_results, outside_state
 from lightning_sink.engine.holders import Seen, python_state, users_classes
 from lightning_sink.engine.private import global_hooks, own_tensors
 from lightning_sink.engine.slots import Parts, place_of
 from lightning_sink.engine.watch import is_users
+
+_FEW = 1_000
+"""Values outside up to which a step is looked at beforehand for a change of them; 300 microseconds."""
 
 Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
 
@@ -36,6 +39,10 @@ Glance = tuple[list[Any], list[Hashable]]
 def agree(one: Glance, other: Glance) -> bool:
     """Tells whether two looks found the same: nothing was put in the place of something else."""
     return one[1] == other[1] and are_the_same(one[0], other[0])
+
+
+def _count(looks: Iterable[Hashable]) -> int:
+    return sum(_count(look) if isinstance(look, tuple) else 1 for look in looks)
 
 
 class Granted:
@@ -87,7 +94,7 @@ class Granted:
         return {**state, **outside_state(self._functions, self._module, self._optimizers), **self._look_outside()}
 
     def glance(self) -> Glance:
-        """Takes a look that is cheap enough for each step: at what attributes hold, not at what is in that."""
+        """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer."""
         held = [value for _, holder in self._parts.holders() for value in vars(holder).values()]
         held += self._variables.values()
         held += chain.from_iterable(self._nested)
@@ -109,23 +116,23 @@ class Granted:
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]
         hold = [*nested(values), *self._outside_containers()]
-        self._nested = [*hold, *(content.values() for content in hold if isinstance(content, (dict, MappingProxyType)))]
-        self._finds_outside = bool(self._look_outside())
+        self._nested = [*hold, *(dict.values(content) for content in hold if isinstance(content, dict))]
+        self._nested += [content.values() for content in hold if isinstance(content, MappingProxyType)]
+        self._finds_outside = 0 < _count(self._look_outside().values()) <= _FEW
 
     def _outside_containers(self) -> Iterable[Any]:
         """Returns what the functions of steps, and the classes of the user's, lead to."""
         self._variables = Variables(self._functions)
         variables, inside = self._variables.values(), set(self._module.modules())
-        modules = [value for value in variables if isinstance(value, nn.Module) and value not in inside]
-        kinds = [value for value in variables if isinstance(value, type) and is_users(value.__module__)]
+        modules = [value for value in variables if is_a(value, nn.Module) and value not in inside]
+        kinds = [value for value in variables if is_a(value, type) and is_users(value.__module__)]
         kinds += users_classes(holder for _, holder in self._parts.holders())
         scopes = [*self._variables.attributes, *map(vars, kinds)]
         scopes += [vars(part) for module in modules for part in module.modules()]
         found = {id(scope): scope for scope in scopes}
         for value in (*variables, *(value for scope in scopes for value in scope.values())):
-            reached = nested([value])
-            if sum(map(len, reached)) <= MOST_VALUES:  # a dataset, say, that would be gone through at each step
-                found |= {id(content): content for content in reached}
+            # More may be a dataset, say, that would be gone through at each step.
+            found |= {id(content): content for content in nested([value], MOST_VALUES)}
         return found.values()
 
     def state(self) -> Hashable:

@@ -278,7 +278,8 @@ class NativeStep(CompiledStep):
 
         def draw_again(steps: int) -> None:
             torch.set_rng_state(cast(Tensor, generator))
-            draw_in_a_row(self._draws, steps)
+            for _ in range(steps):
+                draw_in_a_row(self._draws, 1)
 
         behind = range(len(fixed), len(fixed) + len(self._draws))
         return NativeRow(

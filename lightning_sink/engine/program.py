@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_sink.engine.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.loop import CompiledStep, Row
 from lightning_sink.engine.private import pytree
-from lightning_sink.engine.slots import share_memory, storages
+from lightning_sink.engine.slots import shape_of, share_memory, storages
 from lightning_sink.engine.step import Column, Result, taken_apart
 
 
@@ -73,7 +73,11 @@ class Program:
         self.reads_slots = bool(self._slots)
         left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
         finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
-        self._repeats = finds_same and not self.reads_slots  # another step would compute with what this one left
+        # A step may ask for the shape of what it replaces, and no operation shows that.
+        self._replaced = [(slot, before) for slot, before, _ in observation.replaced]
+        self._reshaped = [(slot, before) for slot, before, after in observation.replaced if before != after]
+        # Another step would compute with what this one left.
+        self._repeats = finds_same and not self.reads_slots and not self._reshaped
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
@@ -86,8 +90,10 @@ class Program:
 
     def fits(self) -> bool:
         """Tells whether the step that is about to run goes the way that was recorded."""
-        if not self.guards and not self._gradients:
+        if not self.guards and not self._gradients and not self._reshaped:
             return True
+        if any(shape_of(slot.get()) != shape for slot, shape in self._reshaped):
+            return False
         present = all((slot.get() is not None) is there for slot, there in self._gradients)
         return present and all(guard.holds() for guard in self.guards)
 
@@ -102,6 +108,8 @@ class Program:
         if any(not torch.equal(first, other) for first, other in self._equal):
             return False
         if any(not torch.equal(tensor, value) for tensor, value in self._read):
+            return False
+        if any(shape_of(slot.get()) != shape for slot, shape in self._replaced):
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]

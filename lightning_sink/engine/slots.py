@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.appends import Lists
-from lightning_sink.engine.attributes import TENSOR_HOLDERS
+from lightning_sink.engine.attributes import TENSOR_HOLDERS, is_a
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that have memory of their own and nothing else."""
@@ -39,6 +39,11 @@ def share_memory(tensors: Iterable[Tensor | None], numbers: Collection[int]) -> 
 
 def _has_memory(tensor: Tensor) -> bool:
     return type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided and tensor.numel() > 0
+
+
+def shape_of(tensor: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
+    """Returns what a step may ask of a tensor that it does not compute with."""
+    return None if tensor is None else (tensor.shape, tensor.dtype)
 
 
 def place_of(tensor: Tensor) -> int:
@@ -170,7 +175,7 @@ class Parts:
         for other in self.others:
             name = f"{type(other).__name__}."
             yield name, other
-            roots += [(f"{name}{key}.", value) for key, value in vars(other).items() if isinstance(value, nn.Module)]
+            roots += [(f"{name}{key}.", value) for key, value in vars(other).items() if is_a(value, nn.Module)]
         seen: set[int] = set()
         for prefix, root in roots:
             for path, submodule in self._within(root, "", seen):
@@ -204,11 +209,11 @@ def _attribute_slots(held: Iterable[tuple[str, Any]], lists: Lists) -> Iterator[
         attributes = vars(holder)
         left_out = TENSOR_HOLDERS | lists.names(holder)
         for name, value in attributes.items():
-            if isinstance(value, Tensor):
+            if is_a(value, Tensor):
                 yield AttributeSlot(prefix + name, holder, name)
             elif type(value) in (tuple, list, dict) and name not in left_out:
                 for key, item in value.items() if type(value) is dict else enumerate(value):
-                    if isinstance(item, Tensor):
+                    if is_a(item, Tensor):
                         yield ItemSlot(f"{prefix}{name}[{key!r}]", attributes, name, key)
 
 

@@ -97,6 +97,8 @@ class _EagerTape(PlainTape):
 def _same(first: Tensor | None, second: Tensor | None) -> bool:
     if first is None or second is None:
         return first is second
+    if (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
+        return False
     wide = first.is_floating_point() or first.is_complex()
     return torch.equal(first, second) or (wide and torch.allclose(first, second, 0.0, 0.0, equal_nan=True))
 

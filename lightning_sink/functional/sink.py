@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
@@ -94,7 +96,7 @@ class FunctionSink(Sink):
 
     def run(self, step: Step, tape: Tape) -> Result:
         """Calls the function."""
-        output = tape.span(lambda: pytree.tree_map(_detached, self._function(*step.batch)), lambda: None)
+        output = tape.span(lambda: _detached(self._function(*step.batch)), lambda: None)
         loss, named = values_of(output)
         result = Result(output, list(named.values()), note=tuple(named), loss=loss)
         self.account(step, lambda: result, loss, result.logged, result.note)
@@ -151,9 +153,20 @@ class FunctionSink(Sink):
         self._result = result
 
 
-def _detached(leaf: Any) -> Any:
-    """Returns a tensor detached; a container of a class that trees do not know becomes a plain one."""
+def _detached(output: Any) -> Any:
+    """Returns a step's output with its tensors detached.
+
+    A container of a class that trees do not know becomes a plain one; so does one with a function of the step's own.
+    """
+    return pytree.tree_map(_leaf_detached, output, is_leaf=_has_a_function)
+
+
+def _has_a_function(output: Any) -> bool:
+    return type(output) is defaultdict and isinstance(output.default_factory, FunctionType)
+
+
+def _leaf_detached(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.detach()
     kind = next((kind for kind in (dict, list, tuple) if isinstance(leaf, kind)), None)
-    return leaf if kind is None else pytree.tree_map(_detached, kind(leaf))
+    return leaf if kind is None else _detached(kind(leaf))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.generators import global_states
-from lightning_sink.engine.attributes import fingerprint
+from lightning_sink.engine.attributes import fingerprint, is_a
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.holders import Seen, python_state
 from lightning_sink.engine.private import own_tensors, pytree, version
@@ -112,10 +112,10 @@ def _hidden(parts: list[nn.Module]) -> list[Tensor]:
     registered, found = set(parts), []
     values = [value for part in parts for name, value in vars(part).items() if name not in _OF_LIGHTNING]
     for value in values:
-        for leaf in pytree.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else [value]:
-            if isinstance(leaf, nn.Module) and leaf not in registered:
+        for leaf in pytree.tree_leaves(value) if is_a(value, list, tuple, dict) else [value]:
+            if is_a(leaf, nn.Module) and leaf not in registered:
                 found += [*leaf.parameters(), *leaf.buffers()]
-            elif isinstance(leaf, Tensor):
+            elif is_a(leaf, Tensor):
                 found.append(leaf)
     return found
 

@@ -402,7 +402,8 @@ def test_what_the_step_returns_keeps_its_types(engine):
 
     def step(x, y):
         loss, logits, rows = task.step(x, y)
-        return Given(loss, OrderedDict(logits=[logits], kind="plain"), defaultdict(int, y=(rows,)), Own(logits=logits))
+        about = OrderedDict(logits=[logits], kind="plain", made=defaultdict(lambda: 1, loss=loss))
+        return Given(loss, about, defaultdict(int, y=(rows,)), Own(logits=logits))
 
     with data_sink(step, loader(48), 6, engine=engine) as sink:
         for _ in range(3):
@@ -411,6 +412,7 @@ def test_what_the_step_returns_keeps_its_types(engine):
     assert type(given) is Given
     assert (type(given.about), type(given.about["logits"]), given.about["kind"]) == (OrderedDict, list, "plain")
     assert (type(given.rows), type(given.rows["y"]), given.rows["x"]) == (defaultdict, tuple, 0)
+    assert type(given.about["made"]) is dict, "a function of each step's own is no part of what is returned"
     assert not given.loss.requires_grad
     assert not given.about["logits"][0].requires_grad
     assert type(given.own) is dict

@@ -6,6 +6,7 @@ import functools
 import itertools
 import multiprocessing
 import types
+import weakref
 
 import numpy as np
 import torch
@@ -208,3 +209,44 @@ class WeightsOfClassesOnTheTrainer(Small):
 
     def loss(self, batch):
         return nn.functional.cross_entropy(self(batch[0]), batch[1], weight=self.trainer.class_weights)
+
+
+class Gone:
+    """What proxies were of that are kept."""
+
+
+def _dead():
+    return weakref.proxy(Gone())
+
+
+class Node:
+    def __init__(self):
+        self.parent = _dead()
+
+
+DEAD = _dead()
+DEAD_IN = {"parent": _dead()}
+
+DEAD_PROXIES = {
+    "an attribute": _dead,
+    "a tuple": lambda: (_dead(),),
+    "a dictionary": lambda: {"parents": [_dead()]},
+    "an object": Node,
+    "nothing else": lambda: None,
+}
+for where, make in DEAD_PROXIES.items():
+
+    class HoldsADeadProxy(Small):
+        made = staticmethod(make)
+
+        def __init__(self):
+            super().__init__()
+            self.__dict__["kept"] = self.made()  # torch takes no dead one
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch
+
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * (1.0 if DEAD is not None and DEAD_IN is not None else 2.0)
+
+    add(f"dead proxies in globals and in {where}", HoldsADeadProxy)

@@ -6,6 +6,7 @@ import io
 import random
 from collections import deque
 from typing import Any
+from weakref import ProxyTypes
 
 import lightning as L
 import numpy as np
@@ -55,6 +56,8 @@ def assert_kept(plain: Run, sink: Run, exact: bool, tolerance: float) -> None:
 
 
 def _take(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    if type(value) in ProxyTypes:
+        return
     if isinstance(value, Tensor):
         if not isinstance(value, torch.nn.parameter.UninitializedParameter):
             tensors[name] = value.detach()

@@ -2,6 +2,7 @@
 
 import lightning as L
 import torch
+from torch import nn
 
 from gallery.callbacks import Weighted
 from gallery.case import add
@@ -118,3 +119,26 @@ for name, change in CHANGES.items():
         if name == "gradients":
             options = {**options, "accumulate_grad_batches": 3}
             add(f"gradients of a window changed where sinks {when}", Weighted, options=options)
+
+
+class Carries(Weighted):
+    """What it carries from step to step takes part where its shape fits."""
+
+    def __init__(self):
+        super().__init__()
+        self.carried = torch.zeros(8, 3)
+
+    def loss(self, batch):
+        logits = self(batch[0])
+        carried, self.carried = self.carried, logits.detach()
+        logits = logits + 0.1 * carried if carried.shape == logits.shape else logits
+        return nn.functional.cross_entropy(logits, batch[1])
+
+
+def _carried(trainer, module, batch, count):
+    module.carried = torch.zeros(2, 3) if count % 2 else torch.zeros(8, 1)
+
+
+for when, kind in (("starts", AtStarts), ("ends", AtEnds)):
+    add(f"the shape of what is carried changed where sinks {when}", Carries,
+        options={"callbacks": lambda kind=kind: [kind(_carried)], "max_epochs": 3})  # fmt: skip
