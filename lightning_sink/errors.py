@@ -27,7 +27,7 @@ class EmptyDatasetError(SinkError, ValueError):
 
 
 class SinkWarning(UserWarning):
-    """A step runs eagerly inside its sink: the results are right, the speed is plain Lightning's."""
+    """A training goes on other than asked for: most often a step runs eagerly, right, and as fast as in plain Lightning."""
 
 
 class DataTimeoutError(SinkError, TimeoutError):
