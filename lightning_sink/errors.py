@@ -27,7 +27,7 @@ class EmptyDatasetError(SinkError, ValueError):
 
 
 class SinkWarning(UserWarning):
-    """A training goes on other than asked for: most often a step runs eagerly, right, and as fast as in plain Lightning."""
+    """A training goes on other than asked for: most often steps run eagerly, right, at plain Lightning's speed."""
 
 
 class DataTimeoutError(SinkError, TimeoutError):

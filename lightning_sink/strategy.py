@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -20,6 +20,7 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.datamodule import SinkDataModule
+from lightning_sink.engine.attributes import are_the_same
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine
@@ -85,6 +86,8 @@ class SinkStrategy(SingleDeviceStrategy):
         self._queue_report = QueueReport()
         self._engine: Engine | None = None
         self._engine_optimizers: list[Optimizer] = []
+        self._engine_callbacks: list[Callback] = []
+        self._callbacks: list[Callback] = []
         self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
         self._sink: LoopSink | None = None
         self._last: SinkRecord | None = None
@@ -140,23 +143,34 @@ class SinkStrategy(SingleDeviceStrategy):
     @property
     def engine(self) -> Engine:
         """The engine of this fit."""
-        if self._engine is not None and self._engine_optimizers != self.optimizers:
-            self._close_engine()  # `trainer.optimizers` has been replaced
+        module = self.lightning_module
+        assert module is not None  # noqa: S101 - connect() has run
+        trainer: Any = module.trainer
+        if self._engine is not None and not self._fits(trainer):
+            self._close_engine()
         if self._engine is None:
-            module, optimizers = self.lightning_module, list(self.optimizers)
-            assert module is not None  # noqa: S101 - connect() has run
-            trainer = module.trainer
+            optimizers, callbacks = list(self.optimizers), in_step(trainer)
             self._engine = make_engine(
                 self._asked(module),
-                Parts(module, in_step(trainer), is_metric),
+                Parts(module, callbacks, is_metric),
                 optimizers,
                 counters=counters(trainer),
                 codes=watched_getters(trainer),
                 ignore=machinery(),
                 outside=reached_through(trainer),
             )
-            self._engine_optimizers = optimizers
+            self._engine_optimizers, self._engine_callbacks = optimizers, callbacks
+            self._callbacks = list(trainer.callbacks)
         return self._engine
+
+    def _fits(self, trainer: Any) -> bool:
+        """Tells whether optimizers, and the callbacks that are part of the step, are those the engine was made for."""
+        if self._engine_optimizers != self.optimizers:
+            return False  # `trainer.optimizers` has been replaced
+        if are_the_same(trainer.callbacks, self._callbacks):
+            return True
+        self._callbacks = list(trainer.callbacks)
+        return are_the_same(in_step(trainer), self._engine_callbacks)
 
     @property
     def queue_options(self) -> QueueOptions:

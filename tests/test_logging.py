@@ -6,7 +6,7 @@ import torch
 from torchmetrics import MeanMetric
 
 from lightning_sink import SinkStrategy
-from parity import QUIET, Net, assert_parity, both, loader, train
+from parity import QUIET, Net, assert_parity, both, compare, loader, train
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
 SIZES = pytest.mark.parametrize("size", [-1, 5])
@@ -234,3 +234,33 @@ def test_a_log_of_the_users_own_is_right_and_eager(kind, engine):
         (warning,) = [text for text in sink.warned if "runs eagerly" in text]
         assert "LightningModule.log" in warning
         assert __file__ in warning
+
+
+class LogsByTwoHooks(Net):
+    """What is logged differs from step to step, so that steps are delivered in parts."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.log("early", batch[0].sum(), on_step=True, on_epoch=True)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("index", batch_idx, on_step=False, on_epoch=True)
+        if batch_idx % 4 == 0:
+            self.log("some", loss * 2, on_step=True, on_epoch=True)
+        return loss
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("batches", [12, 17])
+@pytest.mark.parametrize("size", [3, 7, -1])
+def test_no_step_of_an_epoch_is_lost_to_its_metrics(size, batches, accumulate):
+    kept = []
+
+    class Keeps(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            kept.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    options = {"max_epochs": 4, "accumulate_grad_batches": accumulate, "callbacks": lambda: [Keeps()]}
+    compare(LogsByTwoHooks, "traced", size, data=lambda: loader(batches), **options)
+    for expected, found in zip(kept[:4], kept[4:], strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)

@@ -187,7 +187,9 @@ class Hyperparameters:
         value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")
         # `float()` of a tensor would be an operation, and be recorded.
         plain: Any = present.tolist() if isinstance(present, Tensor) else present
-        if self._owners[index] in self._spent:
+        held: Any = self.tensors[index].tolist()
+        # A schedule steps between the parts of a step, too.
+        if self._owners[index] in self._spent or float(plain) != held:
             return _spent(plain, uses, name)
         if isinstance(value, Tensor):
             return Number(self.tensors[index], float(plain), uses, name)

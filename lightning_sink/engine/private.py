@@ -152,9 +152,22 @@ def global_hooks() -> tuple[Any, ...]:
     return tuple(hook for name in _GLOBAL_HOOKS for hook in getattr(module, name).values())
 
 
+# Normalizations that write to their running statistics while training, of which their schemas say nothing.
+_NORMALIZES = frozenset(
+    [
+        "aten::native_batch_norm",
+        "aten::cudnn_batch_norm",
+        "aten::miopen_batch_norm",
+        "aten::batch_norm_update_stats",
+        "aten::batch_norm_gather_stats",
+        "aten::batch_norm_gather_stats_with_counts",
+    ]
+)
+
+
 def is_mutable(operation: Any) -> bool:
-    """Tells whether an operation writes to an argument. Only `OpOverload._schema` knows."""
-    return bool(operation._schema.is_mutable)
+    """Tells whether an operation writes to an argument, or may. Only `OpOverload._schema` knows."""
+    return bool(operation._schema.is_mutable) or schema_name(operation) in _NORMALIZES
 
 
 def is_view(operation: Any) -> bool:
@@ -182,10 +195,14 @@ def schema_name(operation: Any) -> str:
 
 def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]) -> Iterator[T]:
     """Yields the arguments that an operation is about to write to, tensors or what stands for them."""
-    for index, argument in enumerate(operation._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            yield from members(kind, (value,))
+    arguments = operation._schema.arguments
+    given = {argument.name: kwargs.get(argument.name) for argument in arguments}
+    given |= {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    written = [item.name for item in arguments if item.alias_info is not None and item.alias_info.is_write]
+    if schema_name(operation) in _NORMALIZES and given.get("training", True):
+        written += ["running_mean", "running_var"]
+    for name in written:
+        yield from members(kind, (given[name],))
 
 
 def version(tensor: Tensor) -> int:

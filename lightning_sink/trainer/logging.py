@@ -5,9 +5,10 @@ itself, with the arguments that the user's call had, so defaults, checks, resets
 of steps is delivered as one call whose value and batch size have the same sum.
 
 Private names of Lightning (checked against 2.6), each here because no public one exists:
-`LightningModule._current_fx_name` (which hook is logging), `Trainer._results` and `_ResultMetric._forward_cache` (the
-value of the last step beside the sum of all), `_LoggerConnector.log_metrics` / `.metrics` (rows for the loggers),
-`_TrainingEpochLoop._batches_that_stepped` (the step number of a row).
+`LightningModule._current_fx_name` (which hook is logging), `_LoggerConnector._first_loop_iter` (whether it is the
+epoch's first batch, whose values take the place of what was there), `Trainer._results` and
+`_ResultMetric._forward_cache` (the value of the last step beside the sum of all), `_LoggerConnector.log_metrics` /
+`.metrics` (rows for the loggers), `_TrainingEpochLoop._batches_that_stepped` (the step number of a row).
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ class LogBuffer:
         self._trainer = trainer
         self._module = module
         self._rows: list[_Rows] = []
+        self._begins_epoch = False
 
     @property
     def is_full(self) -> bool:
@@ -181,6 +183,8 @@ class LogBuffer:
             numbers: The steps' numbers for loggers.
             every: `log_every_n_steps`; 0 where no logger is to get any of them.
         """
+        if not self._rows:
+            self._begins_epoch = self._trainer.fit_loop.batch_idx == 0
         start = 0
         while start < len(numbers):
             end = min(len(numbers), start + (every - numbers[start] % every if every else len(numbers)))
@@ -194,12 +198,15 @@ class LogBuffer:
     def deliver(self) -> None:
         """Hands all values to Lightning; every selected step becomes a row of its own."""
         rows, self._rows = self._rows, []
-        start = 0
+        connector, start = self._trainer._logger_connector, 0
         for end, row in enumerate(rows, start=1):
             last = end == len(rows)
             if row.selected or last or rows[end].calls != row.calls:
+                if connector._first_loop_iter and not self._begins_epoch:
+                    # Of an epoch's first batch what a hook logs first takes the place of what was there.
+                    connector._first_loop_iter = False
                 self._log(rows[start:end])
-                start = end
+                start, self._begins_epoch = end, False
             if row.selected:
                 self._write(row.number)
 

@@ -25,6 +25,17 @@ def test_operations_tell_what_they_write_to():
     assert [id(tensor) for tensor in written] == [id(target)]
 
 
+@pytest.mark.parametrize("name", sorted(private._NORMALIZES))
+def test_normalizations_write_to_their_statistics(name):
+    operation = getattr(OPERATIONS, name.partition("::")[2]).default
+    names = [argument.name for argument in operation._schema.arguments]
+    assert {"running_mean", "running_var"} <= set(names), f"the arguments of `{name}` have other names"
+    given = {name: torch.ones(1) for name in names} | {"training": True}
+    written = list(private.written_arguments(operation, tuple(given[name] for name in names), {}, torch.Tensor))
+    assert private.is_mutable(operation)
+    assert {id(given["running_mean"]), id(given["running_var"])} <= {*map(id, written)}
+
+
 def test_operations_tell_whether_they_give_views():
     assert private.is_view(OPERATIONS.expand.default), "`OpOverload._schema.returns` has changed"
     assert private.is_view(OPERATIONS.split.Tensor)

@@ -443,3 +443,21 @@ class ClampsWeights(L.Callback):
 
 for words, kind in (("anneals what an object holds", AnnealsAnObject), ("clamps weights through data", ClampsWeights)):
     add(f"a callback that {words}", Annealed, warns=DIFFERS, options={"callbacks": lambda kind=kind: [kind()]})
+
+
+class HalvesGradients(L.Callback):
+    def on_after_backward(self, trainer, pl_module):
+        pl_module.net[0].weight.grad.mul_(0.5)
+
+
+class ComesAndGoes(L.Callback):
+    """Puts a callback that is part of the step among the Trainer's in one epoch, and takes it away behind that."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            trainer.callbacks.append(HalvesGradients())
+        if trainer.current_epoch == 2:
+            trainer.callbacks.pop()
+
+
+add("a callback in the step comes and goes", Small, options={"callbacks": lambda: [ComesAndGoes()], "max_epochs": 3})

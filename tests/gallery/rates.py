@@ -229,3 +229,20 @@ class HookOnTheOptimizersStep(Small):
 
         optimizer.register_step_post_hook(clamp)
         return optimizer
+
+
+BEHIND = "the optimizer's 'lr' is used on the other side of where the step changes it"
+for kind in (float, torch.tensor):
+
+    class LogsTheRateBehindItsSchedule(Small):
+        kind = staticmethod(kind)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.Adam(self.parameters(), lr=self.kind(0.01), foreach=False)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+
+    add(f"the rate is logged behind its schedule as a {kind.__name__}", LogsTheRateBehindItsSchedule, eager=BEHIND)

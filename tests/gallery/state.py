@@ -261,3 +261,16 @@ class RecurrentWithTwoStates(Recurrent):
 class RecurrentStateIsZeroedInPlace(Recurrent):
     def on_train_epoch_start(self):
         self.hidden = torch.zeros(1, 8, 8) if self.hidden is None else self.hidden.zero_()
+
+
+@case(eager="recording it failed")
+class NormalizedStepsThatCannotBeRecorded(Small):
+    """What a normalization keeps is put back before the step runs again."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+    def on_after_backward(self):
+        if torch._C._len_torch_dispatch_stack():
+            raise RuntimeError("not where operations are looked at")

@@ -39,6 +39,7 @@ def test_of_the_trainer_and_its_loops(trainer):
     progress, optimizer = loop.batch_progress, loop.automatic_optimization.optim_progress.optimizer
     assert missing(trainer, OF_TRAINER) == []
     assert missing(type(trainer._logger_connector), OF_CONNECTOR) == []
+    assert missing(trainer._logger_connector, ["_first_loop_iter"]) == []
     assert missing(trainer._data_connector, ["_datahook_selector"]) == []
     assert missing(trainer.fit_loop, OF_FIT_LOOP) == []
     assert missing(loop, OF_EPOCH_LOOP) == []
