@@ -47,6 +47,7 @@ class Observation:
     note: Any
     gradients: list[tuple[Slot, bool]]
     replaced: list[tuple[Slot, Any, Any]]
+    absent: list[Slot]
 
     @property
     def way(self) -> Hashable:
@@ -89,11 +90,13 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     # Autograd adds to a gradient that is there and sets one that is not; no operation shows which.
     slots = [] if step.clears else [slot for slot in before.slots.values() if slot.is_gradient]
     gradients = [(slot, before.tensors[slot.name] is not None) for slot in slots]
+    names = {slot.name for slot in filled}
+    before_it = [slot for slot in before.slots.values() if slot.is_gradient and before.tensors[slot.name] is None]
+    absent = [slot for slot in before_it if step.clears and slot.name not in names]
     of_others = [slot for slot in filled if not slot.is_gradient]
     replaced = [(s, shape_of(before.tensors[s.name]), shape_of(after.tensors[s.name])) for s in of_others]
-    return Observation(
-        recorder, recording, leaves, before, filled, cleared, spec, constants, *counts, result.note, gradients, replaced
-    )
+    seen = recorder, recording, leaves, before, filled, cleared
+    return Observation(*seen, spec, constants, *counts, result.note, gradients, replaced, absent)
 
 
 def _check_gradients(recorder: Recorder, after: Snapshot, leaves: list[Tensor]) -> None:

@@ -74,6 +74,7 @@ class Program:
         left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
         finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
         # A step may ask for the shape of what it replaces, and no operation shows that.
+        self._absent = observation.absent
         self._replaced = [(slot, before) for slot, before, _ in observation.replaced]
         self._reshaped = [(slot, before) for slot, before, after in observation.replaced if before != after]
         # Another step would compute with what this one left.
@@ -110,6 +111,9 @@ class Program:
         if any(not torch.equal(tensor, value) for tensor, value in self._read):
             return False
         if any(shape_of(slot.get()) != shape for slot, shape in self._replaced):
+            return False
+        # A gradient that somebody has put where there was none is cleared by the step; the recorded one had none.
+        if any(slot.get() is not None for slot in self._absent):
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]

@@ -121,6 +121,22 @@ for name, change in CHANGES.items():
             add(f"gradients of a window changed where sinks {when}", Weighted, options=options)
 
 
+class HasUnused(Weighted):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Linear(2, 2)
+
+
+def _stray(trainer, module, batch, count):
+    if count == 1:
+        module.unused.weight.grad = torch.ones_like(module.unused.weight)
+
+
+for when, kind in (("starts", AtStarts), ("ends", AtEnds)):
+    options = {"callbacks": lambda kind=kind: [kind(_stray)], "max_epochs": 3}
+    add(f"a gradient put where sinks {when}", HasUnused, options=options)
+
+
 class Carries(Weighted):
     """What it carries from step to step takes part where its shape fits."""
 
