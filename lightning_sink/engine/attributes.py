@@ -71,7 +71,7 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         return Same(value), ()
     if in_slots and isinstance(value, Tensor):
         return "tensor"
-    if in_slots and kind is list and value and all(isinstance(item, Tensor) for item in value):
+    if in_slots and kind is list and value and all(is_a(item, Tensor) for item in value):
         return kind, "tensors", len(value)
     if in_slots and kind in (tuple, list, dict):
         items = list(value.items()) if kind is dict else list(enumerate(value))

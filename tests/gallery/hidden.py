@@ -230,6 +230,7 @@ DEAD_IN = {"parent": _dead()}
 DEAD_PROXIES = {
     "an attribute": _dead,
     "a tuple": lambda: (_dead(),),
+    "a list": lambda: [_dead()],
     "a dictionary": lambda: {"parents": [_dead()]},
     "an object": Node,
     "nothing else": lambda: None,
