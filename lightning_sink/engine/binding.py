@@ -46,8 +46,7 @@ class Observation:
     appends: Appends
     note: Any
     gradients: list[tuple[Slot, bool]]
-    replaced: list[tuple[Slot, Any, Any]]
-    absent: list[Slot]
+    unread: list[tuple[Slot, Any, Any]]
 
     @property
     def way(self) -> Hashable:
@@ -90,13 +89,17 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     # Autograd adds to a gradient that is there and sets one that is not; no operation shows which.
     slots = [] if step.clears else [slot for slot in before.slots.values() if slot.is_gradient]
     gradients = [(slot, before.tensors[slot.name] is not None) for slot in slots]
-    names = {slot.name for slot in filled}
-    before_it = [slot for slot in before.slots.values() if slot.is_gradient and before.tensors[slot.name] is None]
-    absent = [slot for slot in before_it if step.clears and slot.name not in names]
-    of_others = [slot for slot in filled if not slot.is_gradient]
-    replaced = [(s, shape_of(before.tensors[s.name]), shape_of(after.tensors[s.name])) for s in of_others]
+    # A step may ask for the shape of what it replaces, and clears a gradient that somebody put where there was none: no
+    # operation shows either.
+    cleared_ones = [slot for slot in before.slots.values() if step.clears and slot.is_gradient]
+    absent = [s for s in cleared_ones if before.tensors[s.name] is after.tensors.get(s.name) is None]
+    replaced = [slot for slot in filled if not slot.is_gradient]
+    unread = [
+        (slot, shape_of(before.tensors[slot.name]), shape_of(after.tensors.get(slot.name)))
+        for slot in (*replaced, *absent)
+    ]
     seen = recorder, recording, leaves, before, filled, cleared
-    return Observation(*seen, spec, constants, *counts, result.note, gradients, replaced, absent)
+    return Observation(*seen, spec, constants, *counts, result.note, gradients, unread)
 
 
 def _check_gradients(recorder: Recorder, after: Snapshot, leaves: list[Tensor]) -> None:

@@ -73,10 +73,8 @@ class Program:
         self.reads_slots = bool(self._slots)
         left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
         finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
-        # A step may ask for the shape of what it replaces, and no operation shows that.
-        self._absent = observation.absent
-        self._replaced = [(slot, before) for slot, before, _ in observation.replaced]
-        self._reshaped = [(slot, before) for slot, before, after in observation.replaced if before != after]
+        self._unread = [(slot, before) for slot, before, _ in observation.unread]
+        self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
         # Another step would compute with what this one left.
         self._repeats = finds_same and not self.reads_slots and not self._reshaped
         logged = range(self.num_outputs, self.num_given)
@@ -110,10 +108,7 @@ class Program:
             return False
         if any(not torch.equal(tensor, value) for tensor, value in self._read):
             return False
-        if any(shape_of(slot.get()) != shape for slot, shape in self._replaced):
-            return False
-        # A gradient that somebody has put where there was none is cleared by the step; the recorded one had none.
-        if any(slot.get() is not None for slot in self._absent):
+        if any(shape_of(slot.get()) != shape for slot, shape in self._unread):
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
