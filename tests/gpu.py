@@ -1,6 +1,7 @@
 """What tests that need a GPU share: the one decorator, which skips them where there is none."""
 
 import contextlib
+import warnings
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ def needs_gpu(test):
 def no_synchronisation():
     """Has everything that waits for the device be an error."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # PyTorch says, once in a process, that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -20,6 +20,8 @@ LASTING_COMMANDS = (
 )
 LASTING_THREADS = (
     "InductorSubproc",  # reads the answers of that pool
+    "InductorSubprocHealth",  # asks it now and then whether it lives (torch 2.15)
+    "subproc_worker_timer",  # lets its processes go once they have had nothing to do for long
     "tqdm_monitor",  # one for the process; Inductor starts it too, by importing a progress bar
     "child-process-observer",  # of Lightning's launcher for several processes: looks every 5 seconds whether to end
 )

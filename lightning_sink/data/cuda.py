@@ -6,6 +6,7 @@ Not run on a GPU yet; `tests/data/test_device_gpu.py` is what will tell.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,8 +15,19 @@ from lightning_sink.data.device import Device
 from lightning_sink.data.streams import Streams
 
 
+@cache
+def _copying(index: int) -> torch.cuda.Stream:
+    """Returns the stream on which batches are copied to a device, the same for as long as the process lasts.
+
+    The allocator keeps what was freed for the stream that it was asked for on: with a stream for each training, batches
+    of the ones before would hold memory. PyTorch gives streams of one priority out again and again, and this one must
+    not be another's, whose work is captured.
+    """
+    return torch.cuda.Stream(index, priority=-1)
+
+
 class CudaStreams(Streams):
-    """A CUDA device with a stream of its own for copies.
+    """A CUDA device with a stream for copies, which all of the process's trainings share.
 
     Args:
         device: The device.
@@ -23,8 +35,7 @@ class CudaStreams(Streams):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Streams of one priority are given out again and again; this one must not be another's, whose work is captured.
-        self._copying = torch.cuda.Stream(device, priority=-1)
+        self._copying = _copying(torch.cuda.current_device() if device.index is None else device.index)
 
     def pinned(self, like: Tensor) -> Tensor:
         """Returns pinned memory, laid out like a tensor.

@@ -1,6 +1,6 @@
 """Everything of PyTorch's and Python's that is not public and that this room uses, with the reason.
 
-Torch 2.11 to 2.14, Python 3.10 to 3.13. `tests/data/test_private_names.py` fails with the name when an upgrade removes
+Torch 2.11 to 2.15, Python 3.10 to 3.13. `tests/data/test_private_names.py` fails with the name when an upgrade removes
 one.
 """
 

@@ -1,4 +1,4 @@
-"""What is entered of Inductor: its names that are not public, each with the reason; checked against torch 2.11 to 2.14.
+"""What is entered of Inductor: its names that are not public, each with the reason; checked against torch 2.11 to 2.15.
 
 A graph is compiled here with C++ of our own beside what Inductor generates, a part with each step and a part once for
 all of them (`interface.cpp`). `tests/engine/test_generated.py` fails with the name when an upgrade removes one.

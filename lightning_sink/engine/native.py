@@ -1,6 +1,6 @@
 """What runs compiled steps in a row, as Python calls it: the loop, its thread and its masks (`loop.cpp`).
 
-`torch._C._aoti`, which is private (torch 2.11 to 2.14), turns tensors into what generated code takes, and back, as
+`torch._C._aoti`, which is private (torch 2.11 to 2.15), turns tensors into what generated code takes, and back, as
 Inductor's own wrapper does. `tests/engine/test_generated.py` fails with the name when an upgrade removes it.
 """
 

@@ -1,4 +1,4 @@
-"""Every name of PyTorch's that is not public, with the reason; checked against torch 2.11 to 2.14.
+"""Every name of PyTorch's that is not public, with the reason; checked against torch 2.11 to 2.15.
 
 Those of Inductor, but for one table, are in `generated.py` and `native.py`.
 

@@ -102,3 +102,15 @@ def test_what_is_kept_stays_as_it_is():
                 queue.skip(len(rows))
     for (x, y), number in kept:
         same((x.cpu(), y.cpu()), source.make(number))
+
+
+@needs_gpu
+def test_trainings_one_behind_another_use_the_same_memory():
+    found = []
+    for _ in range(4):
+        device = Device(CudaStreams(torch.device("cuda")))
+        for _ in range(200):
+            device.send([torch.ones(1 << 16)]).take()
+        torch.cuda.synchronize()
+        found.append(torch.cuda.memory_reserved())
+    assert found == found[:1] * 4

@@ -59,7 +59,7 @@ def test_every_step_counts_and_the_last_one_is_returned(count, on_host):
 def test_rows_that_the_device_repeats_by_itself(count):
     step, total = adding(unroll=refuse), zeros()
     if not step.graphs.repeats():
-        pytest.skip("this PyTorch (2.14.1 or older), CUDA or driver has no loops in graphs that are used")
+        pytest.skip("this PyTorch (2.15.0 or older), CUDA or driver has no loops in graphs that are used")
     rows = torch.arange(4.0 * count).reshape(count, 4)
     for number in (1.0, 2.0, 3.0):
         row = step.row([total, None], [1], [rows.to(CUDA)], [2], count)
