@@ -6,6 +6,9 @@ import warnings
 import pytest
 import torch
 
+from lightning_sink.data.cuda import CudaStreams
+from lightning_sink.data.device import Device
+
 
 def needs_gpu(test):
     """Marks a test, and skips it without a CUDA device."""
@@ -23,3 +26,12 @@ def no_synchronisation():
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def memory_of_batches():
+    """Returns the bytes that are reserved once a training's batches, ten megabytes of them, have come and gone."""
+    device = Device(CudaStreams(torch.device("cuda", 0)))
+    kept = [device.send([torch.ones(1 << 16)]).take() for _ in range(40)]
+    del kept
+    torch.cuda.synchronize()  # the allocator asks whether both streams are done with them when it is asked next
+    return torch.cuda.memory_reserved()

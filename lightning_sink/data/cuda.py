@@ -17,11 +17,11 @@ from lightning_sink.data.streams import Streams
 
 @cache
 def _copying(index: int) -> torch.cuda.Stream:
-    """Returns the stream on which batches are copied to a device, the same for as long as the process lasts.
+    """Returns the stream on which trainings copy batches to a device, one after the other the same.
 
-    The allocator keeps what was freed for the stream that it was asked for on: with a stream for each training, batches
-    of the ones before would hold memory. PyTorch gives streams of one priority out again and again, and this one must
-    not be another's, whose work is captured.
+    The allocator gives freed memory only to the stream on which it was first asked for: with a stream for each
+    training, batches of the ones before would hold memory. PyTorch gives streams of one priority out again and again,
+    so it is of another priority than those whose work is captured.
     """
     return torch.cuda.Stream(index, priority=-1)
 
@@ -34,8 +34,8 @@ class CudaStreams(Streams):
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._copying = _copying(torch.cuda.current_device() if device.index is None else device.index)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._device, self._copying = torch.device(device.type, index), _copying(index)
 
     def pinned(self, like: Tensor) -> Tensor:
         """Returns pinned memory, laid out like a tensor.

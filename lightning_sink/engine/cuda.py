@@ -45,7 +45,8 @@ class CudaGraphs(Graphs):
         """Tries, once in a process, whether a graph can hold a loop that makes as many turns as it is told.
 
         Torch 2.14.1 and 2.15.0 can, but capture the body on a stream of its own: the memory of such a graph stays with
-        the process, and behind an error in the body neither capture ends. Ones are used that stay on the capture's.
+        the process, and behind an error in the body neither capture ends. Only loops whose body stays on the stream of
+        the capture are used.
         """
         if self._device not in _REPEATS:
             _REPEATS[self._device] = can_repeat_graphs() and self._try_to_repeat()

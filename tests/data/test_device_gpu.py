@@ -8,7 +8,7 @@ import torch
 from test_device import SENT, WAYS, Batches, X, same
 from test_queue import FakePace, queue_of, settle, shown
 
-from gpu import needs_gpu, no_synchronisation
+from gpu import memory_of_batches, needs_gpu, no_synchronisation
 from lightning_sink.data.cuda import CudaStreams
 from lightning_sink.data.device import Device
 from lightning_sink.data.options import QueueOptions
@@ -106,11 +106,6 @@ def test_what_is_kept_stays_as_it_is():
 
 @needs_gpu
 def test_trainings_one_behind_another_use_the_same_memory():
-    found = []
-    for _ in range(4):
-        device = Device(CudaStreams(torch.device("cuda")))
-        for _ in range(200):
-            device.send([torch.ones(1 << 16)]).take()
-        torch.cuda.synchronize()
-        found.append(torch.cuda.memory_reserved())
-    assert found == found[:1] * 4
+    torch.cuda.empty_cache()
+    found = [memory_of_batches() for _ in range(3)]
+    assert found == found[:1] * 3

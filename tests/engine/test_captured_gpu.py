@@ -8,9 +8,7 @@ import torch
 from test_captured import ON_HOST, counting, drawing
 from test_loop import in_a_row, recording, repeat
 
-from gpu import needs_gpu, no_synchronisation
-from lightning_sink.data.cuda import CudaStreams
-from lightning_sink.data.device import Device
+from gpu import memory_of_batches, needs_gpu, no_synchronisation
 from lightning_sink.engine.captured import CapturedStep
 from lightning_sink.engine.cuda import CudaGraphs
 from lightning_sink.engine.draws import Draw
@@ -150,16 +148,7 @@ def test_a_capture_that_fails_leaves_the_device_as_it_was():
     in_a_row(step, [zeros(), None], [1], [[zeros()]], []).launch()
     repeat(again, [total, None], [1], [[zeros() + 1]] * 21, [])
     assert float(total[0]) == 42.0
-    assert memory_of_batches() == memory_of_batches()  # what two streams used is given back
-
-
-def memory_of_batches():
-    """Returns how much is reserved behind many batches that were copied by another stream."""
-    device = Device(CudaStreams(CUDA))
-    for _ in range(1000):
-        device.send([torch.ones(1 << 16)]).take()
-    torch.cuda.synchronize()
-    return torch.cuda.memory_reserved()
+    assert memory_of_batches() == memory_of_batches()  # what the copying and the trainer's stream used is given back
 
 
 @needs_gpu

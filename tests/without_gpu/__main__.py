@@ -1,0 +1,73 @@
+"""Runs the tests that need a GPU without one, with pytest's options: `python tests/without_gpu -x -n 2`.
+
+Needs a CUDA build of torch for Linux, g++ and CUDA's headers (`CUDA_HOME`, by default /usr/local/cuda). What it shows:
+that streams, events, memory, captures, graphs and generators are used by CUDA's rules, and what trainings come to then.
+What it cannot show: anything of Inductor's kernels, in whose place recorded steps run, and of time. CI does not run it,
+since it has torch for CPUs.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+RUNTIME = [HERE / f"{name}.cpp" for name in ("device", "memory", "streams", "capture", "graphs", "kernels")]
+
+
+def build(folder: Path) -> None:
+    """Compiles what is older than its source."""
+    site = Path(torch.__file__).parent
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    wheel = site.parent / "nvidia" / "cu13" / "include"  # the headers of libraries, some of which a toolkit may lack
+    headers = ["-I", str(toolkit / "include"), "-isystem", str(wheel)]
+    of_torch = [
+        f"-I{site}/include",
+        f"-I{site}/include/torch/csrc/api/include",
+        f"-L{site}/lib",
+        f"-Wl,-rpath,{site}/lib",
+    ]
+    libraries = ["-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda"]
+    shared, runtime = ["-shared", "-fPIC", "-O1"], ["-L.", "-l:libruntime.so", f"-Wl,-rpath,{folder}"]
+    commands = {
+        "answers.o": ["gcc", "-c", "-fPIC", "-DRUNTIME", HERE / "answers.c"],
+        "libruntime.so": ["g++", "-std=c++20", *shared, *headers, *RUNTIME, "answers.o", "-ldl"],
+        "libcuda.so.1": ["gcc", *shared, *headers, HERE / "driver.c", HERE / "answers.c", *runtime],
+        "operations.so": [
+            "g++",
+            "-std=c++20",
+            *shared,
+            *headers,
+            *of_torch,
+            HERE / "operations.cpp",
+            *libraries,
+            *runtime,
+        ],
+    }
+    newest = max(path.stat().st_mtime for path in HERE.iterdir() if path.is_file())
+    for name, command in commands.items():
+        if not (folder / name).exists() or (folder / name).stat().st_mtime < newest:
+            print(f"building {name} ...", flush=True)
+            subprocess.run([*map(str, command), "-o", name], cwd=folder, check=True)
+
+
+def main() -> None:
+    folder = HERE.parents[1] / ".pytest_cache" / "without_gpu" / torch.__version__
+    folder.mkdir(parents=True, exist_ok=True)
+    build(folder)
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(folder),
+        "LD_PRELOAD": str(folder / "libruntime.so"),
+        "WITHOUT_GPU_DRIVER": str(folder / "libcuda.so.1"),
+        "WITHOUT_GPU_OPERATIONS": str(folder / "operations.so"),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "plugin", "-m", "gpu", *sys.argv[1:]]
+    os.execve(sys.executable, command, environment)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Puts operations on the host behind CUDA tensors, and recorded steps in the place of what Inductor compiles."""
+
+import os
+
+import torch
+
+torch.ops.load_library(os.environ["WITHOUT_GPU_OPERATIONS"])
+torch.cuda.init()
+torch.ops.without_gpu.install()
+
+# Of convolutions and attention, the ways that the host has too.
+torch.backends.cudnn.enabled = False
+torch.backends.cuda.enable_flash_sdp(False)
+torch.backends.cuda.enable_mem_efficient_sdp(False)
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+from lightning_sink.engine import on_device  # noqa: E402
+
+on_device.compile_graph = lambda graph, *_: (graph.forward, None)
