@@ -125,14 +125,12 @@ API cudaError_t cudaDeviceGetPCIBusId(char* b, int n, int) {
 API cudaError_t cudaDeviceSynchronize() {
   LOCK;
   for (auto c : captures)
-    if (c->mode != cudaStreamCaptureModeRelaxed || pthread_equal(c->thread, pthread_self())) {
-      if (c->mode == cudaStreamCaptureModeGlobal || pthread_equal(c->thread, pthread_self())) {
-        c->invalid = true;
-        RET(cudaErrorStreamCaptureUnsupported);
-      }
+    if (c->mode == cudaStreamCaptureModeGlobal || pthread_equal(c->thread, pthread_self())) {
+      c->invalid = true;
+      RET(cudaErrorStreamCaptureUnsupported);
     }
   run_all();
-  return cudaSuccess;
+  RET(failed);
 }
 API cudaError_t cudaGetLastError() {
   auto e = last;

@@ -67,7 +67,7 @@ API cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t s) {
   LOCK;
   auto x = (Exec*)e;
   RET(put(
-      stream_of(s), s,
+      stream_of(s),
       [=] {
         for (auto& d : defaults)
           if (d.second.second & cudaGraphCondAssignDefault) conditions[d.first] = d.second.first;

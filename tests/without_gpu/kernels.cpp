@@ -39,9 +39,9 @@ static cudaError_t launch(const void* f, void** args, cudaStream_t s) {
   if (name.find("set_conditional_handle") != std::string::npos) {
     auto h = *(cudaGraphConditionalHandle*)args[0];
     auto p = *(const bool**)args[1];
-    return put(stream_of(s), s, [=] { conditions[h] = *p; });
+    return put(stream_of(s), [=] { conditions[h] = *p; });
   }
-  return put(stream_of(s), s, [] {});
+  return put(stream_of(s), [] {});
 }
 API cudaError_t __cudaGetKernel(cudaKernel_t* k, const void* f) {
   *k = (cudaKernel_t)f;
@@ -88,6 +88,8 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char* n, void** f, unsign
 // for the driver's launches: put what a kernel does on a stream
 API int fake_put(void* s, void (*f)(void*), void* d) {
   LOCK;
-  return (int)err(put(stream_of((cudaStream_t)s), s, [=] { f(d); }), "cuLaunchKernel");
+  return (int)err(put(stream_of((cudaStream_t)s), [=] { f(d); }), "cuLaunchKernel");
 }
 API int fake_attribute(int a) { return attribute(a); }
+// for operations: one has failed
+API void fake_fail() { failed = cudaErrorLaunchFailure; }

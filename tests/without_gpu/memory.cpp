@@ -86,19 +86,19 @@ static cudaError_t copy(void* d, const void* s, size_t n, Stream* st) {
       st->capture->invalid = true;
       return cudaErrorStreamCaptureUnsupported;
     }  // pageable memory
-    return put(st, st, [=] { memmove(d, s, n); }, cudaGraphNodeTypeMemcpy);
+    return put(st, [=] { memmove(d, s, n); }, cudaGraphNodeTypeMemcpy);
   }
-  if (dd && sd) return put(st, st, [=] { memmove(d, s, n); });
+  if (dd && sd) return put(st, [=] { memmove(d, s, n); });
   if (dd && !hp) {
     auto tmp = std::make_shared<std::string>((const char*)s, n);
-    return put(st, st, [=] { memcpy(d, tmp->data(), n); });
+    return put(st, [=] { memcpy(d, tmp->data(), n); });
   }  // staged
   if (sd && !hp) {
-    put(st, st, [=] { memmove(d, s, n); });
+    put(st, [=] { memmove(d, s, n); });
     run_until(st, st->issued);
     return cudaSuccess;
   }
-  return put(st, st, [=] { memmove(d, s, n); });
+  return put(st, [=] { memmove(d, s, n); });
 }
 API cudaError_t cudaMemcpyAsync(void* d, const void* s, size_t n, cudaMemcpyKind, cudaStream_t st) {
   LOCK;
@@ -119,7 +119,7 @@ API cudaError_t cudaMemcpy2DAsync(void* d, size_t dp, const void* s, size_t sp, 
                                   cudaStream_t st) {
   LOCK;
   RET(put(
-      stream_of(st), st,
+      stream_of(st),
       [=] {
         for (size_t i = 0; i < h; i++) memmove((char*)d + i * dp, (const char*)s + i * sp, w);
       },
@@ -134,7 +134,7 @@ API cudaError_t cudaMemset(void* d, int v, size_t n) {
 }
 API cudaError_t cudaMemsetAsync(void* d, int v, size_t n, cudaStream_t st) {
   LOCK;
-  RET(put(stream_of(st), st, [=] { memset(d, v, n); }, cudaGraphNodeTypeMemset));
+  RET(put(stream_of(st), [=] { memset(d, v, n); }, cudaGraphNodeTypeMemset));
 }
 API cudaError_t cudaMallocAsync(void** p, size_t n, cudaStream_t) { return cudaMalloc(p, n); }
 API cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }

@@ -15,6 +15,7 @@
 #include <iostream>
 using c10::IValue;
 using torch::jit::Stack;
+extern "C" void fake_fail();
 namespace {
 at::Tensor raw(const at::Tensor& t) {
   if (!t.defined() || !t.is_cuda()) return t;
@@ -102,10 +103,12 @@ struct Work {
         }
     } catch (std::exception& e) {
       std::cerr << "[fake] " << op.schema().name() << ": " << std::string(e.what()).substr(0, 400) << "\n";
+      fake_fail();
     }
   }
 };
-extern "C" void run_work(void* w) { static_cast<Work*>(w)->run(); }
+void run_again(void* work) { static_cast<Work*>(work)->run(); }
+void run_once(void* work) { std::unique_ptr<Work>(static_cast<Work*>(work))->run(); }
 bool capturing(cudaStream_t s) {
   cudaStreamCaptureStatus st;
   cudaStreamIsCapturing(s, &st);
@@ -162,6 +165,7 @@ void boxed(const c10::OperatorHandle& op, Stack* stack) {
     cudaStreamSynchronize(stream);
     for (auto& v : in) w->args.push_back(mapped(v, raw, at::kCPU));
     Stack s = w->compute();
+    delete w;
     if (aliased) {
       for (size_t i = 0; i < n; i++) {
         auto* a = schema.arguments()[i].alias_info();
@@ -220,7 +224,7 @@ void boxed(const c10::OperatorHandle& op, Stack* stack) {
       Clean clean;
       for (auto& v : in) w->args.push_back(mapped(v, host_copy, at::kCPU));
     }
-    auto e = cudaLaunchHostFunc(stream, run_work, w);
+    auto e = cudaLaunchHostFunc(stream, capturing(stream) ? run_again : run_once, w);
     TORCH_CHECK(e == cudaSuccess, "CUDA error ", (int)e, " in ", schema.name());
   }
   torch::jit::drop(*stack, n);

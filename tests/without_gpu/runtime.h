@@ -73,7 +73,6 @@ struct Stream {
   std::deque<Fn> items;
   unsigned long long issued = 0, done = 0;
   int priority = 0;
-  unsigned flags = 0;
   Capture* capture = nullptr;
 };
 // The place in a stream, or the capture, in which an event was recorded.
@@ -119,7 +118,7 @@ inline void run_all() {
   }
 }
 // Gives a stream something to do, or a graph where the stream is captured.
-inline cudaError_t put(Stream* s, void* key, Fn f, cudaGraphNodeType t = cudaGraphNodeTypeKernel) {
+inline cudaError_t put(Stream* s, Fn f, cudaGraphNodeType t = cudaGraphNodeTypeKernel) {
   if (s->capture) {
     if (s->capture->invalid) return cudaErrorStreamCaptureInvalidated;
     s->capture->graph->nodes.push_back(new Node{std::move(f), t});
@@ -154,6 +153,14 @@ inline void invalidate_mine() {
     RET(cudaErrorStreamCaptureUnsupported); \
   }
 
+// The same, and for what asks about a stream that is captured.
+#define UNCAPTURED(stream)                  \
+  if ((stream)->capture) {                  \
+    (stream)->capture->invalid = true;      \
+    RET(cudaErrorStreamCaptureUnsupported); \
+  }                                         \
+  UNSAFE
+
 // The device's memory, as much as it has and as much as is given out; and the host's that copies need not wait for.
 inline const size_t TOTAL = 3ull << 30;
 inline size_t used = 0;
@@ -161,3 +168,6 @@ inline std::map<char*, size_t> dev, host;
 int attribute(int a);
 
 inline std::map<cudaGraphConditionalHandle, unsigned> conditions;  // of loops in graphs, by their handles
+
+// What an operation came to that failed when its stream came to it: whoever waits is told, from then on.
+inline cudaError_t failed = cudaSuccess;

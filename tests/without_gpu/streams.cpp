@@ -1,19 +1,18 @@
 // Streams and events.
 #include "runtime.h"
 
-static cudaError_t make(cudaStream_t* s, unsigned flags, int pr) {
+static cudaError_t make(cudaStream_t* s, int pr) {
   LOCK;
   static uintptr_t next = 0x1000;
   auto k = (cudaStream_t)(next += 16);
   auto st = stream_of(k);
   st->priority = pr;
-  st->flags = flags;
   *s = k;
   return cudaSuccess;
 }
-API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned f, int p) { return make(s, f, p); }
-API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned f) { return make(s, f, 0); }
-API cudaError_t cudaStreamCreate(cudaStream_t* s) { return make(s, 0, 0); }
+API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int p) { return make(s, p); }
+API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return make(s, 0); }
+API cudaError_t cudaStreamCreate(cudaStream_t* s) { return make(s, 0); }
 API cudaError_t cudaStreamDestroy(cudaStream_t s) {
   LOCK;
   run_until(stream_of(s), stream_of(s)->issued);
@@ -27,22 +26,14 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t s, int* p) {
 API cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   LOCK;
   auto st = stream_of(s);
-  if (st->capture) {
-    st->capture->invalid = true;
-    RET(cudaErrorStreamCaptureUnsupported);
-  }
-  UNSAFE;
+  UNCAPTURED(st);
   run_until(st, st->issued);
-  return cudaSuccess;
+  RET(failed);
 }
 API cudaError_t cudaStreamQuery(cudaStream_t s) {
   LOCK;
   auto st = stream_of(s);
-  if (st->capture) {
-    st->capture->invalid = true;
-    RET(cudaErrorStreamCaptureUnsupported);
-  }
-  UNSAFE;
+  UNCAPTURED(st);
   return st->done == st->issued ? cudaSuccess : cudaErrorNotReady;
 }
 API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e_, unsigned) {
@@ -67,15 +58,15 @@ API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e_, unsigned) {
   }
   auto other = e->stream;
   auto at = e->at;
-  return put(st, s, [=] { run_until(other, at); });
+  return put(st, [=] { run_until(other, at); });
 }
 API cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void* d) {
   LOCK;
-  RET(put(stream_of(s), s, [=] { f(d); }, cudaGraphNodeTypeHost));
+  RET(put(stream_of(s), [=] { f(d); }, cudaGraphNodeTypeHost));
 }
 API cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t f, void* d, unsigned) {
   LOCK;
-  RET(put(stream_of(s), s, [=] { f(s, cudaSuccess, d); }));
+  RET(put(stream_of(s), [=] { f(s, cudaSuccess, d); }));
 }
 
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned f) {
@@ -104,7 +95,7 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e_, cudaStream_t s, unsigne
   e->captured = false;
   e->recorded = true;
   e->stream = st;
-  auto r = put(st, s, [e] { e->when = std::chrono::steady_clock::now(); });
+  auto r = put(st, [e] { e->when = std::chrono::steady_clock::now(); });
   e->at = st->issued;
   RET(r);
 }
@@ -122,7 +113,7 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t e_) {
   auto e = (Event*)e_;
   if (e->captured) RET(cudaErrorCapturedEvent);
   if (e->recorded) run_until(e->stream, e->at);
-  return cudaSuccess;
+  RET(failed);
 }
 API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a_, cudaEvent_t b_) {
   LOCK;
