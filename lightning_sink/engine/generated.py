@@ -10,7 +10,7 @@ import ctypes
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -35,12 +35,14 @@ class Beside:
     """C++ beside what Inductor generates.
 
     Attributes:
+        headers: What generated code and this include, compiled beforehand, once.
         step: Is compiled with each step, before the generated function.
-        runtime: Is compiled once for all steps.
+        runtime: Is compiled once for all steps, behind the headers.
         calls: Functions of the former that take the place of the library's, with whether they take tensors of
             `bare.cpp`.
     """
 
+    headers: Sequence[str]
     step: str
     runtime: str
     calls: Mapping[str, bool]
@@ -81,7 +83,7 @@ def compile_graph(
         functorch_config.patch(enable_autograd_cache=False),
         nullcontext() if beside is None else _with_source(beside),
         nullcontext() if beside is None else _called_as_they_are(),
-        nullcontext() if beside is None else _compiled_meanwhile(beside.runtime) as runtime,
+        nullcontext() if beside is None else _compiled_meanwhile(_includes(beside.headers) + beside.runtime) as runtime,
         warnings.catch_warnings(),
     ):
         # Inductor's advice for GPUs; what is computed in is the user's choice.
@@ -137,12 +139,14 @@ def _with_source(beside: Beside) -> Iterator[None]:
     """Has C++ compiled with what Inductor generates, where that looks as expected.
 
     `CppWrapperCodeCache.load_pybinding` is where the C++ wrapper's text becomes a library, whether it was generated now
-    or found in Inductor's cache; the library's own cache goes by the text. The wrapper lets go of the interpreter's
-    lock for each step, which inside the loop would let a busy thread stop it for milliseconds.
+    or found in Inductor's cache; the library's own cache goes by the text. `_get_uncompiled_header` names the header
+    that is compiled beforehand: what it returns is put between "#include <" and ">". The wrapper lets go of the
+    interpreter's lock for each step, which inside the loop would let a busy thread stop it for milliseconds.
     """
     from torch._inductor.codecache import CppWrapperCodeCache
 
-    original = CppWrapperCodeCache.load_pybinding
+    original, of_torch = CppWrapperCodeCache.load_pybinding, CppWrapperCodeCache._get_uncompiled_header
+    ours = _includes(beside.headers).removeprefix("#include <").removesuffix(">\n")
 
     def load(*args: Any, main_code: str = "", num_outputs: int = -1, **kwargs: Any) -> Any:
         takes = _TAKES.findall(main_code)
@@ -154,13 +158,21 @@ def _with_source(beside: Beside) -> Iterator[None]:
             bare = _bare_step(main_code, [name for name, takes_bare in beside.calls.items() if takes_bare])
             filled = beside.step.replace("@INPUTS@", takes[0]).replace("@OUTPUTS@", str(num_outputs))
             filled = filled.replace("@BARE@", "true" if bare else "false")
-            main_code = hand_out_errors(main_code).replace(_ENTRY, f"{filled}\n{bare}\n{_ENTRY}")
+            main_code = hand_out_errors(main_code).replace(_ENTRY, f"{filled}\n{bare}\n{_LINE_OF_CALLS} {_ENTRY}")
         return original(*args, main_code=main_code, num_outputs=num_outputs, **kwargs)
 
-    with patch.object(CppWrapperCodeCache, "load_pybinding", load):
+    def header(device: str) -> str | None:
+        return ours if device == "cpu" else of_torch(device)
+
+    with patch.multiple(CppWrapperCodeCache, load_pybinding=load, _get_uncompiled_header=header):
         yield
 
 
+def _includes(headers: Iterable[str]) -> str:
+    return "".join(f"#include <{header}>\n" for header in headers)
+
+
+_LINE_OF_CALLS = "LIGHTNING_SINK_LINE_OF_CALLS"
 _AGAIN = re.compile(r"= (output_handles\[\d+\]);")
 """An output that is another one too."""
 
@@ -194,8 +206,8 @@ def _bare_step(code: str, calls: Iterable[str]) -> str:
         step = re.sub(rf"\b{name}\b", f"lightning_sink::bare::{bare}", step)
     for name in _BARE_CALLS:
         step = step.replace(f"{name}(", f"lightning_sink::bare::{name.removeprefix('aoti_torch_')}(")
-    head = "void lightning_sink::bare_step(bare::Tensor* input_handles, bare::Tensor* output_handles) {"
-    return f"{head}{step}}}\n"
+    head = "void lightning_sink::bare_step(bare::Tensor* input_handles, bare::Tensor* output_handles)"
+    return f"{_LINE_OF_CALLS} {head} {{{step}}}\n"
 
 
 def _find_loop(callable_code: Any, runtime: ctypes.PyDLL) -> NativeLoop | None:

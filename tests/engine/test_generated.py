@@ -29,7 +29,7 @@ def test_the_entry_into_inductor_is_there():
 def test_where_the_c_plus_plus_is_put_in_is_there():
     from torch._inductor.codecache import CppWrapperCodeCache
 
-    for name in ("load_pybinding", "load_async", "_load_library_inner"):
+    for name in ("load_pybinding", "load_async", "_load_library_inner", "_get_uncompiled_header"):
         assert callable(getattr(CppWrapperCodeCache, name, None)), f"`CppWrapperCodeCache.{name}` is gone"
     assert "submit_fn" in inspect.signature(CppWrapperCodeCache.load_async).parameters
     for name in ("unsafe_alloc_void_ptrs_from_tensors", "alloc_tensors_by_stealing_from_void_ptrs"):
