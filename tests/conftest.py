@@ -41,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # absent under `-p no:cacheprovider`
     if cache is not None:
         # What Inductor compiled once serves the whole suite and its next runs; processes that tests start inherit it.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.mkdir("inductor")))
+        # (By now it is set: to read the warnings that are no errors, pytest imports lightning, and that torch._dynamo.)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache.mkdir("inductor"))
         hypothesis.configuration.set_hypothesis_home_dir(cache.mkdir("hypothesis"))
 
 
