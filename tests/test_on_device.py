@@ -20,10 +20,13 @@ from torchmetrics.classification import MulticlassAccuracy
 from fake_device import DEVICE, FakeAccelerator, waits
 from fake_graphs import FakeGraphs
 from lightning_sink import SinkDataModule, SinkStrategy, data_sink
+from lightning_sink.data import pace
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.reuse import Reuse
+from lightning_sink.engine import chunks, on_device
 from lightning_sink.engine.block import Block
 from lightning_sink.engine.captured import CapturedStep
+from lightning_sink.engine.generated import compile_graph
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, both, loader, once
@@ -32,9 +35,28 @@ UNCOMPILED = "Inductor cannot compile the training step"
 """Inductor has no code for the fake device, so the recorded operations are captured as they are."""
 
 pytestmark = [
-    pytest.mark.usefixtures("fake"),
+    pytest.mark.usefixtures("fake", "unasked"),
     pytest.mark.filterwarnings(f"ignore:{UNCOMPILED}:lightning_sink.errors.SinkWarning"),
 ]
+
+
+@pytest.fixture
+def unasked(monkeypatch):
+    """Inductor is not asked, which takes it half a second for each step, and rows are as long as there are batches."""
+
+    def refuse(*arguments):
+        raise NotImplementedError("no code for the fake device")
+
+    monkeypatch.setattr(on_device, "compile_graph", refuse)
+    # By the clock rows of steps on a busy machine, where one may take milliseconds, would be too short for a loop.
+    monkeypatch.setattr(chunks, "_SECONDS", 1e3)
+    monkeypatch.setattr(pace, "_CHEAP", float("inf"))
+
+
+@pytest.fixture
+def asked(unasked, monkeypatch):
+    """Inductor is asked after all."""
+    monkeypatch.setattr(on_device, "compile_graph", compile_graph)
 
 
 class Nesterov(Net):
@@ -489,7 +511,7 @@ def test_nothing_waits_for_the_device_inside_a_sink(make, engine, data, monkeypa
     assert counted.sinks[1:] == [expected] * 7
 
 
-def test_what_cannot_be_compiled_or_captured_is_said_once_and_trained(fake, monkeypatch):
+def test_what_cannot_be_compiled_or_captured_is_said_once_and_trained(fake, asked, monkeypatch):
     from fake_graphs import FakeGraphs
 
     def capture(self, body, left=None):
@@ -507,7 +529,7 @@ def test_what_cannot_be_compiled_or_captured_is_said_once_and_trained(fake, monk
     )
 
 
-def test_what_cannot_be_compiled_is_an_error_where_that_was_asked_for():
+def test_what_cannot_be_compiled_is_an_error_where_that_was_asked_for(asked):
     strategy = SinkStrategy(6, epoch="dataset", engine="cudagraph", fallback="error")
     with pytest.raises(CompileError, match=UNCOMPILED):
         once(Net, loader, strategy, **options())
