@@ -2,8 +2,9 @@
 
 Needs a CUDA build of torch for Linux, g++ and CUDA's headers (`CUDA_HOME`, by default /usr/local/cuda). What it shows:
 that streams, events, memory, captures, graphs and generators are used by CUDA's rules, and what trainings come to then.
-What it cannot show: anything of Inductor's kernels, in whose place recorded steps run, and of time. CI does not run it,
-since it has torch for CPUs.
+In the place of what Inductor compiles, recorded steps run; with `--interpreted` Inductor's own kernels do, which takes
+ten times as long (`interpreted.py`). What it cannot show: anything of time. CI does not run it, since it has torch for
+CPUs.
 """
 
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).resolve().parent
+INTERPRETED = "--interpreted"
 RUNTIME = [HERE / f"{name}.cpp" for name in ("device", "memory", "streams", "capture", "graphs", "kernels")]
 
 
@@ -65,7 +67,11 @@ def main() -> None:
         "WITHOUT_GPU_OPERATIONS": str(folder / "operations.so"),
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-m", "pytest", "-p", "plugin", "-m", "gpu", *sys.argv[1:]]
+    options = sys.argv[1:]
+    if INTERPRETED in options:
+        options.remove(INTERPRETED)
+        environment["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, "-m", "pytest", "-p", "plugin", "-m", "gpu", *options]
     os.execve(sys.executable, command, environment)
 
 

@@ -1,4 +1,4 @@
-"""Puts operations on the host behind CUDA tensors, and recorded steps in the place of what Inductor compiles."""
+"""Puts operations on the host behind CUDA tensors; Inductor's kernels are interpreted, or recorded steps run."""
 
 import os
 
@@ -14,6 +14,11 @@ torch.backends.cuda.enable_flash_sdp(False)
 torch.backends.cuda.enable_mem_efficient_sdp(False)
 torch.backends.cuda.enable_cudnn_sdp(False)
 
-from lightning_sink.engine import on_device  # noqa: E402
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import interpreted
 
-on_device.compile_graph = lambda graph, *_: (graph.forward, None)
+    interpreted.install()
+else:
+    from lightning_sink.engine import on_device
+
+    on_device.compile_graph = lambda graph, *_: (graph.forward, None)

@@ -25,7 +25,20 @@
 #define API extern "C" __attribute__((visibility("default")))
 using Fn = std::function<void()>;
 inline std::recursive_mutex mutex;
-#define LOCK std::lock_guard<std::recursive_mutex> lock(mutex)
+// Whoever has to wait for that lets go of Python's own lock: who has it may run Python (interpreted.py).
+struct Locked {
+  Locked() {
+    if (mutex.try_lock()) return;
+    static auto has = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    static auto release = (void* (*)())dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+    static auto acquire = (void (*)(void*))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
+    void* thread = has && has() ? release() : nullptr;
+    mutex.lock();
+    if (thread) acquire(thread);
+  }
+  ~Locked() { mutex.unlock(); }
+};
+#define LOCK Locked lock
 inline thread_local cudaError_t last = cudaSuccess;
 inline thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 inline bool eager() {
