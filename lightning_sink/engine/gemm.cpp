@@ -3,6 +3,7 @@
 // The library's cost a microsecond of dispatch each, and are made for large ones. Measured in
 // examples/benchmarks/RESULTS.md.
 
+#include <ATen/cpu/vec/vec.h>
 #include <omp.h>
 #include <torch/csrc/inductor/cpp_prefix.h>
 

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import fx
 
 from lightning_sink.engine.generated import missing_compiler
@@ -58,6 +59,17 @@ def test_products_are_right(largest, two_threads):
         scale = expected.abs().max()
         shapes = [tuple(tensor.shape) for tensor in given]
         assert (found - expected).abs().max() <= 2e-6 * scale, (operation, shapes)
+
+
+def test_a_processor_without_vectors():
+    graph = fx.Graph()
+    left, right = graph.placeholder("left"), graph.placeholder("right")
+    graph.output((graph.call_function(OPERATIONS.mm.default, (left, right)),))
+    inputs = [torch.randn(5, 7), torch.randn(7, 11)]
+    # Without headers that are compiled beforehand: for these options nobody else needs them.
+    with torch._inductor.config.patch({"cpp.simdlen": 1, "cpp_cache_precompile_headers": False}):
+        (found,) = compile_inductor(Recording(graph, inputs=inputs, largest=10))(*inputs)
+    torch.testing.assert_close(found, inputs[0] @ inputs[1])
 
 
 @pytest.mark.parametrize("largest", [10, 1 << 20], ids=["one thread", "two threads"])
