@@ -1,5 +1,6 @@
 """Each test starts from the same state and leaves the process as it found it: no thread, no child, no file."""
 
+import functools
 import gc
 import importlib
 import itertools
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
+from lightning.fabric.utilities import registry
 
 import leaks
 from lightning_sink.data.turn import NumpyTurns
@@ -32,6 +34,12 @@ hypothesis.settings.load_profile("repeatable")
 
 torch.set_num_threads(1)
 
+# Each Trainer reads the names of all that is installed, in search of callbacks: half of the time that it takes to make.
+registry.entry_points = functools.cache(registry.entry_points)
+
+# What trainings leave is collected a tenth as often: they make many objects, and few of these are garbage.
+gc.set_threshold(10 * gc.get_threshold()[0], *gc.get_threshold()[1:])
+
 # A shell lets what it runs in the background ignore Ctrl-C, which tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,7 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # absent under `-p no:cacheprovider`
     if cache is not None:
         # What Inductor compiled once serves the whole suite and its next runs; processes that tests start inherit it.
-        # (By now it is set: to read the warnings that are no errors, pytest imports lightning, and that torch._dynamo.)
+        # (Whether somebody has set it is not known: to read which warnings are no errors, pytest has imported lightning,
+        # that torch._dynamo, and that sets it.)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache.mkdir("inductor"))
         hypothesis.configuration.set_hypothesis_home_dir(cache.mkdir("hypothesis"))
 
