@@ -49,8 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # absent under `-p no:cacheprovider`
     if cache is not None:
         # What Inductor compiled once serves the whole suite and its next runs; processes that tests start inherit it.
-        # (Whether somebody has set it is not known: to read which warnings are no errors, pytest has imported lightning,
-        # that torch._dynamo, and that sets it.)
+        # (Whether somebody has set it is not known: to read which warnings are no errors, pytest has imported
+        # lightning, that torch._dynamo, and that sets it.)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache.mkdir("inductor"))
         hypothesis.configuration.set_hypothesis_home_dir(cache.mkdir("hypothesis"))
 
