@@ -27,7 +27,9 @@ KERNELS: dict[int, Callable[[], None]] = {}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in ("abs", "ceil", "cos", "exp", "exp2", "expm1", "floor", "fmod", "isinf")},
     **{name: getattr(np, name) for name in ("isnan", "log", "log1p", "log2", "sin", "sqrt", "tanh", "trunc")},
+    "add_rn": np.add,
     "erf": np.vectorize(math.erf),
+    "mul_rn": np.multiply,
     "nearbyint": np.rint,
     "pow": np.power,
     "rsqrt": lambda x: 1 / np.sqrt(x),
