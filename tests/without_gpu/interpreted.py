@@ -69,10 +69,13 @@ def RUN(number: int) -> None:
         RUNTIME.fake_fail()
 
 
-def of_library(function: Callable[..., Any]) -> Callable[..., tl.tensor]:
+def of_library(name: str) -> Callable[..., tl.tensor]:
     """Returns a function of CUDA's library."""
 
     def call(*given: Any) -> tl.tensor:
+        function = FUNCTIONS.get(name)
+        if function is None:
+            raise NotImplementedError(f"`libdevice.{name}` is not in `interpreted.FUNCTIONS`")
         tensors = [interpreter.interpreter_semantic.to_tensor(value) for value in given]
         first = tensors[0]
         data = function(*(tensor.handle.data for tensor in tensors)).astype(first.handle.data.dtype)
@@ -85,5 +88,6 @@ def install() -> None:
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda fn: None  # at each call of each function, and back, it takes longer than the call
     interpreter.GridExecutor.__call__ = launch
-    for name, function in FUNCTIONS.items():
-        setattr(libdevice, name, of_library(function))
+    for name, found in inspect.getmembers(libdevice, inspect.isfunction):
+        if found.__module__ == libdevice.__name__:
+            setattr(libdevice, name, of_library(name))
