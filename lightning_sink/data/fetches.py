@@ -37,13 +37,14 @@ class Fetches:
         prepares: Whether batches are prepared where they are fetched.
         stage: Who is late where a fetch on the queue's thread does not return.
         since: When the last one there began, on the clock of `time.perf_counter`.
+        sending_seconds: What it took to send the last batch that was fetched on the trainer's thread.
     """
 
     def __init__(
         self, source: Source, device: Device | None, prepare: Callable[[Any], Any] | None, telemetry: Telemetry
     ) -> None:
         self.source, self.prepares = source, prepare is not None
-        self.stage, self.since = _LOADER, 0.0
+        self.stage, self.since, self.sending_seconds = _LOADER, 0.0, 0.0
         self._device, self._prepare, self._telemetry = device, prepare, telemetry
 
     def begin(self) -> None:
@@ -70,7 +71,10 @@ class Fetches:
                 self.stage = _HOOKS
                 batch = self._prepare(batch)
             if self._device is not None:
+                fetched = time.perf_counter()
                 batch = self._device.send(batch)
+                if not on_thread:
+                    self.sending_seconds = time.perf_counter() - fetched
         except BaseException as error:
             self.note_place(error, note, on_thread)
             raise
