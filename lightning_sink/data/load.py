@@ -37,6 +37,8 @@ class Load(Run):
         room: Bytes that the copy may have.
     """
 
+    grows = False  # once it has been sent, before which nobody else has it
+
     def __init__(
         self,
         streams: Streams,
@@ -74,6 +76,11 @@ class Load(Run):
         self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
         self.add(found)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is room for no other batch."""
+        return len(self._kept) >= self._most
 
     def add(self, found: Found) -> bool:
         """Takes what was found as the last, whose memory may be filled again then.

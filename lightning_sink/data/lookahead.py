@@ -25,8 +25,9 @@ from lightning_sink.data.supply import Supply
 from lightning_sink.data.texts import LATE
 from lightning_sink.errors import warn_at
 
-_COPY = 16 << 20
-"""Bytes that are sent to a device by one copy: so many are pinned before it is known how many batches there will be."""
+_COPY = 32 << 20
+"""Bytes that are sent to a device by one copy: so many are pinned before it is known how many batches there will be.
+What goes by one copy is the most of a row."""
 
 _SECONDS = 0.05
 """What batches that are looked at in one go may take to fetch: Ctrl-C takes effect between two goes."""
@@ -86,7 +87,7 @@ class LookAhead:
         """Returns at most so many batches that are alike, behind the first `behind` ones; None where there are none."""
         most = min(most, self._most, self._lending.most - behind)
         missing = behind + most - len(self._early)
-        if missing > 0 and self._failure is None:
+        if missing > 0 and self._failure is None and self._early.grows(behind):
             self._look_further(missing, due=behind == len(self._early))
         return self._early.part(behind, most)
 
@@ -194,11 +195,10 @@ class LookAhead:
 
     def _keep(self, found: Found, more: int) -> bool:
         """Keeps what was found; tells whether more may be fetched, and there may be so many."""
-        if self._filling is not None and self._filling.add(found):
-            return True
-        self._send()
-        self._filling = self._load(found, more)
-        return self._filling is not None or self._hold(found)
+        if self._filling is None or not self._filling.add(found):
+            self._send()
+            self._filling = self._load(found, more)
+        return self._hold(found) if self._filling is None else not self._filling.is_full
 
     def _hold(self, found: Found) -> bool:
         """Keeps a batch as it is, or a copy; tells whether another may be fetched, which may fill its memory again."""

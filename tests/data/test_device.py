@@ -11,6 +11,7 @@ import collections
 import ctypes
 import itertools
 import threading
+import time
 import weakref
 from collections import OrderedDict, namedtuple
 from unittest import mock
@@ -21,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_queue import LONG, FakePace, Numbers, queue_of, settle, shown
 
+from lightning_sink.data import lookahead
 from lightning_sink.data.device import Device
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.streams import Streams
@@ -643,6 +645,44 @@ def test_small_batches_are_sent_by_one_copy(groups):
             assert len(queue.look_ahead(16)) == 16
             queue.skip(16)
         assert fake.copies == copies + 10
+
+
+def test_rows_are_as_long_as_a_copy_wherever_those_before_them_end(monkeypatch):
+    """A batch takes 512 bytes there: a copy takes 32. Remainders of copies would make short rows of long ones."""
+    monkeypatch.setattr(lookahead, "_COPY", 33 * 512)
+    fake, rows, behind = Fake([COPY]), [], 0
+    with queue_of(Batches([500]), FakePace(False), QueueOptions(buffer_size=100), device=Device(fake)) as queue:
+        queue.expect(400)
+        queue.take()
+        for most in (8, 32, 100, 77, 100, 100, 100):  # the next one is looked for while the one before it is trained
+            rows.append(len(queue.look_ahead(most, behind)))
+            if behind:
+                queue.skip(behind)
+            behind = rows[-1]
+    assert rows == [8, *[32] * 6]
+
+
+def test_the_pace_does_not_go_by_what_it_takes_to_send_a_batch(monkeypatch):
+    """Batches in a row are sent at once: by themselves each would seem to take long to fetch."""
+    fake, pace, now = Fake([COPY]), FakePace(False), [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    send, fetch = Device.send, Batches.fetch
+
+    def spend(seconds, function):
+        def spending(*arguments):
+            now[0] += seconds
+            return function(*arguments)
+
+        return spending
+
+    monkeypatch.setattr(Device, "send", spend(5.0, send))
+    monkeypatch.setattr(Batches, "fetch", spend(0.25, fetch))
+    with queue_of(Batches([500]), pace, QueueOptions(buffer_size=4), device=Device(fake)) as queue:
+        queue.expect(40)
+        for _ in range(20):
+            queue.take()
+            now[0] += 1.0
+    assert pace.notes == [(0.25, 1.25)] * 19
 
 
 def test_memory_is_given_out_again():
