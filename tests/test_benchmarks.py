@@ -41,6 +41,12 @@ def tables(text: str) -> list[list[list[str]]]:
     return [[line.strip("| ").split(" | ") for line in table.splitlines()] for table in found]
 
 
+def test_what_is_timed_on_a_gpu_is_there(benchmarks):
+    watch = importlib.import_module("gpu").Watch(steps=10)
+    with watch.watching():
+        pass
+
+
 def test_the_suite_compares_sides_and_skips_what_is_absent(tmp_path):
     out, drawn = tmp_path / "suite.md", tmp_path / "suite.svg"
     chart = ("--chart", str(drawn)) if importlib.util.find_spec("matplotlib") else ()

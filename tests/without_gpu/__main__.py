@@ -1,5 +1,8 @@
 """Runs the tests that need a GPU without one, with pytest's options: `python tests/without_gpu -x -n 2`.
 
+Or a script, last on the line: `FAKE_IDLE=1 python tests/without_gpu --run examples/benchmarks/gpu.py --models MLP` says
+what the host does for each step where a graph takes no time.
+
 Needs a CUDA build of torch for Linux, g++ and CUDA's headers (`CUDA_HOME`, by default /usr/local/cuda). What it shows:
 that streams, events, memory, captures, graphs and generators are used by CUDA's rules, and what trainings come to then.
 In the place of what Inductor compiles, recorded steps run; with `--interpreted` Inductor's own kernels do, which takes
@@ -15,7 +18,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).resolve().parent
-INTERPRETED = "--interpreted"
+INTERPRETED, RUN = "--interpreted", "--run"
 RUNTIME = [HERE / f"{name}.cpp" for name in ("device", "memory", "streams", "capture", "graphs", "kernels")]
 
 
@@ -72,6 +75,9 @@ def main() -> None:
         options.remove(INTERPRETED)
         environment["TRITON_INTERPRET"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "plugin", "-m", "gpu", *options]
+    if RUN in options:
+        command = [sys.executable, *options[options.index(RUN) + 1 :]]
+        environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "startup"), environment["PYTHONPATH"]])
     os.execve(sys.executable, command, environment)
 
 

@@ -4,6 +4,7 @@
 static std::map<cudaGraphConditionalHandle, std::pair<unsigned, unsigned>> defaults;
 static cudaGraphConditionalHandle next_h = 1;
 static void run(const std::vector<Node*>& nodes) {
+  if (idle()) return;
   for (auto n : nodes)
     if (n->fn) n->fn();
 }

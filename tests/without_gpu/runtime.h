@@ -2,7 +2,7 @@
 //
 // Memory is the host's. A stream is a line of what it was given, none of which happens before somebody waits for it:
 // the latest that CUDA allows, so that whatever is read, changed or given back too early shows. (FAKE_EAGER=1: at
-// once.) Captures refuse what CUDA's refuse. Kernels do nothing, but for the one that sets the condition of a loop in a
+// once.) FAKE_IDLE=1: graphs do nothing, and take no time. Captures refuse what CUDA's refuse. Kernels do nothing, but for the one that sets the condition of a loop in a
 // graph; what operations compute is done by operations.cpp. FAKE_VERBOSE=1 says which calls gave an error.
 #pragma once
 #include <cuda_runtime_api.h>
@@ -44,6 +44,10 @@ inline thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlo
 inline bool eager() {
   static bool e = getenv("FAKE_EAGER") != nullptr;
   return e;
+}
+inline bool idle() {
+  static bool i = getenv("FAKE_IDLE") != nullptr;
+  return i;
 }
 inline bool verbose() {
   static bool e = getenv("FAKE_VERBOSE") != nullptr;
@@ -110,14 +114,23 @@ inline Stream* stream_of(cudaStream_t s) {
   if (!p) p = std::make_shared<Stream>();
   return p.get();
 }
+// What a thread did for the device, in seconds on a processor.
+inline thread_local double ran = 0;
+inline double thread_time() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec + now.tv_nsec * 1e-9;
+}
 // Has a stream do what it was given first, up to so much of it.
 inline void run_until(Stream* s, unsigned long long at) {
+  double began = thread_time(), before = ran;
   while (s->done < at && !s->items.empty()) {
     Fn f = std::move(s->items.front());
     s->items.pop_front();
     f();
     s->done++;
   }
+  ran = before + thread_time() - began;  // what it had another stream do is in it once
 }
 inline void run_all() {
   bool more = true;
