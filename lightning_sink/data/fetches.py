@@ -37,7 +37,7 @@ class Fetches:
         prepares: Whether batches are prepared where they are fetched.
         stage: Who is late where a fetch on the queue's thread does not return.
         since: When the last one there began, on the clock of `time.perf_counter`.
-        sending_seconds: What it took to send the last batch that was fetched on the trainer's thread.
+        sending_seconds: What it took to send the batch that `fetch` has just returned on the trainer's thread.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Fetches:
                 self.stage = _HOOKS
                 batch = self._prepare(batch)
             if self._device is not None:
-                fetched = time.perf_counter()
+                sending = time.perf_counter()
                 batch = self._device.send(batch)
                 if not on_thread:
-                    self.sending_seconds = time.perf_counter() - fetched
+                    self.sending_seconds = time.perf_counter() - sending
         except BaseException as error:
             self.note_place(error, note, on_thread)
             raise

@@ -35,9 +35,10 @@ class Load(Run):
         rebuild: Makes a batch of others in their place.
         most: How many there may be.
         room: Bytes that the copy may have.
-    """
 
-    grows = False  # once it has been sent, before which nobody else has it
+    Attributes:
+        fit: How many such batches have room there.
+    """
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class Load(Run):
             self._layouts.append(_Layout(tensor, self._size))
             self._size += -(-self._layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
         fit = room // max(1, self._size)
-        self._most = max(count_of(found), min(most, fit - fit % _ROW if fit > _ROW else fit))
+        self.fit = max(1, fit - fit % _ROW if fit > _ROW else fit)
+        self._most = max(count_of(found), min(most, self.fit))
         whole = torch.empty(max(1, self._size * self._most), dtype=torch.uint8, device="meta")
         arena = streams.pinned(whole)
         self._base = arena.data_ptr()
@@ -76,11 +78,6 @@ class Load(Run):
         self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
         self.add(found)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there is room for no other batch."""
-        return len(self._kept) >= self._most
 
     def add(self, found: Found) -> bool:
         """Takes what was found as the last, whose memory may be filled again then.

@@ -26,8 +26,8 @@ from lightning_sink.data.texts import LATE
 from lightning_sink.errors import warn_at
 
 _COPY = 32 << 20
-"""Bytes that are sent to a device by one copy: so many are pinned before it is known how many batches there will be.
-What goes by one copy is the most of a row."""
+"""Bytes that are sent to a device by one copy: so many are pinned before it is known how many batches there will be. A
+row is at most what one copy brings."""
 
 _SECONDS = 0.05
 """What batches that are looked at in one go may take to fetch: Ctrl-C takes effect between two goes."""
@@ -63,6 +63,7 @@ class LookAhead:
         self._on_thread = options.timeout is not None
         self._early = Early(lambda count, size: self._producer.hold(-count, -size))
         self._filling: Load | None = None  # what batches are packed into at present
+        self._one_copy: int | None = None  # how many go by one copy; None for as many as there are
         self._failure: BaseException | None = None
         self.size = 0
 
@@ -87,12 +88,14 @@ class LookAhead:
         """Returns at most so many batches that are alike, behind the first `behind` ones; None where there are none."""
         most = min(most, self._most, self._lending.most - behind)
         missing = behind + most - len(self._early)
-        if missing > 0 and self._failure is None and self._early.grows(behind):
+        if missing > 0 and self._failure is None:
             self._look_further(missing, due=behind == len(self._early))
         return self._early.part(behind, most)
 
     def _look_further(self, batches: int, due: bool) -> None:
         began, held = time.perf_counter(), len(self._early)
+        if self._one_copy is not None:
+            batches = min(batches, self._one_copy)
         supply, source = self._supply, self._fetches.source
         if supply.looks_ahead:
             if supply.is_from_ahead():  # on the thread, a draw waits for its turn
@@ -195,10 +198,14 @@ class LookAhead:
 
     def _keep(self, found: Found, more: int) -> bool:
         """Keeps what was found; tells whether more may be fetched, and there may be so many."""
-        if self._filling is None or not self._filling.add(found):
-            self._send()
-            self._filling = self._load(found, more)
-        return self._hold(found) if self._filling is None else not self._filling.is_full
+        if self._filling is not None and self._filling.add(found):
+            return True
+        self._send()
+        self._filling = self._load(found, more)
+        if self._filling is None:
+            return self._hold(found)
+        self._one_copy = self._filling.fit
+        return True
 
     def _hold(self, found: Found) -> bool:
         """Keeps a batch as it is, or a copy; tells whether another may be fetched, which may fill its memory again."""

@@ -153,10 +153,10 @@ class BatchQueue:
         item, note, size = self._supply.next()
         self._early.size = size
         batch = item.take() if type(item) is Arriving else item
-        now, aside = time.perf_counter(), self._supply.aside_seconds
+        now, watching, sending = time.perf_counter(), self._supply.watching_seconds, self._supply.sending_seconds
         self._telemetry.taken(now - began, size, depth)
         if self._last_take and (self._supply.sure or not self._pace.ahead):
-            self._pace.note(now - began - aside, now - self._last_take - aside)
+            self._pace.note(now - began - watching, now - self._last_take - watching, sending)
         self._last_take = now
         self._lending.look_at(batch, sent=batch is not item)
         return batch, note

@@ -40,10 +40,7 @@ class Run(ABC):
 
     Attributes:
         first: Number of the first that was not taken.
-        grows: Whether others may be added.
     """
-
-    grows = True
 
     def __init__(self) -> None:
         self.first = 0
@@ -233,11 +230,6 @@ class Early:
                 return Part(run, run.first + begin, run.first + end) if end > begin else None
             begin -= len(run)
         return None
-
-    def grows(self, begin: int) -> bool:
-        """Tells whether batches that are fetched now could come into the part behind the first `begin` ones."""
-        left = len(self) - begin
-        return left <= 0 or (self._runs[-1].grows and left <= len(self._runs[-1]))
 
     def take(self, count: int) -> tuple[Any, list[Any]]:
         """Forgets the first batches, which are alike; returns the last of them, and the notes of all."""

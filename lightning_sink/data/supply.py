@@ -53,8 +53,8 @@ class Supply:
         pace: Which way is taken.
         sure: Whether a batch may be fetched while another is held: no memory is filled again, as far as is known.
         draws: Whether a fetch was seen to draw.
-        aside_seconds: What it took to send the last batch here, and to see whether its fetch drew. The pace is not to
-            go by that: once it is settled, nothing is watched, and many batches are sent at once.
+        watching_seconds: What it took to see whether the last fetch drew: the pace is not to go by that.
+        sending_seconds: What it took to send the last batch to a device, if that was done here.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Supply:
         self._ahead = fetches.weakly()
         self._probes, self._drawn = _PROBES, 0
         self._begins, self.draws, self._watched = True, False, 0
-        self.aside_seconds = 0.0
+        self.watching_seconds = self.sending_seconds = 0.0
         self._looks_ahead = not in_step_because and not options.early_preload
         self.sure = False
         if in_step_because:
@@ -138,7 +138,7 @@ class Supply:
 
     def next(self) -> Found:
         """Returns the next batch, whose turn it is; notices whether a fetch in step draws, but a traversal's first."""
-        began, self.aside_seconds = time.perf_counter(), 0.0
+        began, self.watching_seconds, self.sending_seconds = time.perf_counter(), 0.0, 0.0
         begins, self._begins = self._begins or self._fetches.source.begin_due, False
         if begins or self.pace.ahead or self._watched >= _QUIET_FOR or self.draws or not self._looks_ahead:
             return self._next()
@@ -148,7 +148,7 @@ class Supply:
         fetch_ended = time.perf_counter()
         self.draws = has_drawn()
         self._watched += 1
-        self.aside_seconds += time.perf_counter() - fetch_ended + fetch_began - began
+        self.watching_seconds = time.perf_counter() - fetch_ended + fetch_began - began
         return found
 
     def is_from_ahead(self) -> bool:
@@ -214,7 +214,7 @@ class Supply:
         self.producer.wanted -= 1
         try:
             found = self._fetches.fetch(True)
-            self.aside_seconds += self._fetches.sending_seconds
+            self.sending_seconds = self._fetches.sending_seconds
             return found
         except NotYet:
             self.producer.wanted += 1

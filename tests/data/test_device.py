@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_queue import LONG, FakePace, Numbers, queue_of, settle, shown
+from test_queue import LONG, Failure, FakePace, Numbers, queue_of, settle, shown
 
 from lightning_sink.data import lookahead
 from lightning_sink.data.device import Device
@@ -191,10 +191,6 @@ def memory(tensor):
     return ctypes.string_at(dense.data_ptr(), dense.nbytes) if dense.nbytes else b""
 
 
-class Failure(Exception):
-    pass
-
-
 class Batches(Numbers):
     """Gives batches that are told from each other by their number, some of them in the same memory again and again.
 
@@ -308,6 +304,8 @@ def test_every_step_reads_its_own_batch(
     issued = train(fake, source, sinks, ways, patience, QueueOptions(buffer_size=size, timeout=timeout))
     assert fake.violations == []
     assert issued == sorted(set(issued) - failures)
+    if not any(how == "restart" for *_, how in sinks):  # which forgets what was fetched
+        assert set(range(max(issued, default=0))) <= set(issued) | failures
 
 
 PLENTY = [(9, 3, "rest")]
@@ -647,23 +645,26 @@ def test_small_batches_are_sent_by_one_copy(groups):
         assert fake.copies == copies + 10
 
 
-def test_rows_are_as_long_as_a_copy_wherever_those_before_them_end(monkeypatch):
+@pytest.mark.parametrize("groups", [[1], [16], [5, 16, 3, 16, 16]], ids=str)
+def test_rows_are_as_long_as_a_copy_wherever_those_before_them_end(monkeypatch, groups):
     """A batch takes 512 bytes there: a copy takes 32. Remainders of copies would make short rows of long ones."""
     monkeypatch.setattr(lookahead, "_COPY", 33 * 512)
+    monkeypatch.setattr(lookahead, "_SECONDS", LONG)
     fake, rows, behind = Fake([COPY]), [], 0
-    with queue_of(Batches([500]), FakePace(False), QueueOptions(buffer_size=100), device=Device(fake)) as queue:
+    source = Batches([500], groups=groups)
+    with queue_of(source, FakePace(False), QueueOptions(buffer_size=100), device=Device(fake)) as queue:
         queue.expect(400)
         queue.take()
-        for most in (8, 32, 100, 77, 100, 100, 100):  # the next one is looked for while the one before it is trained
+        for most in (8, 32, 100, 36, 77, 100, 100):  # the next one is looked for while the one before it is trained
             rows.append(len(queue.look_ahead(most, behind)))
             if behind:
                 queue.skip(behind)
             behind = rows[-1]
+        assert source.begun == 1 + sum(rows)
     assert rows == [8, *[32] * 6]
 
 
-def test_the_pace_does_not_go_by_what_it_takes_to_send_a_batch(monkeypatch):
-    """Batches in a row are sent at once: by themselves each would seem to take long to fetch."""
+def test_the_pace_is_told_what_it_takes_to_send_a_batch(monkeypatch):
     fake, pace, now = Fake([COPY]), FakePace(False), [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     send, fetch = Device.send, Batches.fetch
@@ -682,7 +683,7 @@ def test_the_pace_does_not_go_by_what_it_takes_to_send_a_batch(monkeypatch):
         for _ in range(20):
             queue.take()
             now[0] += 1.0
-    assert pace.notes == [(0.25, 1.25)] * 19
+    assert pace.notes == [(5.25, 6.25, 5.0)] * 19
 
 
 def test_memory_is_given_out_again():

@@ -171,3 +171,45 @@ def test_memory_does_not_grow():
     pace = Pace()
     run(pace, 5000, 1.0, 0.5)
     assert all(len(value) <= 20 for value in vars(pace).values() if isinstance(value, list))
+
+
+def noted(pace, batches, sending):
+    """Notes batches that are sent in so long, and fetched in next to nothing; returns the way of each."""
+    ways = []
+    for _ in range(batches):
+        ways.append(pace.ahead)
+        pace.note(0.0, 1.0, 0.0) if pace.ahead else pace.note(sending, 1.0 + sending, sending)
+    return ways
+
+
+def test_what_it_takes_to_send_a_batch_counts_where_no_rows_are_seen():
+    ways = noted(Pace(), 200, 1e-3)
+    assert not any(ways[:60])  # rows are not known before something is compiled
+    assert all(ways[-20:])
+
+
+def test_what_it_takes_to_send_a_batch_counts_for_nothing_beside_rows():
+    pace = Pace()
+    ways = noted(pace, 20, 1e-3)
+    for _ in range(50):
+        pace.skip(256, 0.0)
+        ways += noted(pace, 2, 1e-3)
+    assert not any(ways)
+
+
+def test_rows_that_come_no_more_are_noticed():
+    pace = Pace()
+    noted(pace, 20, 1e-3)
+    pace.skip(256, 0.0)
+    assert any(noted(pace, 2000, 1e-3))
+
+
+def test_a_fetch_that_is_slow_beside_rows_is_tried_ahead_all_the_same():
+    pace = Pace()
+    for _ in range(200):
+        pace.note(1.0 + 5.0, 7.0, 5.0)
+        if pace.settled:
+            pace.skip(2, 2.0)
+        if pace.ahead:
+            break
+    assert pace.ahead

@@ -49,8 +49,8 @@ class FakePace:
     def skip(self, batches, seconds):
         pass
 
-    def note(self, fetch, whole):
-        self.notes.append((fetch, whole))
+    def note(self, fetch, whole, sending):
+        self.notes.append((fetch, whole, sending))
 
     def stay_in_step(self):
         self.fixed = True
@@ -73,7 +73,7 @@ class Numbers(Source):
         self.lengths, self.act = list(lengths), act
         self.endless = len(self.lengths) > 1
         self.traversal, self.index, self.number = (-1 if self.endless else 0), 0, 0
-        self.begun = 0
+        self.begun, self.read = 0, None
         self.threads, self.violations, self.aborted = [], [], 0
         self.may_fetch = lambda number, in_turn: ""
         self.changed = threading.Condition()
@@ -81,7 +81,7 @@ class Numbers(Source):
 
     @property
     def begin_due(self):
-        return self.endless and (self.traversal < 0 or self.index >= self.lengths[self.traversal])
+        return self.read is None and self.endless and (self.traversal < 0 or self.index >= self.lengths[self.traversal])
 
     def begin(self):
         assert self.begin_due
@@ -92,6 +92,9 @@ class Numbers(Source):
         self.traversal, self.index = self.traversal + 1, 0
 
     def fetch(self, in_turn):
+        if self.read is not None:  # by a row that was left off behind the batches before it
+            found, self.read = self.read, None
+            return found
         if not self._alone.acquire(blocking=False):
             self.violations.append("two fetches at once")
         try:
@@ -122,8 +125,9 @@ class Numbers(Source):
         try:
             for batch, number in super().row(most, together):
                 if group and signature(batch) != signature(group[0][0]):
+                    self.read = batch, number
                     yield grouped(group)
-                    group = []
+                    group, self.read = [], None
                 group.append((batch if size == 1 else copied(batch), number))
                 if len(group) >= size:
                     yield grouped(group)
@@ -643,6 +647,15 @@ def test_two_batches_are_never_more_bytes_than_the_options_allow(make):
     assert queue.ready * 60 <= 100
 
 
+def test_a_row_that_is_partly_there_is_added_to(make):
+    queue = make(Numbers(), FakePace(False), QueueOptions(buffer_size=100))
+    queue.expect(400)
+    for _ in range(12):  # and none of them has drawn
+        queue.take()
+    assert len(queue.look_ahead(10)) == 10
+    assert len(queue.look_ahead(30, behind=5)) == 30
+
+
 @pytest.mark.parametrize("groups", [[1], [4], [9]])
 @pytest.mark.parametrize(("size", "batches"), [(1, 1), (100, 1), (120, 2), (500, 8), (1 << 20, 16)])
 def test_looked_at_early_no_more_than_the_bytes_but_for_one_batch(make, size, batches, groups):
@@ -1089,7 +1102,7 @@ def test_the_pace_is_told_of_batches_within_a_sink(make):
         notes(queue, 4)
         queue.rest()
     assert len(pace.notes) == 3 * 3  # none from the end of one sink to the beginning of the next
-    assert all(0.0 <= fetch <= whole for fetch, whole in pace.notes)
+    assert all(0.0 <= fetch <= whole and sending == 0.0 for fetch, whole, sending in pace.notes)
 
 
 def test_the_queue_says_what_it_is(make):
