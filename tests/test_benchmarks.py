@@ -47,6 +47,15 @@ def test_what_is_timed_on_a_gpu_is_there(benchmarks):
         pass
 
 
+def test_a_gpu_is_busy_while_spans_cover_the_time(benchmarks):
+    covered = importlib.import_module("gpu").covered
+    spans = [(10.0, 12.0), (0.0, 4.0), (3.0, 5.0), (1.0, 2.0), (13.0, 14.0), (30.0, 31.0)]
+    assert covered(spans) == 9.0
+    assert covered(spans, gap=1.0) == 10.0
+    assert covered(spans, gap=5.0) == 15.0
+    assert covered([]) == 0.0
+
+
 def test_the_suite_compares_sides_and_skips_what_is_absent(tmp_path):
     out, drawn = tmp_path / "suite.md", tmp_path / "suite.svg"
     chart = ("--chart", str(drawn)) if importlib.util.find_spec("matplotlib") else ()

@@ -70,13 +70,20 @@ def main() -> None:
         "WITHOUT_GPU_OPERATIONS": str(folder / "operations.so"),
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]),
     }
-    options = sys.argv[1:]
+    options, script = sys.argv[1:], list[str]()
+    if RUN in options:
+        script = options[options.index(RUN) + 1 :]
+        options = options[: options.index(RUN)]
+        if not script or set(options) - {INTERPRETED}:
+            sys.exit(
+                f"expected {RUN} SCRIPT and its options, with nothing but {INTERPRETED} before, got {sys.argv[1:]}"
+            )
     if INTERPRETED in options:
         options.remove(INTERPRETED)
         environment["TRITON_INTERPRET"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "plugin", "-m", "gpu", *options]
-    if RUN in options:
-        command = [sys.executable, *options[options.index(RUN) + 1 :]]
+    if script:
+        command = [sys.executable, *script]
         environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "startup"), environment["PYTHONPATH"]])
     os.execve(sys.executable, command, environment)
 

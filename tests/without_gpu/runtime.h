@@ -2,8 +2,9 @@
 //
 // Memory is the host's. A stream is a line of what it was given, none of which happens before somebody waits for it:
 // the latest that CUDA allows, so that whatever is read, changed or given back too early shows. (FAKE_EAGER=1: at
-// once.) FAKE_IDLE=1: graphs do nothing, and take no time. Captures refuse what CUDA's refuse. Kernels do nothing, but for the one that sets the condition of a loop in a
-// graph; what operations compute is done by operations.cpp. FAKE_VERBOSE=1 says which calls gave an error.
+// once.) FAKE_IDLE=1: graphs do nothing, and take no time. Captures refuse what CUDA's refuse. Kernels do nothing, but
+// for the one that sets the condition of a loop in a graph; what operations compute is done by operations.cpp.
+// FAKE_VERBOSE=1 says which calls gave an error.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <cuda.h>

@@ -1,4 +1,4 @@
-"""Begins each Python process of a script that `--run` runs."""
+"""Begins each Python process of a script that `--run` runs, in the place of the machine's own `sitecustomize`."""
 
 import ctypes
 import time
