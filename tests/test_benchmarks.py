@@ -23,6 +23,15 @@ def benchmarks(monkeypatch):
 
 
 @pytest.fixture
+def gpu(benchmarks):
+    """The script for a GPU; `import gpu` gives a module of the tests."""
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", BENCHMARKS / "gpu.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
 def report(benchmarks):
     """The module that writes the tables."""
     return importlib.import_module("report")
@@ -41,14 +50,13 @@ def tables(text: str) -> list[list[list[str]]]:
     return [[line.strip("| ").split(" | ") for line in table.splitlines()] for table in found]
 
 
-def test_what_is_timed_on_a_gpu_is_there(benchmarks):
-    watch = importlib.import_module("gpu").Watch(steps=10)
-    with watch.watching():
+def test_what_is_timed_on_a_gpu_is_there(gpu):
+    with gpu.Watch(steps=10).watching():
         pass
 
 
-def test_a_gpu_is_busy_while_spans_cover_the_time(benchmarks):
-    covered = importlib.import_module("gpu").covered
+def test_a_gpu_is_busy_while_spans_cover_the_time(gpu):
+    covered = gpu.covered
     spans = [(10.0, 12.0), (0.0, 4.0), (3.0, 5.0), (1.0, 2.0), (13.0, 14.0), (30.0, 31.0)]
     assert covered(spans) == 9.0
     assert covered(spans, gap=1.0) == 10.0

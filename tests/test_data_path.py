@@ -45,7 +45,7 @@ class Ahead:
     def skip(self, batches, seconds):
         pass
 
-    def note(self, fetch, whole): ...
+    def note(self, fetch, whole, sending): ...
 
     def stay_in_step(self):
         self.ahead = False
@@ -62,7 +62,7 @@ class Changing:
     def skip(self, batches, seconds):
         self.count += batches
 
-    def note(self, fetch, whole):
+    def note(self, fetch, whole, sending):
         self.count += 1
 
     def stay_in_step(self):
