@@ -202,10 +202,8 @@ class LookAhead:
             return True
         self._send()
         self._filling = self._load(found, more)
-        if self._filling is None:
-            return self._hold(found)
-        self._one_copy = self._filling.fit
-        return True
+        self._one_copy = None if self._filling is None else self._filling.fit
+        return self._filling is not None or self._hold(found)
 
     def _hold(self, found: Found) -> bool:
         """Keeps a batch as it is, or a copy; tells whether another may be fetched, which may fill its memory again."""
