@@ -83,7 +83,7 @@ def compile_graph(
         functorch_config.patch(enable_autograd_cache=False),
         nullcontext() if beside is None else _with_source(beside),
         nullcontext() if beside is None else _called_as_they_are(),
-        nullcontext() if beside is None else _compiled_meanwhile(_includes(beside.headers) + beside.runtime) as runtime,
+        nullcontext() if beside is None else _compiled_meanwhile(beside) as runtime,
         warnings.catch_warnings(),
     ):
         # Inductor's advice for GPUs; what is computed in is the user's choice.
@@ -140,13 +140,12 @@ def _with_source(beside: Beside) -> Iterator[None]:
 
     `CppWrapperCodeCache.load_pybinding` is where the C++ wrapper's text becomes a library, whether it was generated now
     or found in Inductor's cache; the library's own cache goes by the text. `_get_uncompiled_header` names the header
-    that is compiled beforehand: what it returns is put between "#include <" and ">". The wrapper lets go of the
-    interpreter's lock for each step, which inside the loop would let a busy thread stop it for milliseconds.
+    that is compiled beforehand, and may name several (`_between`). The wrapper lets go of the interpreter's lock for
+    each step, which inside the loop would let a busy thread stop it for milliseconds.
     """
     from torch._inductor.codecache import CppWrapperCodeCache
 
     original, of_torch = CppWrapperCodeCache.load_pybinding, CppWrapperCodeCache._get_uncompiled_header
-    ours = _includes(beside.headers).removeprefix("#include <").removesuffix(">\n")
 
     def load(*args: Any, main_code: str = "", num_outputs: int = -1, **kwargs: Any) -> Any:
         takes = _TAKES.findall(main_code)
@@ -162,14 +161,15 @@ def _with_source(beside: Beside) -> Iterator[None]:
         return original(*args, main_code=main_code, num_outputs=num_outputs, **kwargs)
 
     def header(device: str) -> str | None:
-        return ours if device == "cpu" else of_torch(device)
+        return _between(beside) if device == "cpu" else of_torch(device)
 
     with patch.multiple(CppWrapperCodeCache, load_pybinding=load, _get_uncompiled_header=header):
         yield
 
 
-def _includes(headers: Iterable[str]) -> str:
-    return "".join(f"#include <{header}>\n" for header in headers)
+def _between(beside: Beside) -> str:
+    """Returns what "#include <" and ">" are put around."""
+    return ">\n#include <".join(beside.headers)
 
 
 _LINE_OF_CALLS = "LIGHTNING_SINK_LINE_OF_CALLS"
@@ -223,12 +223,12 @@ def _find_loop(callable_code: Any, runtime: ctypes.PyDLL) -> NativeLoop | None:
 
 
 @contextmanager
-def _compiled_meanwhile(runtime: str) -> Iterator[Callable[[], ctypes.PyDLL]]:
+def _compiled_meanwhile(beside: Beside) -> Iterator[Callable[[], ctypes.PyDLL]]:
     """Has what is the same for all steps compiled meanwhile, unless Inductor has it; gives what waits for it."""
-    runtimes = _runtimes()
+    runtimes, source = _runtimes(), f"#include <{_between(beside)}>\n{beside.runtime}"
     try:
         with ThreadPoolExecutor(1) as pool:
-            yield runtimes.load_async(runtime, submit_fn=pool.submit)
+            yield runtimes.load_async(source, submit_fn=pool.submit)
     except BaseException:
         runtimes.cache.clear()  # it keeps what failed, be it by Ctrl-C, and would fail with that for ever
         raise
