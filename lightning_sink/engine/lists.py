@@ -3,6 +3,9 @@
 Inductor does badly with the lists: the norms of one it calls through Python, at each step (an MLP that clips its
 gradients took 141 microseconds a step so, and takes 27), and a graph with a transformer and lists it may not compile at
 all (an `AssertionError` in `FusedSchedulerNode.reorder_loops_by_dep_pair`, torch 2.11). One by one it fuses them anew.
+
+`cat` of a single tensor that has numbers, which a cache of keys and values makes that begins empty, is a copy. That of
+Inductor lies as the tensor does, not in one piece as `cat` gives it, and views behind it fail (torch 2.11 to 2.15).
 """
 
 from __future__ import annotations
@@ -21,6 +24,25 @@ def take_lists_apart(graph: fx.Graph) -> None:
         single = _SINGLE.get(node.target) if node.op == "call_function" else None
         if single is not None:
             _take_apart(graph, node, single)
+        elif node.target is _aten.cat.default:
+            _copy_instead(graph, node)
+
+
+def _copy_instead(graph: fx.Graph, node: fx.Node) -> None:
+    """Replaces a `cat` that copies one tensor into one piece; others stay."""
+    tensors: Any = node.args[0]
+    if any(each.meta.get("layout") is None for each in (*tensors, node)):
+        return  # one that is drawn
+    full = [tensor for tensor in tensors if 0 not in tensor.meta["layout"][0]]
+    shape, stride, dtype, _ = node.meta["layout"]
+    is_dense = torch.empty_strided(shape, stride, device="meta").is_contiguous()
+    if len(full) != 1 or not is_dense or full[0].meta["layout"][2] is not dtype:
+        return
+    with graph.inserting_before(node):
+        copy = graph.call_function(_aten.clone.default, (full[0],), {"memory_format": torch.contiguous_format})
+    copy.meta.update(node.meta)
+    node.replace_all_uses_with(copy)
+    graph.erase_node(node)
 
 
 def _take_apart(graph: fx.Graph, node: fx.Node, single: Any) -> None:

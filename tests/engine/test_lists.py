@@ -4,7 +4,8 @@ import pytest
 import torch
 from loop import record
 
-from lightning_sink.engine.inductor import graph_module
+from lightning_sink.engine.generated import missing_compiler
+from lightning_sink.engine.inductor import compile_inductor, graph_module
 from lightning_sink.engine.lists import take_lists_apart
 
 
@@ -60,3 +61,26 @@ def test_what_is_not_known_stays():
     recording = record(lambda a: torch._foreach_erf([a])[0], torch.ones(2))
     take_lists_apart(recording.graph)
     assert any("_foreach_erf" in str(node.target) for node in recording.graph.nodes)
+
+
+def joined(*parts):
+    """Joins, and looks at the result in a way that needs its numbers side by side."""
+    return torch.cat(parts, -2).transpose(-1, -2).view(6, 2, 4) * 1.0
+
+
+EMPTY = {"nothing": [], "an old-fashioned one": [torch.empty(0)], "an empty one": [torch.empty(2, 3, 0, 2)]}
+
+
+@pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+@pytest.mark.parametrize("name", EMPTY)
+def test_joining_one_tensor_gives_one_piece(name):
+    across = torch.randn(2, 4, 3, 2).transpose(1, 2)
+    recording = record(joined, *EMPTY[name], across)
+    expected = joined(across)
+    assert torch.equal(compile_inductor(recording)(*recording.inputs)[0], expected)
+
+
+def test_joining_several_stays():
+    recording = record(lambda a, b: torch.cat([a, b]), torch.ones(2), torch.ones(3))
+    take_lists_apart(recording.graph)
+    assert any("cat" in str(node.target) for node in recording.graph.nodes)
