@@ -120,6 +120,9 @@ class Recorder(TorchDispatchMode, Tape):
         self._uses.closed = False
         try:
             with ExitStack() as stack:
+                # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
+                # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
                 self._watched = stack.enter_context(self._before.parts.lists.watched(self.hazard))
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
                 stack.enter_context(StandInMode(self._steps.number, self.paused))

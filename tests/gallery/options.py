@@ -241,6 +241,32 @@ class CompilesItsLayersByInductor(Logged):
 
 
 @case()
+class CompilesItsLayersInOneGraph(Logged):
+    """Once the layers are compiled in the validation, and once not before the step that is recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.compile(self.net, backend="aot_eager", fullgraph=True)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch))
+
+    def val_dataloader(self):
+        return loader(3)
+
+
+@case()
+class CompilesItsLossInOneGraph(Logged):
+    def __init__(self):
+        super().__init__()
+        self.criterion = torch.compile(nn.functional.cross_entropy, backend="aot_eager", fullgraph=True)
+
+    def loss(self, batch):
+        x, y = batch
+        return self.criterion(self(x), y)
+
+
+@case()
 class CompilesItsLayersInPlace(Logged):
     def __init__(self):
         super().__init__()
