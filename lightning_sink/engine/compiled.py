@@ -19,7 +19,7 @@ from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import note_step, with_type
-from lightning_sink.engine.granted import Glance, Granted, Outside, agree
+from lightning_sink.engine.granted import Glance, Granted, Outside, State, agree, changed_names
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.maker import ProgramMaker
@@ -87,7 +87,7 @@ class CompiledEngine(Engine):
             fallback=fallback,
         )
         self._verified: dict[str, int] = {}
-        self._state: Hashable = None
+        self._state: tuple[State, Hashable] | None = None
         self._sinks = 0
         self._plain_steps = 0
         self._looked_at = 0
@@ -114,6 +114,7 @@ class CompiledEngine(Engine):
         self._sinks += 1
         if sink.eager_reason is not None:
             self._maker.report(sink.eager_reason)
+        if sink.eager_reason is not None or self._maker.has_given_up:
             EagerEngine().run(sink)
             return
         begun = False
@@ -128,7 +129,7 @@ class CompiledEngine(Engine):
                     self._begin(sink)
                 if self._hyper.update():
                     self._maker.forget()
-                if sink.disturbed:
+                if sink.disturbed and not self._maker.has_given_up:
                     self._look(sink)
                 key = step.key
                 if self._looked_at != self._plain_steps and self._programs.have(key):
@@ -327,12 +328,12 @@ class CompiledEngine(Engine):
             self._maker.forget()
         state = self._present_state(sink)
         if state != self._state:
-            self._maker.forget()
+            self._maker.forget([] if self._state is None else changed_names(self._state[0], state[0]))
             self._state = state
         self._plain_steps += 1
         self._looked_at = self._plain_steps
 
-    def _present_state(self, sink: Sink) -> Hashable:
+    def _present_state(self, sink: Sink) -> tuple[State, Hashable]:
         if sink.disturbed:
             self._granted.find_containers()
         return self._granted.state(), self._hyper.constants()

@@ -41,6 +41,16 @@ def agree(one: Glance, other: Glance) -> bool:
     return one[1] == other[1] and are_the_same(one[0], other[0])
 
 
+State = tuple[Hashable, Hashable, tuple[tuple[str, Hashable], ...], Hashable, Hashable]
+"""All that programs take for granted at one moment; what is Python's of it in the middle, by name."""
+
+
+def changed_names(one: State, other: State) -> list[str]:
+    """Returns the names of Python values that two states do not share."""
+    before, after = dict(one[2]), dict(other[2])
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
 def _count(looks: Iterable[Hashable]) -> int:
     return sum(_count(look) if isinstance(look, tuple) else 1 for look in looks)
 
@@ -135,8 +145,8 @@ class Granted:
             found |= {id(content): content for content in nested([value], MOST_VALUES)}
         return found.values()
 
-    def state(self) -> Hashable:
-        """Returns something that is equal as long as the programs made now are right."""
+    def state(self) -> State:
+        """Returns what is equal as long as the programs made now are right."""
         modules = list(self._module.modules())
         groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
         tensors = (*own_tensors(modules), *(parameter for group in groups for parameter in group))

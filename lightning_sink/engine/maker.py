@@ -6,7 +6,7 @@ without one; whoever runs the programs tells it when what it has seen is no long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import CodeType
 
 from torch.optim import Optimizer
@@ -29,7 +29,10 @@ from lightning_sink.engine.watch import Hazard
 _MOST_FAILURES = 3
 """How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
 
-_RESTLESS = Hazard("what the step takes as constant, attributes or the optimizer's options, keeps changing")
+_RESTLESS = "what the step takes as constant, attributes or the optimizer's options, keeps changing"
+
+_MOST_NAMES = 3
+"""Names of what keeps changing that are said."""
 
 
 class ProgramMaker:
@@ -77,6 +80,7 @@ class ProgramMaker:
         self._volatile: set[str] = set()
         self._reported: set[str] = set()
         self._restless = 0
+        self._changed: Sequence[str] = ()
         self._too_many = self._looked = self._explained = False
 
     def run(self, sink: Sink, step: Step, number: int) -> bool:
@@ -91,7 +95,7 @@ class ProgramMaker:
         if candidate is None:
             self._explain(sink, step, too_many=True)
         elif self._restless > PATIENCE:
-            self.report(_RESTLESS)
+            self.report(self._why_restless())
         elif self._failures.get(step.key, 0) < _MOST_FAILURES:
             never = self._candidates.never_come_again
             waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
@@ -102,6 +106,19 @@ class ProgramMaker:
                 return self._record(sink, step, candidate)
         sink.run(step, PlainTape())
         return False
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether it was said that what programs take for granted keeps changing: there will be none, for no step."""
+        return _RESTLESS in self._reported
+
+    def _why_restless(self) -> Hazard:
+        if not self._changed:
+            return Hazard(_RESTLESS)
+        names = ", ".join(f"`{name}`" for name in self._changed[:_MOST_NAMES])
+        others = len(self._changed) - _MOST_NAMES
+        more = f" and {others} more" if others > 0 else ""
+        return Hazard(f"{_RESTLESS}: {names}{more}. Keep it outside of the module, or make it a tensor")
 
     def _explain(self, sink: Sink, step: Step, too_many: bool) -> None:
         """Says once why kinds of steps do not come again: values that change, or else that they are too many."""
@@ -117,9 +134,14 @@ class ProgramMaker:
         """Takes note that a program ran: what it takes for granted stays as it is for some time."""
         self._restless = 0
 
-    def forget(self) -> None:
-        """Forgets programs and recordings: what they take for granted has changed."""
+    def forget(self, changed: Sequence[str] = ()) -> None:
+        """Forgets programs and recordings: what they take for granted has changed.
+
+        Args:
+            changed: The names of what has changed, as far as there are any.
+        """
         self._restless += bool(self._programs) or bool(self._candidates)
+        self._changed = changed
         self._programs.clear()
         # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
         for key, problem in self._candidates.problems():
