@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from lightning_sink.engine.draws import hoist_draws
+from lightning_sink.engine.factors import keep_factors
 from lightning_sink.engine.generated import Beside, compile_graph
 from lightning_sink.engine.lists import take_lists_apart
 from lightning_sink.engine.loop import CompiledStep, Compiler, NativeStep
@@ -62,6 +63,7 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     draws = hoist_draws(recording.graph)
     keep_value_checks(recording.graph)
     take_lists_apart(recording.graph)
+    keep_factors(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
         step = _text(_STEP).replace("@ONE_THREAD@", str(small).lower())

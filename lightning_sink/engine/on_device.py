@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_sink.engine.captured import CapturedStep
 from lightning_sink.engine.draws import Draw, hoist_draws
+from lightning_sink.engine.factors import keep_factors
 from lightning_sink.engine.generated import compile_graph
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.inductor import NO_ASSERTS, graph_module, keeps_layouts
@@ -87,6 +88,7 @@ def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> C
     inputs: list[Tensor] = [*(tensor.detach() for tensor in recording.inputs), *(draw() for draw in draws)]
     keep_value_checks(recording.graph, on_host=False)
     take_lists_apart(recording.graph)
+    keep_factors(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         there = [tensor.to(device) for tensor in inputs]
         function, _ = compile_graph(graph_module(recording), there, options)

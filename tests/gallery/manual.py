@@ -31,6 +31,20 @@ class OneOptimizer(Manual):
     pass
 
 
+@case(inductor=True)
+class DecaysItsWeights(Manual):
+    """Multiples of weights are added to gradients, which are products of matrices that nobody keeps."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01, weight_decay=0.1)
+
+
 @case()
 class ReturnsItsLoss(Manual):
     def training_step(self, batch, batch_idx):
