@@ -84,9 +84,7 @@ class ProgramMaker:
         self._too_many = self._looked = self._explained = False
 
     def run(self, sink: Sink, step: Step, number: int) -> bool:
-        """Runs a step that has no program, recorded if that may lead to one; tells whether steps like it are settled.
-
-        They are where it did lead to one, or where it is known now that none will.
+        """Runs a step that has no program, recorded if that may lead to one; tells whether it did.
 
         Args:
             sink: Whose step it is.
@@ -183,7 +181,7 @@ class ProgramMaker:
         if candidate.hazard is not None:
             self._fail(step.key, candidate.hazard)
             self.report(candidate.hazard)
-        return candidate.hazard is not None
+        return False
 
     def _note_volatile(self, observation: Observation) -> None:
         names = {slot.name for slot in (*observation.filled, *observation.cleared)}

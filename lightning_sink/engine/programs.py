@@ -48,8 +48,8 @@ class Programs:
         self._known[key].remove(program)
 
     def keep_last(self, key: Key) -> None:
-        """Forgets all but the one that was added last, for steps of this kind, if there is one."""
-        self._known = {key: self._known.get(key, [])[-1:]}
+        """Forgets all but the one that was added last, for steps of this kind."""
+        self._known = {key: self._known[key][-1:]}
 
     def remove_homes(self, names: set[str]) -> None:
         """Forgets those that count on a slot with one of these names to keep its tensor."""
