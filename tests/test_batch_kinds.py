@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink import SinkStrategy
 from lightning_sink.engine.granted import Granted
-from lightning_sink.engine.maker import ProgramMaker
 from parity import Net, assert_parity, both, compare, loader, once
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
@@ -301,25 +300,6 @@ def test_what_keeps_changing_is_not_looked_at_for_ever(monkeypatch):
     options = {"data": lambda: loader(100), "max_epochs": 1, "eager": "keeps changing: `calls`"}
     compare(TransferringModule, "traced", **options)
     assert 0 < len(looks) < 50
-
-
-class Decides(Net):
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        return loss * 2 if loss > 1.0 else loss
-
-
-def test_what_refuses_every_recording_is_recorded_a_few_times_only(monkeypatch):
-    """A recorded step takes many times as long as a plain one."""
-    record, recorded = ProgramMaker._record, []
-
-    def count(self, *given):
-        recorded.append(self)
-        return record(self, *given)
-
-    monkeypatch.setattr(ProgramMaker, "_record", count)
-    compare(Decides, "traced", data=lambda: loader(40), max_epochs=2, eager="a value of a tensor decides")
-    assert 2 <= len(recorded) <= 3
 
 
 class Drawing(Net):

@@ -21,9 +21,6 @@ PATIENCE = 16
 MAX_RECORDINGS = 5
 """Steps of a kind recorded in a row before it is left to the eager path: lazy state needs one, agreement two."""
 
-_REPEATS = 2
-"""Recordings that meet the same hazard in the same line as the one before, after which a kind is left to that path."""
-
 MOST_BRANCHES = 8
 """Ways through a step, by what its numbers decide, that are recorded in a row before one of them comes again."""
 
@@ -53,8 +50,6 @@ class Candidate:
         seen: How many steps came in all.
         seen_in_sink: How many of them came in the present sink.
         sink: Number of that sink.
-        met: The first hazard that the last recording met, if there was one.
-        repeats: How many recordings in a row before that had met the same.
         problem: Why the last recording made no program.
         hazard: Why there will be no program.
     """
@@ -64,8 +59,6 @@ class Candidate:
     seen: int = 0
     seen_in_sink: int = 0
     sink: int = -1
-    met: Hazard | None = None
-    repeats: int = 0
     problem: Hazard | None = None
     hazard: Hazard | None = None
 
@@ -98,10 +91,7 @@ class Candidate:
         # Way after way and none of them twice: that is why, should the kind be forgotten before there are many.
         suspects = problems or (observation.recording.frozen if len(self.last) > 2 else [])
         self.problem = suspects[0] if suspects else None
-        met = next(iter(observation.recording.hazards), None)
-        self.repeats = self.repeats + 1 if met is not None and met == self.met else 0
-        self.met = met
-        if problems and (self.recordings >= MAX_RECORDINGS or self.repeats >= _REPEATS):
+        if problems and self.recordings >= MAX_RECORDINGS:
             self.give_up(problems[0])
         return None
 
@@ -109,7 +99,7 @@ class Candidate:
         """Takes note that a step has a program."""
         self.last.pop(observation.way, None)
         self.recordings = self.seen = self.seen_in_sink = 0
-        self.problem, self.met, self.repeats = None, None, 0
+        self.problem = None
 
     def give_up(self, hazard: Hazard) -> None:
         """Leaves steps of this kind to the eager path."""
