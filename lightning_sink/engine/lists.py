@@ -19,7 +19,10 @@ _aten = torch.ops.aten
 
 
 def take_lists_apart(graph: fx.Graph) -> None:
-    """Replaces operations on lists by operations on each tensor; those that are not known stay."""
+    """Replaces operations on lists by operations on each tensor; those that are not known stay.
+
+    A `cat` that copies a single tensor becomes a copy.
+    """
     for node in list(graph.nodes):
         single = _SINGLE.get(node.target) if node.op == "call_function" else None
         if single is not None:
@@ -32,11 +35,12 @@ def _copy_instead(graph: fx.Graph, node: fx.Node) -> None:
     """Replaces a `cat` that copies one tensor into one piece; others stay."""
     tensors: Any = node.args[0]
     if any(each.meta.get("layout") is None for each in (*tensors, node)):
-        return  # one that is drawn
+        return
     full = [tensor for tensor in tensors if 0 not in tensor.meta["layout"][0]]
     shape, stride, dtype, _ = node.meta["layout"]
-    is_dense = torch.empty_strided(shape, stride, device="meta").is_contiguous()
-    if len(full) != 1 or not is_dense or full[0].meta["layout"][2] is not dtype:
+    in_one_piece = stride == torch.empty(shape, device="meta").stride()
+    # The shapes are those that tensors had when they were made: an empty one may have been filled since.
+    if len(full) != 1 or not in_one_piece or full[0].meta["layout"][0] != shape or full[0].meta["layout"][2] != dtype:
         return
     with graph.inserting_before(node):
         copy = graph.call_function(_aten.clone.default, (full[0],), {"memory_format": torch.contiguous_format})

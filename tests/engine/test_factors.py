@@ -20,6 +20,8 @@ SUMS = {
     "a number": lambda a, b, p: torch.add(a @ b, 2.0, alpha=0.25),
     "a difference": lambda a, b, p: torch.sub(a @ b, p, alpha=0.01),
     "lists": lambda a, b, p: torch._foreach_add([a @ b, p], [p, a @ b], alpha=0.5)[0],
+    "bytes": lambda a, b, p: torch.add(a @ b, (p > 0).to(torch.uint8) * 100, alpha=3),
+    "flags": lambda a, b, p: torch.add((a @ b).double(), p > 0, alpha=0.1).float(),
     "integers": lambda a, b, p: torch.add(a.int(), b.t().int(), alpha=3) + 0.0,
 }
 
@@ -55,6 +57,6 @@ def test_no_factor_is_left_to_inductor():
     keep_factors(recording.graph)
     sums = [node for node in recording.graph.nodes if node.target is torch.ops.aten.add.Tensor]
     assert len(sums) > 5
-    assert not any(node.kwargs for node in sums)
+    assert sum("alpha" in node.kwargs for node in sums) == 3, "those of a number, and of two types"
     recording.graph.lint()
     torch.testing.assert_close(graph_module(recording).forward(*recording.inputs)[0], step(*given()))

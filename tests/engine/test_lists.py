@@ -80,6 +80,18 @@ def test_joining_one_tensor_gives_one_piece(name):
     assert torch.equal(compile_inductor(recording)(*recording.inputs)[0], expected)
 
 
+@pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+def test_what_was_empty_and_is_not_any_more_is_joined():
+    def step(a, b):
+        filled = torch.empty(0)
+        torch.mul(a, 2, out=filled)
+        return torch.cat([filled, b])
+
+    recording = record(step, torch.ones(3), torch.full((2,), 5.0))
+    found = compile_inductor(recording)(*recording.inputs)[0]
+    assert torch.equal(found, torch.tensor([2.0, 2.0, 2.0, 5.0, 5.0]))
+
+
 def test_joining_several_stays():
     recording = record(lambda a, b: torch.cat([a, b]), torch.ones(2), torch.ones(3))
     take_lists_apart(recording.graph)
