@@ -5,7 +5,7 @@ gradients took 141 microseconds a step so, and takes 27), and a graph with a tra
 all (an `AssertionError` in `FusedSchedulerNode.reorder_loops_by_dep_pair`, torch 2.11). One by one it fuses them anew.
 
 `cat` of a single tensor that has numbers, which a cache of keys and values makes that begins empty, is a copy. That of
-Inductor lies as the tensor does, not in one piece as `cat` gives it, and views behind it fail (torch 2.11 to 2.15).
+Inductor lies as the tensor does, not in one piece as `cat` gives it, and views behind it fail (torch 2.13).
 """
 
 from __future__ import annotations
