@@ -130,6 +130,11 @@ def _contents(value: Any) -> Any:
     return vars(value) if _is_users_object(value) and hasattr(value, "__dict__") else None
 
 
+def changed_names(before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> list[str]:
+    """Returns the names of values that are others now, have come, or are gone."""
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
 def are_the_same(one: list[Any], other: list[Any]) -> bool:
     """Tells whether two lists hold the same objects."""
     return len(one) == len(other) and all(map(is_, one, other))

@@ -19,7 +19,7 @@ from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import note_step, with_type
-from lightning_sink.engine.granted import Glance, Granted, Outside, State, agree, changed_names
+from lightning_sink.engine.granted import Glance, Granted, Outside, State, agree, changed_in
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.maker import ProgramMaker
@@ -328,7 +328,7 @@ class CompiledEngine(Engine):
             self._maker.forget()
         state = self._present_state(sink)
         if state != self._state:
-            self._maker.forget([] if self._state is None else changed_names(self._state[0], state[0]))
+            self._maker.forget(changed_in(state[0], self._state and self._state[0]))
             self._state = state
         self._plain_steps += 1
         self._looked_at = self._plain_steps

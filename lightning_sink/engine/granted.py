@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.attributes import MOST_VALUES, TENSOR_HOLDERS, are_the_same, is_a, nested
+from lightning_sink.engine.attributes import MOST_VALUES, TENSOR_HOLDERS, are_the_same, changed_names, is_a, nested
 from lightning_sink.engine.closures import Variables, find_functions, kept_results, outside_state
 from lightning_sink.engine.holders import Seen, python_state, users_classes
 from lightning_sink.engine.private import global_hooks, own_tensors
@@ -45,10 +45,9 @@ State = tuple[Hashable, Hashable, tuple[tuple[str, Hashable], ...], Hashable, Ha
 """All that programs take for granted at one moment; what is Python's of it in the middle, by name."""
 
 
-def changed_names(one: State, other: State) -> list[str]:
-    """Returns the names of Python values that two states do not share."""
-    before, after = dict(one[2]), dict(other[2])
-    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+def changed_in(state: State, before: State | None) -> list[str]:
+    """Returns the names of Python values that a state does not share with the one before, if there was one."""
+    return [] if before is None else changed_names(dict(before[2]), dict(state[2]))
 
 
 def _count(looks: Iterable[Hashable]) -> int:

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.apart import Apart
 from lightning_sink.engine.appends import Place, Watched, containers_in
-from lightning_sink.engine.attributes import random_state
+from lightning_sink.engine.attributes import changed_names, random_state
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.graph_writer import GraphWriter
@@ -170,8 +170,7 @@ class Recorder(TorchDispatchMode, Tape):
         if random_state() != drawn:
             self.hazard(DRAWN)
         after = self._look()
-        changed = [name for name in {**python, **after} if python.get(name) != after.get(name)]
-        if changed:
+        if changed := changed_names(python, after):
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
             parts = self._before.parts
             parts.lists.learn(parts.holders(), attributes.grown(), self.ran.values())
