@@ -16,6 +16,7 @@ import torch
 
 from gallery.case import Small
 from lightning_sink import CompileError, SinkStrategy
+from lightning_sink.engine.decisions import Decision
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.guards import Guard
 from lightning_sink.engine.hyper import Hyperparameters
@@ -122,7 +123,7 @@ class Time(Scaled):
         return 1.0 if time.monotonic() > 0 else 2.0  # here
 
 
-@hazard("a value of a tensor decides")
+@hazard()
 class DataDependentBranch(Scaled):
     def factor(self, batch, batch_idx):
         return 3.0 if batch[0][0, 0] > 0 else 1.0  # here
@@ -353,6 +354,7 @@ def blind(patch):
     patch.setattr(Hyperparameters, "lifted", lambda self, uses: nullcontext())
     patch.setattr(Hyperparameters, "update", lambda self: False)
     patch.setattr(Guard, "holds", lambda self: True)
+    patch.setattr(Decision, "holds", lambda self, leaves: True)
     patch.setattr(Granted, "state", lambda self: None)
     patch.setattr(Granted, "python", lambda self: {})
 

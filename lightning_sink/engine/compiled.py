@@ -137,7 +137,7 @@ class CompiledEngine(Engine):
                     self._begin(sink)  # a step that ran the user's code may have changed what programs take for granted
                 if not step.clears:
                     self._settle()
-                program = self._programs.find(key) if self._sets_options(sink, key) else None
+                program = self._programs.find(step) if self._sets_options(sink, key) else None
                 if program is None:
                     self._run_plain(sink, step)
                 elif not self._run(sink, step, program):
@@ -244,7 +244,10 @@ class CompiledEngine(Engine):
         batches = sink.ahead(step, program.note, steps, behind)
         if batches is None or not program.takes(columns := batches.columns()):
             return None
-        numbers = pass_through(sink, program, self._hyper, len(batches), behind)
+        steps = program.leading(columns, len(batches))
+        if not steps:
+            return None
+        numbers = pass_through(sink, program, self._hyper, steps, behind)
         if numbers.stale:
             self._maker.forget()
             if behind:

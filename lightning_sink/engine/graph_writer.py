@@ -40,7 +40,7 @@ class GraphWriter:
             with graph.inserting_before(self._anchor):
                 node = graph.placeholder(f"input_{index}")
             self._nodes[tensor] = node
-            node.meta["layout"] = _layout(tensor)
+            node.meta["layout"], node.meta["input"] = _layout(tensor), index
             self._recording.inputs.append(tensor)
             self._on_input(tensor, index)
         return node

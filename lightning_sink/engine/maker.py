@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.decisions import MOST_OUTCOMES
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.functions import Functions
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.loop import Compiler
+from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.programs import Key, Programs
 from lightning_sink.engine.record import Recorder
@@ -30,6 +31,10 @@ _MOST_FAILURES = 3
 """How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
 
 _RESTLESS = "what the step takes as constant, attributes or the optimizer's options, keeps changing"
+
+_TOO_MANY_OUTCOMES = (
+    f"a value of a batch's tensor decides what Python does, and there are {MOST_OUTCOMES} programs for different ones"
+)
 
 _MOST_NAMES = 3
 """Names of what keeps changing that are said."""
@@ -190,7 +195,12 @@ class ProgramMaker:
             self._programs.remove_homes(names)
 
     def _make(self, key: Key, candidate: Candidate, observation: Observation, bindings: list[Binding]) -> bool:
-        function = self._functions.get(observation.recording)
+        decisions = observation.recording.decisions
+        function: CompiledStep | Hazard
+        if decisions and self._programs.decided(key) >= MOST_OUTCOMES:
+            function = Hazard(_TOO_MANY_OUTCOMES, decisions[-1].where)
+        else:
+            function = self._functions.get(observation.recording)
         if isinstance(function, Hazard):
             candidate.give_up(function)
             self.report(function)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from operator import is_
 from typing import Any
@@ -47,6 +47,7 @@ class Program:
         self.homes = {b.name for b in bindings if b.home}
         self.filled = observation.filled
         self.guards = observation.recording.guards
+        self.decisions = observation.recording.decisions
         self.dtypes = observation.recording.dtypes
         self.grad_mode = observation.recording.grad_mode
         self.note = observation.note
@@ -88,13 +89,29 @@ class Program:
         self.seconds = 1.0
 
     def fits(self) -> bool:
-        """Tells whether the step that is about to run goes the way that was recorded."""
+        """Tells whether the step that is about to run goes the way that was recorded, whatever its batch holds."""
         if not self.guards and not self._gradients and not self._reshaped:
             return True
         if any(shape_of(slot.get()) != shape for slot, shape in self._reshaped):
             return False
         present = all((slot.get() is not None) is there for slot, there in self._gradients)
         return present and all(guard.holds() for guard in self.guards)
+
+    def is_for(self, leaves: Sequence[Tensor]) -> bool:
+        """Tells whether a step with a batch of these tensors goes the way that was recorded, as far as it decides."""
+        return all(decision.holds(leaves) for decision in self.decisions)
+
+    def leading(self, columns: list[Column], steps: int) -> int:
+        """Returns how many of the steps that come next it is for, up to the first one that it is not for.
+
+        Args:
+            columns: For each leaf of a batch, that of each step's batch.
+            steps: How many steps.
+        """
+        if not self.decisions:
+            return steps
+        numbers = range(steps)
+        return next((i for i in numbers if not self.is_for([column[i] for column in columns])), steps)
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""

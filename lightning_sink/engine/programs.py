@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from lightning_sink.engine.program import Program
+from lightning_sink.engine.step import Step
 
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
@@ -30,10 +31,14 @@ class Programs:
         """Tells whether such steps have a program for batches of any signature."""
         return any(known == kind and programs for (known, _), programs in self._known.items())
 
-    def find(self, key: Key) -> Program | None:
-        """Returns the program for the way that the step that is about to run will go."""
-        for program in self._known.get(key, ()):
-            if program.fits():
+    def decided(self, key: Key) -> int:
+        """Returns how many programs of steps of a kind are for some of its batches only, by what these hold."""
+        return sum(bool(program.decisions) for program in self._known.get(key, ()))
+
+    def find(self, step: Step) -> Program | None:
+        """Returns the program for the way that a step will go, which is about to run."""
+        for program in self._known.get(step.key, ()):
+            if program.fits() and program.is_for(step.leaves):
                 return program
         return None
 

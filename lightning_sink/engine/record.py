@@ -28,6 +28,7 @@ from lightning_sink.engine.apart import Apart
 from lightning_sink.engine.appends import Place, Watched, containers_in
 from lightning_sink.engine.attributes import changed_names, random_state
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.decisions import decide
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
@@ -70,7 +71,7 @@ class Recorder(TorchDispatchMode, Tape):
         counts: The owner's counters; those that the step uses become inputs of the graph.
         before: What every slot holds before the step.
         codes: Code objects of getters whose reads depend on the step, with their names.
-        changing: Tensors that are others at each step: the batch's.
+        leaves: The batch's tensors.
         look: Returns a fingerprint of the Python values that the step may change, by name.
         sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
     """
@@ -81,7 +82,7 @@ class Recorder(TorchDispatchMode, Tape):
         counts: Counts,
         before: Snapshot,
         codes: Mapping[CodeType, str],
-        changing: Iterable[Tensor] = (),
+        leaves: Sequence[Tensor] = (),
         look: Callable[[], dict[str, Hashable]] = dict,
         sets_options: bool = False,
     ) -> None:
@@ -100,7 +101,8 @@ class Recorder(TorchDispatchMode, Tape):
         self._writer = GraphWriter(self.recording, self._take_input)
         self._undo = Undo()
         self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
-        self._origins = Origins([*changing, *hyper.tensors.values(), *counts.begin()])
+        self._leaves = leaves
+        self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin()])
         self._read_at: dict[int, str] = {}
         self._paused = False
         self._failed = False
@@ -233,7 +235,7 @@ class Recorder(TorchDispatchMode, Tape):
             if place != place_of(tensor):
                 self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)
         self._undo.forget()
-        for index in sorted(recording.read & recording.written_inputs):
+        for index in sorted(self._read_at.keys() & recording.written_inputs):
             self.hazard(_DECIDES, self._read_at[index])
         return recording
 
@@ -271,7 +273,9 @@ class Recorder(TorchDispatchMode, Tape):
         self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
         node_args, node_kwargs = map_aggregate((args, kwargs), self._as_node)
         origin = self._origins.of(leaves)
-        self._check(func, args, kwargs, origin)
+        decides = torch.Tag.data_dependent_output in func.tags
+        if not decides and (why := why_unrepeatable(func, args, kwargs)) is not None:
+            self.hazard(why)
         written = list(written_arguments(func, args, kwargs, Tensor)) if is_mutable(func) else []
         self.recording.written |= self._undo.keep(written)
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
@@ -280,22 +284,30 @@ class Recorder(TorchDispatchMode, Tape):
         # Attention without dropout has the tag and draws nothing.
         draws = generated is not None and self._generators.drew_since(generated)
         made = members(Tensor, (out,))
+        if decides:
+            self._decide(func, node_args, node_kwargs, out, origin)
         self._origins.operation(None if draws else origin, made, written)
         self._note_made(made)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
             self._writer.write(func, node_args, node_kwargs, out, draws)
         return out
 
-    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin) -> None:
-        if torch.Tag.data_dependent_output in func.tags:
-            if origin is None:
-                self.hazard(_DECIDES, user_line() or innermost_line())
-            else:
-                self.recording.read |= origin
-                for index in origin:
-                    self._read_at.setdefault(index, user_line())
-        elif (why := why_unrepeatable(func, args, kwargs)) is not None:
-            self.hazard(why)
+    def _decide(self, func: Any, args: Any, kwargs: Any, value: Any, origin: Origin | None) -> None:
+        """Takes note of a value that Python gets of a tensor, and may do this or that by."""
+        recording, leaves, where = self.recording, self._leaves, user_line() or innermost_line()
+        asked = None
+        if origin is not None and origin.of_batch and not origin.is_written:
+            asked = decide(func, args, kwargs, value, recording.inputs, leaves, where)
+        if origin is None or (origin.of_batch and asked is None):
+            self.hazard(_DECIDES, where)
+            return
+        if asked is not None:
+            recording.decisions.append(asked)
+            self._frozen(_DECIDES)
+        known = {id(leaf) for leaf in leaves}
+        recording.read |= {index for index in origin.inputs if id(recording.inputs[index]) not in known}
+        for index in origin.inputs:
+            self._read_at.setdefault(index, where)
 
     def _as_node(self, value: Any) -> Any:
         return self._writer.node(value) if isinstance(value, Tensor) else value

@@ -7,8 +7,14 @@ from lightning_sink.engine.programs import Programs
 KEY, OTHER = ("kind", "shape"), ("kind", "another shape")
 
 
-def program(fits=True, homes=()):
-    return SimpleNamespace(fits=lambda: fits, homes=set(homes))
+def program(fits=True, homes=(), batches=([],), decisions=()):
+    return SimpleNamespace(
+        fits=lambda: fits, is_for=lambda leaves: leaves in batches, homes=set(homes), decisions=decisions
+    )
+
+
+def step(key=KEY, leaves=()):
+    return SimpleNamespace(key=key, leaves=list(leaves))
 
 
 def test_the_first_that_fits_is_found():
@@ -17,8 +23,16 @@ def test_the_first_that_fits_is_found():
     for made in (program(fits=False), right, program()):
         programs.add(KEY, made)
     assert programs
-    assert programs.find(KEY) is right
-    assert programs.find(OTHER) is None
+    assert programs.find(step()) is right
+    assert programs.find(step(OTHER)) is None
+
+
+def test_a_program_may_be_for_some_batches_only():
+    programs, one, other = Programs(), program(batches=[["a"]], decisions=["?"]), program(batches=[["b"]])
+    programs.add(KEY, one)
+    programs.add(KEY, other)
+    assert [programs.find(step(leaves=leaves)) for leaves in ("a", "b", "c")] == [one, other, None]
+    assert (programs.decided(KEY), programs.decided(OTHER)) == (1, 0)
 
 
 def test_kinds_and_signatures():
@@ -45,7 +59,7 @@ def test_programs_that_count_on_a_place_go_with_it():
     programs.add(OTHER, kept)
     programs.remove_homes({"weight"})
     assert not programs.have(KEY)
-    assert programs.find(OTHER) is kept
+    assert programs.find(step(OTHER)) is kept
 
 
 def test_the_oldest_of_many_branches_makes_room():
@@ -54,6 +68,6 @@ def test_the_oldest_of_many_branches_makes_room():
     for one in made:
         programs.add(KEY, one)
     made[0].fits = lambda: True
-    assert programs.find(KEY) is None
+    assert programs.find(step()) is None
     made[-1].fits = lambda: True
-    assert programs.find(KEY) is made[-1]
+    assert programs.find(step()) is made[-1]

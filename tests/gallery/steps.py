@@ -68,7 +68,7 @@ class ReturnsNoneAtSomeBatches(Small):
         return None if batch_idx % 5 == 2 else self.loss(batch)
 
 
-@case(eager="a value of a tensor decides")
+@case(eager="the step returned no loss")
 class ReturnsNoneForSomeData(Small):
     def training_step(self, batch, batch_idx):
         if batch[1].float().mean() > 1.2:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gallery.case import Small, case
+from gallery.case import Kept, Small, case
 
 
 @case(eager="a value of a tensor decides")
@@ -61,10 +61,99 @@ class OneHotTargets(Small):
         return nn.functional.mse_loss(self(batch[0]), wanted.to(self.dtype))
 
 
-@case(eager="a value of a tensor decides")
+@case(inductor=True)
 class AsManyClassesAsThereAre(Small):
+    """The largest label of a batch is a number of Python's."""
+
     def training_step(self, batch, batch_idx):
-        return self.loss(batch) + nn.functional.one_hot(batch[1]).sum()
+        wanted = nn.functional.one_hot(batch[1]).float()
+        return self.loss(batch) + self(batch[0])[:, : wanted.shape[1]].sub(wanted).square().mean()
+
+
+@case()
+class PaddingThatIsLookedFor(Small):
+    """As models of Hugging Face's do: another way through the step where a batch has none."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        mask = (y > 0).bool()
+        self.log("padded", 1.0 - mask.float().mean())
+        if mask.all():
+            return self.loss(batch)
+        return self.loss(batch) + (self(x) * mask[:, None]).square().mean()
+
+
+@case()
+class RefusesWhatIsNotFinite(Small):
+    """A guard of the batch's, with an error that no batch raises."""
+
+    def training_step(self, batch, batch_idx):
+        if not torch.isfinite(batch[0]).all():
+            raise ValueError("not finite")
+        assert batch[1].min() >= 0
+        return self.loss(batch)
+
+
+@case(eager="a value of a tensor decides", data=lambda: Kept())
+class LooksAtABatchThatItWritesTo(Small):
+    """What it finds there is what the pass before has left."""
+
+    def training_step(self, batch, batch_idx):
+        factor = 2.0 if batch[0][0, 0] > 0 else 1.0
+        loss = self.loss((batch[0].clone(), batch[1])) * factor
+        batch[0].mul_(-1)
+        return loss
+
+
+@case(eager="a value of a tensor decides")
+class LooksAtWhatItHasWrittenTo(Small):
+    def training_step(self, batch, batch_idx):
+        mask = torch.ones(8)
+        mask[:4] = batch[1][:4] > 0
+        return self.loss(batch) * (2.0 if mask.all() else 1.0)
+
+
+@case(eager="a value of a tensor decides")
+class MeasuresTheBatch(Small):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * float(batch[0].abs().mean())
+
+
+@case(eager="a value of a tensor decides")
+class LooksAtTheBatchAndAWeight(Small):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (2.0 if batch[0].sum() > self.net[0].bias.detach().sum() else 1.0)
+
+
+@case(eager="a value of a tensor decides")
+class LooksAtADrawBesideTheBatch(Small):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (2.0 if (batch[0] + torch.randn_like(batch[0])).sum() > 0 else 1.0)
+
+
+@case()
+class LooksAtTheBatchAndABufferThatChanges(Small):
+    """Between epochs, by what a callback could do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("limit", torch.tensor(0.0))
+
+    def on_train_epoch_start(self):
+        self.limit.fill_(-100.0 + 100.0 * self.current_epoch)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (2.0 if batch[0].sum() > self.limit else 1.0)
+
+
+@case()
+class LooksAtItsIndexAndAtTheBatch(Small):
+    """What the one decides, the other is asked or not."""
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx % 2 and (batch[1] == 2).any():
+            return 2 * self.loss(batch)
+        return self.loss(batch)
 
 
 @case(inductor=True)

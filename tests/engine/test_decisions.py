@@ -1,0 +1,160 @@
+"""What Python decided by the batch of a recorded step is asked of each batch before a program takes its place."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loop import batches, both, loss_of
+from test_compiled import of, scaled
+
+from lightning_sink.engine import decisions
+from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.decisions import Decision
+from lightning_sink.engine.hyper import Hyperparameters
+from lightning_sink.engine.program import Program
+from lightning_sink.engine.record import Recorder
+from lightning_sink.engine.slots import Parts, Snapshot
+
+init = Program.__init__
+
+LIMITS = torch.tensor([0, 1, 2])
+
+QUESTIONS = {
+    "all": lambda x, y: bool((x > 0).all()),
+    "any": lambda x, y: bool((x == -2).any()),
+    "largest": lambda x, y: int(x.max()),
+    "a sum of both": lambda x, y: int((x * y).sum()),
+    "an element": lambda x, y: x[1].item(),
+    "equal": lambda x, y: torch.equal(x, y),
+    "beside what is closed over": lambda x, y: bool((x.clamp(0, 2)[:, None] == LIMITS).any()),
+    "an element of it": lambda x, y: LIMITS[x[0].clamp(0, 2)].item(),
+    "after a pair": lambda x, y: int(x.max(0)[1]),
+    "through a list": lambda x, y: bool(torch.stack([x, y]).any()),
+}
+
+
+def recorded(body, *leaves):
+    """Records what a step does with a batch."""
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(torch.nn.Module()), []), {}, leaves)
+    recorder.span(lambda: body(*leaves), lambda: None)
+    return recorder.finish([])
+
+
+def vectors():
+    return st.lists(st.integers(-2, 2), min_size=3, max_size=3).map(torch.tensor)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+@given(st.data())
+def test_it_holds_for_the_batches_that_give_the_same(name, data):
+    first, second = (data.draw(st.tuples(vectors(), vectors())) for _ in range(2))
+    ask = QUESTIONS[name]
+    recording = recorded(ask, *first)
+    assert recording.hazards == []
+    assert all(one.holds(first) for one in recording.decisions)
+    assert all(one.holds(second) for one in recording.decisions) is (ask(*first) == ask(*second))
+
+
+def test_the_same_question_has_the_same_name_and_another_has_not():
+    one, other = torch.tensor([1, 1]), torch.tensor([1, 3])
+    names = []
+    for ask in (lambda x: int(x.max()), lambda x: int(x.min())):
+        first, second = (recorded(ask, x).decisions[0] for x in (one, other))
+        assert first.name == second.name
+        names.append(first.name)
+    assert names[0] != names[1]
+
+
+def test_a_question_that_a_batch_has_no_answer_to_does_not_hold():
+    decision = recorded(lambda x: LIMITS[x].sum().item(), torch.tensor([0])).decisions[0]
+    assert decision.holds([torch.tensor([0])])
+    assert not decision.holds([torch.tensor([7])])
+
+
+def test_one_that_takes_many_operations_is_none():
+    def ask(x, times):
+        for _ in range(times):
+            x = x + 1
+        return bool(x.any())
+
+    assert recorded(lambda x: ask(x, decisions._MOST_OPERATIONS - 1), torch.ones(2)).hazards == []
+    assert "a value of a tensor" in recorded(lambda x: ask(x, 100), torch.ones(2)).hazards[0].what
+
+
+def test_a_measured_value_is_none():
+    assert "a value of a tensor" in recorded(lambda x: x.sum().item(), torch.ones(2)).hazards[0].what
+
+
+# -- a training -------------------------------------------------------------------------------------------------------
+
+WAYS = {
+    "a sign": lambda batch, i: 2 if batch[0].sum() > 0 else 1,
+    "a label": lambda batch, i: int(batch[1].max()),
+    "one after the other": lambda batch, i: (3 if batch[0][0, 0] > 0 else 4) if (batch[1] == 2).any() else 5,
+    "with its index": lambda batch, i: 2 if i % 2 and batch[0].sum() > 0 else 1,
+    "an error for none": lambda batch, i: 1 if torch.isfinite(batch[0]).all() else 1 / 0,
+}
+
+
+@pytest.mark.parametrize("engine", [{}, {"costly": True}], ids=["at once", "with patience"])
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_has_a_program(way, engine):
+    _, sink = both(scaled(WAYS[way]), [batches(24), batches(48), batches(48)], **engine)
+    assert sink.compiled > (80 if not engine else 30)
+    assert sink.hazards == []
+
+
+def test_control_a_decision_that_nobody_asks_for_is_seen(monkeypatch):
+    monkeypatch.setattr(Decision, "holds", lambda self, leaves: True)
+    with pytest.raises(AssertionError, match="loss"):
+        both(scaled(WAYS["a sign"]), [batches(48)], verify=0)
+
+
+def test_control_a_row_of_steps_asks_too(monkeypatch):
+    monkeypatch.setattr(Program, "leading", lambda self, columns, steps: steps)
+    with pytest.raises(AssertionError, match="loss"):
+        both(scaled(WAYS["a sign"]), [batches(48)], verify=0)
+
+
+def test_a_batch_that_the_step_refuses_is_refused_at_its_turn():
+    def factor(batch, index):
+        if torch.isnan(batch[0]).any():
+            raise ValueError(f"not a number in batch {int(index)}")
+        return 1
+
+    wrong = batches(40)
+    wrong[30][0][0, 0] = float("nan")
+    with pytest.raises(ValueError, match="in batch 30"):
+        both(scaled(factor), [wrong])
+
+
+def test_what_is_closed_over_may_change_between_sinks():
+    limit = torch.zeros(())
+
+    def change(training, sink):
+        limit.fill_(-1000.0 if sink % 2 else 0.0)
+
+    def step(module, batch, index):
+        return loss_of(module, batch) * (2.0 if batch[0].sum() > limit else 1.0)
+
+    _, sink = both(of(step, between=change), [batches(24)] * 4)
+    assert sink.compiled > 24
+
+
+def test_many_outcomes_leave_the_rest_to_the_eager_path(monkeypatch):
+    """There is no program for each number that a batch can hold."""
+    made = []
+    monkeypatch.setattr(Program, "__init__", lambda self, *args: made.append(self) or init(self, *args))
+    values = [(x, y, torch.tensor(number // 4 % 24)) for number, (x, y) in enumerate(batches(480))]
+    _, sink = both(scaled(lambda batch, i: int(batch[2])), [values] * 2)
+    assert len(made) == decisions.MOST_OUTCOMES
+    assert 100 < sink.compiled < 400
+    assert "there are 8 programs for different ones" in sink.reasons
+    assert f"{__file__}:" in sink.reasons
+
+
+def test_where_none_comes_again_the_step_is_left_to_the_eager_path():
+    values = [(x, y, torch.tensor(number)) for number, (x, y) in enumerate(batches(48))]
+    _, sink = both(scaled(lambda batch, i: int(batch[2])), [values])
+    assert sink.compiled == 0
+    assert "a value of a tensor decides" in sink.reasons
