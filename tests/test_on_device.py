@@ -511,6 +511,26 @@ def test_nothing_waits_for_the_device_inside_a_sink(make, engine, data, monkeypa
     assert counted.sinks[1:] == [expected] * 7
 
 
+class Asking(Net):
+    """Goes one of three ways by what the batch holds, and holds something to compare it with."""
+
+    def __init__(self):
+        super().__init__("adam")
+        self.register_buffer("limit", torch.tensor(2))
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if (batch[1] == self.limit).sum() > 2:
+            return 2 * loss
+        return loss * (1.5 if batch[0][0, 0] > 0 else 1.0)
+
+
+@pytest.mark.parametrize("data", [lambda: loader(60, last=8), kept_there, pinned, lambda: Lying(2)])
+@pytest.mark.parametrize("engine", ["cudagraph", "traced"])
+def test_a_batch_on_the_device_decides_which_way_a_step_goes(engine, data):
+    compared(Asking, engine, 30, data=data)
+
+
 def test_what_cannot_be_compiled_or_captured_is_said_once_and_trained(fake, asked, monkeypatch):
     from fake_graphs import FakeGraphs
 
