@@ -16,7 +16,6 @@ import torch
 
 from gallery.case import Small
 from lightning_sink import CompileError, SinkStrategy
-from lightning_sink.engine.decisions import Decision
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.guards import Guard
 from lightning_sink.engine.hyper import Hyperparameters
@@ -129,10 +128,16 @@ class DataDependentBranch(Scaled):
         return 3.0 if batch[0][0, 0] > 0 else 1.0  # here
 
 
-@hazard("a value of a tensor decides")
+@hazard()
 class Item(Scaled):
     def factor(self, batch, batch_idx):
-        return 1 + batch[0].mean().item()  # here
+        return 1 + batch[0].mean().item()
+
+
+@hazard("a value of a tensor decides")
+class Float(Scaled):
+    def factor(self, batch, batch_idx):
+        return 1 + float(batch[0].mean())  # here
 
 
 @hazard()
@@ -354,7 +359,6 @@ def blind(patch):
     patch.setattr(Hyperparameters, "lifted", lambda self, uses: nullcontext())
     patch.setattr(Hyperparameters, "update", lambda self: False)
     patch.setattr(Guard, "holds", lambda self: True)
-    patch.setattr(Decision, "holds", lambda self, leaves: True)
     patch.setattr(Granted, "state", lambda self: None)
     patch.setattr(Granted, "python", lambda self: {})
 
@@ -363,6 +367,7 @@ def blind(patch):
 SHOWN = {
     "ClosedOverTensorFilledLater",
     "HiddenState",
+    "Item",
     "TensorMadeOnTheHost",
     "TorchsGenerator",
 }

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.appends import Appends, tensors_in
+from lightning_sink.engine.appended import Appends, tensors_in
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording
@@ -52,8 +52,7 @@ class Observation:
     def way(self) -> Hashable:
         """What must be equal for two steps to have done the same: branches, and gradients that were there before."""
         branches = tuple((guard.name, guard.outcome) for guard in self.recording.guards)
-        values = tuple((decision.name, decision.value) for decision in self.recording.decisions)
-        return branches, values, tuple((slot.name, there) for slot, there in self.gradients)
+        return branches, tuple((slot.name, there) for slot, there in self.gradients)
 
     @property
     def same_leaves(self) -> list[tuple[int, int]]:

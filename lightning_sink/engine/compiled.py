@@ -244,10 +244,7 @@ class CompiledEngine(Engine):
         batches = sink.ahead(step, program.note, steps, behind)
         if batches is None or not program.takes(columns := batches.columns()):
             return None
-        steps = program.leading(columns, len(batches))
-        if not steps:
-            return None
-        numbers = pass_through(sink, program, self._hyper, steps, behind)
+        numbers = pass_through(sink, program, self._hyper, columns, len(batches), behind)
         if numbers.stale:
             self._maker.forget()
             if behind:

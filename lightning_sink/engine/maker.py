@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from lightning_sink.engine.binding import Binding, Observation, observe
 from lightning_sink.engine.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.counts import Counts
-from lightning_sink.engine.decisions import MOST_OUTCOMES
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.functions import Functions
 from lightning_sink.engine.granted import Granted
@@ -22,6 +21,7 @@ from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import CompiledStep, Compiler
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.programs import Key, Programs
+from lightning_sink.engine.questions import MOST_ANSWERS, OF_BATCH
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.slots import Parts, Snapshot
 from lightning_sink.engine.step import PlainTape, Sink, Step
@@ -32,9 +32,7 @@ _MOST_FAILURES = 3
 
 _RESTLESS = "what the step takes as constant, attributes or the optimizer's options, keeps changing"
 
-_TOO_MANY_OUTCOMES = (
-    f"a value of a batch's tensor decides what Python does, and there are {MOST_OUTCOMES} programs for different ones"
-)
+_TOO_MANY_ANSWERS = f"{OF_BATCH} decides what Python does, and there are {MOST_ANSWERS} programs for different ones"
 
 _MOST_NAMES = 3
 """Names of what keeps changing that are said."""
@@ -195,12 +193,13 @@ class ProgramMaker:
             self._programs.remove_homes(names)
 
     def _make(self, key: Key, candidate: Candidate, observation: Observation, bindings: list[Binding]) -> bool:
-        decisions = observation.recording.decisions
+        recording = observation.recording
         function: CompiledStep | Hazard
-        if decisions and self._programs.decided(key) >= MOST_OUTCOMES:
-            function = Hazard(_TOO_MANY_OUTCOMES, decisions[-1].where)
+        frozen = recording.frozen_of_batch
+        if frozen is not None and self._programs.count_depending_on_batch(key) >= MOST_ANSWERS:
+            function = Hazard(_TOO_MANY_ANSWERS, frozen.where)
         else:
-            function = self._functions.get(observation.recording)
+            function = self._functions.get(recording)
         if isinstance(function, Hazard):
             candidate.give_up(function)
             self.report(function)

@@ -59,7 +59,9 @@ class Number:
         """Returns the plain number; the recording then stands for steps with the same one."""
         if self._uses.closed:
             return self.value
-        self._uses.froze(f"{self.words} {_PLAINLY}", (self._name, "is"), self.value, self._host)
+        host, outcome = self._host, _exactly(self.value)
+        later = None if host is None else lambda: _exactly(host())
+        self._uses.froze(f"{self.words} {_PLAINLY}", (self._name, "is"), outcome, later)
         return self.value
 
     def _compare(self, symbol: Callable[[Any, Any], Any], other: Any) -> Any:
@@ -232,6 +234,11 @@ def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
 
 
 _PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not by `self.log`, torch, `math.cos`)"
+
+
+def _exactly(value: Any) -> Any:
+    """Returns what is equal for the same number only: 0.0 and -0.0 are two."""
+    return (value, math.copysign(1.0, value)) if isinstance(value, float) else value
 
 
 def _key(value: Any) -> Any:

@@ -47,7 +47,8 @@ class Program:
         self.homes = {b.name for b in bindings if b.home}
         self.filled = observation.filled
         self.guards = observation.recording.guards
-        self.decisions = observation.recording.decisions
+        self.depends_on_batch = observation.recording.frozen_of_batch is not None
+        self._questions = observation.recording.questions
         self.dtypes = observation.recording.dtypes
         self.grad_mode = observation.recording.grad_mode
         self.note = observation.note
@@ -88,30 +89,20 @@ class Program:
         self.looked_at = -1
         self.seconds = 1.0
 
-    def fits(self) -> bool:
-        """Tells whether the step that is about to run goes the way that was recorded, whatever its batch holds."""
+    def fits(self, leaves: Sequence[Tensor]) -> bool:
+        """Tells whether the step that is about to run goes the way that was recorded.
+
+        Args:
+            leaves: Its batch's tensors.
+        """
+        for question in self._questions:
+            question.put(leaves)
         if not self.guards and not self._gradients and not self._reshaped:
             return True
         if any(shape_of(slot.get()) != shape for slot, shape in self._reshaped):
             return False
         present = all((slot.get() is not None) is there for slot, there in self._gradients)
         return present and all(guard.holds() for guard in self.guards)
-
-    def is_for(self, leaves: Sequence[Tensor]) -> bool:
-        """Tells whether a step with a batch of these tensors goes the way that was recorded, as far as it decides."""
-        return all(decision.holds(leaves) for decision in self.decisions)
-
-    def leading(self, columns: list[Column], steps: int) -> int:
-        """Returns how many of the steps that come next it is for, up to the first one that it is not for.
-
-        Args:
-            columns: For each leaf of a batch, that of each step's batch.
-            steps: How many steps.
-        """
-        if not self.decisions:
-            return steps
-        numbers = range(steps)
-        return next((i for i in numbers if not self.is_for([column[i] for column in columns])), steps)
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""

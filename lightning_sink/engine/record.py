@@ -28,15 +28,14 @@ from lightning_sink.engine.apart import Apart
 from lightning_sink.engine.appends import Place, Watched, containers_in
 from lightning_sink.engine.attributes import changed_names, random_state
 from lightning_sink.engine.counts import Counts
-from lightning_sink.engine.decisions import decide
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.math_functions import known_to_math
-from lightning_sink.engine.numbers import released
+from lightning_sink.engine.numbers import Number, released
 from lightning_sink.engine.operands import members
-from lightning_sink.engine.origins import Origin, Origins
+from lightning_sink.engine.origins import Origins
 from lightning_sink.engine.private import (
     TorchDispatchMode,
     is_mutable,
@@ -52,12 +51,11 @@ from lightning_sink.engine.step import Tape
 from lightning_sink.engine.step_counts import StepCounts
 from lightning_sink.engine.undo import Attributes, Undo
 from lightning_sink.engine.unrepeatable import why_unrepeatable
-from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
+from lightning_sink.engine.values import Values
+from lightning_sink.engine.watch import DRAWN, Hazard, user_line, watch_reads
 
 # Keeps what its backward needs only where gradients are on.
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
-
-_DECIDES = "a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
 
 
 _MAY_BE_OURS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError)
@@ -101,9 +99,10 @@ class Recorder(TorchDispatchMode, Tape):
         self._writer = GraphWriter(self.recording, self._take_input)
         self._undo = Undo()
         self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
-        self._leaves = leaves
         self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin()])
-        self._read_at: dict[int, str] = {}
+        self._values = Values(
+            self.recording, self._uses, self._origins, self._writer.node, leaves, self.hazard, self.paused
+        )
         self._paused = False
         self._failed = False
         self._generators = Generators(before.parts.device)
@@ -127,7 +126,7 @@ class Recorder(TorchDispatchMode, Tape):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 self._watched = stack.enter_context(self._before.parts.lists.watched(self.hazard))
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
-                stack.enter_context(StandInMode(self._steps.number, self.paused))
+                stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(known_to_math())
                 stack.enter_context(self._hyper.lifted(self._uses))
@@ -235,8 +234,7 @@ class Recorder(TorchDispatchMode, Tape):
             if place != place_of(tensor):
                 self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)
         self._undo.forget()
-        for index in sorted(self._read_at.keys() & recording.written_inputs):
-            self.hazard(_DECIDES, self._read_at[index])
+        self._values.check()
         return recording
 
     def made(self, tensor: Tensor) -> bool:
@@ -285,29 +283,16 @@ class Recorder(TorchDispatchMode, Tape):
         draws = generated is not None and self._generators.drew_since(generated)
         made = members(Tensor, (out,))
         if decides:
-            self._decide(func, node_args, node_kwargs, out, origin)
+            self._values.taken(func, node_args, node_kwargs, out, origin)
         self._origins.operation(None if draws else origin, made, written)
         self._note_made(made)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
             self._writer.write(func, node_args, node_kwargs, out, draws)
         return out
 
-    def _decide(self, func: Any, args: Any, kwargs: Any, value: Any, origin: Origin | None) -> None:
-        """Takes note of a value that Python gets of a tensor, and may do this or that by."""
-        recording, leaves, where = self.recording, self._leaves, user_line() or innermost_line()
-        asked = None
-        if origin is not None and origin.of_batch and not origin.is_written:
-            asked = decide(func, args, kwargs, value, recording.inputs, leaves, where)
-        if origin is None or (origin.of_batch and asked is None):
-            self.hazard(_DECIDES, where)
-            return
-        if asked is not None:
-            recording.decisions.append(asked)
-            self._frozen(_DECIDES)
-        known = {id(leaf) for leaf in leaves}
-        recording.read |= {index for index in origin.inputs if id(recording.inputs[index]) not in known}
-        for index in origin.inputs:
-            self._read_at.setdefault(index, where)
+    def _number(self, tensor: Tensor) -> Number | None:
+        """Returns the stand-in for what a tensor's `item()` gives; None where it gives the number itself."""
+        return None if self._paused else self._steps.number(tensor) or self._values.number(tensor)
 
     def _as_node(self, value: Any) -> Any:
         return self._writer.node(value) if isinstance(value, Tensor) else value

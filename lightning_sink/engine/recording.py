@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine.decisions import Decision
 from lightning_sink.engine.guards import Guard
+from lightning_sink.engine.questions import OF_BATCH, Question
 from lightning_sink.engine.slots import storages
 from lightning_sink.engine.watch import Hazard
 
@@ -25,7 +25,7 @@ class Recording:
         hazards: Why the recording may not stand for other steps.
         frozen: Which numbers decided what Python did; the recording stands for steps in which its guards hold.
         guards: What they decided.
-        decisions: What values of the batch decided; the recording stands for batches for which they hold.
+        questions: What was asked of the batch; guards may depend on the answers.
         largest: Elements of the largest tensor that an operation gave.
         dtypes: Of the tensors that operations gave.
         written: Storages of inputs that the step writes to.
@@ -41,13 +41,18 @@ class Recording:
     hazards: list[Hazard] = field(default_factory=list)
     frozen: list[Hazard] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
     largest: int = 0
     dtypes: set[torch.dtype] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     grad_mode: bool = False
     read: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def frozen_of_batch(self) -> Hazard | None:
+        """What it froze of the batch, so that it stands for steps with some batches only; None for all batches."""
+        return next((frozen for frozen in self.frozen if frozen.what.startswith(OF_BATCH)), None)
 
     @property
     def written_inputs(self) -> frozenset[int]:

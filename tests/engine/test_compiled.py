@@ -67,6 +67,31 @@ def test_a_batch_index_that_is_passed_on_and_not_used_is_no_hazard():
     assert sink.hazards == []
 
 
+ITEM_USES = {
+    "as it is": lambda module, batch: batch[0][0, 0].item(),
+    "of a parameter": lambda module, batch: next(module.parameters())[0, 0].item(),
+    "of a whole number": lambda module, batch: batch[1].sum().item() / 8,
+    "in a quotient": lambda module, batch: (module(batch[0]).argmax(1) == batch[1]).sum().item() / len(batch[1]),
+    "of two": lambda module, batch: batch[0].max().item() - module(batch[0]).mean().item(),
+    "of two alike": lambda module, batch: batch[0].max().item() - batch[0].min().item(),
+    "of what is written to later": lambda module, batch: (lambda x: (x.item(), x.add_(100))[0])(batch[0].mean()),
+    "through math": lambda module, batch: math.tanh(batch[0].mean().item()),
+    "in a tensor": lambda module, batch: torch.tensor(batch[0].mean().item()),
+    "beside the index": lambda module, batch: batch[0].mean().item() ** 2 // 0.001,
+    "of half precision": lambda module, batch: batch[0].mean().to(torch.bfloat16).item(),
+    "of one element": lambda module, batch: batch[0][:1, :1].item(),
+    "with a sign, of nothing": lambda module, batch: math.copysign(1, (batch[0][0, 0] * 0).item()),
+}
+
+
+@pytest.mark.parametrize("use", ITEM_USES)
+def test_an_item_that_is_computed_with(use):
+    make = of(lambda module, batch, index: loss_of(module, batch) * (1 + 0.01 * ITEM_USES[use](module, batch)))
+    _, sink = both(make, [batches(24)])
+    assert sink.hazards == []
+    assert sink.compiled > 12
+
+
 INDEX_USES = {
     "list": lambda batch, i: LONG[i],
     "modulo": lambda batch, i: i % 3,
@@ -149,7 +174,14 @@ def test_one_branch_that_cannot_be_compiled_leaves_the_others_compiled():
 
 
 ESCAPES = {
-    "item": lambda batch, i: batch[0][0, 0].item(),
+    "float": lambda batch, i: float(batch[0][0, 0]),
+    "item that decides": lambda batch, i: 2 if (batch[0][0, 0] + torch.rand(())).item() > 0 else 1,
+    "item as a text": lambda batch, i: len(f"{batch[0][0, 0].item()}"),
+    "item in numpy": lambda batch, i: float(np.float32(batch[0][0, 0].item())),
+    "item in a set": lambda batch, i: len({1.0, batch[0][0, 0].item()}),
+    "item as an index": lambda batch, i: LONG[(batch[1][0] + 0 * torch.randint(2, ())).item()],
+    "item of many digits": lambda batch, i: (batch[1].sum() + 2**60 + torch.randint(9, ())).item() % 7,
+    "boolean item": lambda batch, i: 1 + ((batch[0] + torch.rand(())).sum() > 0).item(),
     "bool": lambda batch, i: 2 if (batch[0] + torch.rand(())).sum() > 0 else 1,
     "tolist": lambda batch, i: sum(batch[1].tolist()),
     "numpy": lambda batch, i: float(batch[0].numpy().sum()),

@@ -7,9 +7,11 @@ from lightning_sink.engine.programs import Programs
 KEY, OTHER = ("kind", "shape"), ("kind", "another shape")
 
 
-def program(fits=True, homes=(), batches=([],), decisions=()):
+def program(fits=True, homes=(), batches=None):
     return SimpleNamespace(
-        fits=lambda: fits, is_for=lambda leaves: leaves in batches, homes=set(homes), decisions=decisions
+        fits=lambda leaves: fits and (batches is None or leaves in batches),
+        homes=set(homes),
+        depends_on_batch=batches is not None,
     )
 
 
@@ -28,11 +30,11 @@ def test_the_first_that_fits_is_found():
 
 
 def test_a_program_may_be_for_some_batches_only():
-    programs, one, other = Programs(), program(batches=[["a"]], decisions=["?"]), program(batches=[["b"]])
+    programs, one, other = Programs(), program(batches=[["a"]]), program(batches=[["b"]])
     programs.add(KEY, one)
     programs.add(KEY, other)
     assert [programs.find(step(leaves=leaves)) for leaves in ("a", "b", "c")] == [one, other, None]
-    assert (programs.decided(KEY), programs.decided(OTHER)) == (1, 0)
+    assert [programs.count_depending_on_batch(key) for key in (KEY, OTHER)] == [2, 0]
 
 
 def test_kinds_and_signatures():
@@ -67,7 +69,7 @@ def test_the_oldest_of_many_branches_makes_room():
     made = [program(fits=False) for _ in range(100)]
     for one in made:
         programs.add(KEY, one)
-    made[0].fits = lambda: True
+    made[0].fits = lambda leaves: True
     assert programs.find(step()) is None
-    made[-1].fits = lambda: True
+    made[-1].fits = lambda leaves: True
     assert programs.find(step()) is made[-1]

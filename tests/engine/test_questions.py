@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from loop import batches, both, loss_of
 from test_compiled import of, scaled
 
-from lightning_sink.engine import decisions
+from lightning_sink.engine import questions
 from lightning_sink.engine.counts import Counts
-from lightning_sink.engine.decisions import Decision
+from lightning_sink.engine.guards import Guard
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.record import Recorder
@@ -40,6 +40,13 @@ def recorded(body, *leaves):
     return recorder.finish([])
 
 
+def holds(recording, leaves):
+    """Tells whether a recording stands for a batch."""
+    for asked in recording.questions:
+        asked.put(leaves)
+    return all(guard.holds() for guard in recording.guards)
+
+
 def vectors():
     return st.lists(st.integers(-2, 2), min_size=3, max_size=3).map(torch.tensor)
 
@@ -51,24 +58,24 @@ def test_it_holds_for_the_batches_that_give_the_same(name, data):
     ask = QUESTIONS[name]
     recording = recorded(ask, *first)
     assert recording.hazards == []
-    assert all(one.holds(first) for one in recording.decisions)
-    assert all(one.holds(second) for one in recording.decisions) is (ask(*first) == ask(*second))
+    assert holds(recording, first)
+    assert holds(recording, second) is (ask(*first) == ask(*second))
 
 
 def test_the_same_question_has_the_same_name_and_another_has_not():
     one, other = torch.tensor([1, 1]), torch.tensor([1, 3])
     names = []
     for ask in (lambda x: int(x.max()), lambda x: int(x.min())):
-        first, second = (recorded(ask, x).decisions[0] for x in (one, other))
+        first, second = (recorded(ask, x).guards[0] for x in (one, other))
         assert first.name == second.name
         names.append(first.name)
     assert names[0] != names[1]
 
 
 def test_a_question_that_a_batch_has_no_answer_to_does_not_hold():
-    decision = recorded(lambda x: LIMITS[x].sum().item(), torch.tensor([0])).decisions[0]
-    assert decision.holds([torch.tensor([0])])
-    assert not decision.holds([torch.tensor([7])])
+    recording = recorded(lambda x: int(LIMITS[x].sum()), torch.tensor([0]))
+    assert holds(recording, [torch.tensor([0])])
+    assert not holds(recording, [torch.tensor([7])])
 
 
 def test_one_that_takes_many_operations_is_none():
@@ -77,12 +84,12 @@ def test_one_that_takes_many_operations_is_none():
             x = x + 1
         return bool(x.any())
 
-    assert recorded(lambda x: ask(x, decisions._MOST_OPERATIONS - 1), torch.ones(2)).hazards == []
+    assert recorded(lambda x: ask(x, questions._MOST_OPERATIONS - 1), torch.ones(2)).hazards == []
     assert "a value of a tensor" in recorded(lambda x: ask(x, 100), torch.ones(2)).hazards[0].what
 
 
 def test_a_measured_value_is_none():
-    assert "a value of a tensor" in recorded(lambda x: x.sum().item(), torch.ones(2)).hazards[0].what
+    assert "a value of a tensor" in recorded(lambda x: float(x.sum()), torch.ones(2)).hazards[0].what
 
 
 # -- a training -------------------------------------------------------------------------------------------------------
@@ -105,13 +112,14 @@ def test_each_way_has_a_program(way, engine):
 
 
 def test_control_a_decision_that_nobody_asks_for_is_seen(monkeypatch):
-    monkeypatch.setattr(Decision, "holds", lambda self, leaves: True)
+    monkeypatch.setattr(Guard, "holds", lambda self: True)
     with pytest.raises(AssertionError, match="loss"):
         both(scaled(WAYS["a sign"]), [batches(48)], verify=0)
 
 
 def test_control_a_row_of_steps_asks_too(monkeypatch):
-    monkeypatch.setattr(Program, "leading", lambda self, columns, steps: steps)
+    put = questions.Question.put
+    monkeypatch.setattr(questions.Question, "put", lambda self, leaves: self._leaves or put(self, leaves))
     with pytest.raises(AssertionError, match="loss"):
         both(scaled(WAYS["a sign"]), [batches(48)], verify=0)
 
@@ -147,7 +155,7 @@ def test_many_outcomes_leave_the_rest_to_the_eager_path(monkeypatch):
     monkeypatch.setattr(Program, "__init__", lambda self, *args: made.append(self) or init(self, *args))
     values = [(x, y, torch.tensor(number // 4 % 24)) for number, (x, y) in enumerate(batches(480))]
     _, sink = both(scaled(lambda batch, i: int(batch[2])), [values] * 2)
-    assert len(made) == decisions.MOST_OUTCOMES
+    assert len(made) == questions.MOST_ANSWERS
     assert 100 < sink.compiled < 400
     assert "there are 8 programs for different ones" in sink.reasons
     assert f"{__file__}:" in sink.reasons
@@ -157,4 +165,4 @@ def test_where_none_comes_again_the_step_is_left_to_the_eager_path():
     values = [(x, y, torch.tensor(number)) for number, (x, y) in enumerate(batches(48))]
     _, sink = both(scaled(lambda batch, i: int(batch[2])), [values])
     assert sink.compiled == 0
-    assert "a value of a tensor decides" in sink.reasons
+    assert "a value of a tensor of the batch decides" in sink.reasons

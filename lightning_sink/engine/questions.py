@@ -1,8 +1,9 @@
-"""What Python decided by values of the batch in a recorded step: for which other batches the recording stands.
+"""What Python asks of the batch in a recorded step, and is asked of every other batch before its step.
 
-Models of Hugging Face's ask whether a batch has padding, `one_hot` asks for the largest class. What is asked of the
-batch alone can be asked before the step: a `Decision` holds the operations that lead from the batch to the value, a
-handful, and does them for each batch that is about to be trained on. A program is for those that give the same value.
+Models of Hugging Face's ask whether a batch has padding, `one_hot` asks for the largest class. What depends on the
+batch alone can be known before the step: a `Question` holds the operations that lead from the batch to the value, a
+handful, and does them for each batch that is about to be trained on. A guard then tells whether Python would do the
+same by it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from torch.fx.node import map_arg
 
 from lightning_sink.engine.slots import share_memory
 
-MOST_OUTCOMES = 8
-"""Programs that are made of one kind of step for values of its batches; others of its steps run eagerly."""
+OF_BATCH = "a value of a tensor of the batch"
+"""What users read of one."""
+
+MOST_ANSWERS = 8
+"""Programs that are made of one kind of step for what its batches hold; others of its steps run eagerly."""
 
 _MOST_OPERATIONS = 32
 """Operations that lead to a value at most. They are done beside the step's, one by one."""
@@ -27,50 +31,55 @@ Input = Tensor | tuple[int, torch.device]
 is in the step."""
 
 
-class Decision:
-    """A value of the batch's that Python looked at.
+class Question:
+    """A value that Python took out of the batch.
 
     Args:
         name: What was asked; equal for the same question in another step.
-        value: The value.
-        where: The user's line.
         graph: The operations; returns the value.
         inputs: What its placeholders stand for.
     """
 
-    def __init__(self, name: str, value: Any, where: str, graph: fx.Graph, inputs: Sequence[Input]) -> None:
-        self.name, self.value, self.where = name, value, where
+    def __init__(self, name: str, graph: fx.Graph, inputs: Sequence[Input]) -> None:
+        self.name = name
         self._graph, self._inputs = graph, inputs
         self._function: Callable[..., Any] | None = None
+        self._leaves: Sequence[Tensor] = ()
+        self._answers: list[Any] = []
 
-    def holds(self, leaves: Sequence[Tensor]) -> bool:
-        """Tells whether a batch with these tensors gives the same value."""
+    def put(self, leaves: Sequence[Tensor]) -> None:
+        """Takes the tensors of the batch that is to be asked now."""
+        self._leaves = leaves
+        self._answers.clear()
+
+    def ask(self) -> Any:
+        """Returns the value for that batch.
+
+        Raises:
+            ValueError: It has none; the step, run by itself, will say so.
+        """
         if self._function is None:
             self._function = fx.GraphModule(nn.Module(), self._graph)
-        given = [item if isinstance(item, Tensor) else leaves[item[0]].to(item[1]) for item in self._inputs]
-        try:
-            with torch.no_grad():
-                return bool(self._function(*given) == self.value)
-        except (RuntimeError, IndexError):  # the step, run by itself, will say so
-            return False
+        if not self._answers:
+            given = [item if isinstance(item, Tensor) else self._leaves[item[0]].to(item[1]) for item in self._inputs]
+            try:
+                with torch.no_grad():
+                    self._answers.append(self._function(*given))
+            except (RuntimeError, IndexError) as error:
+                raise ValueError("the batch has no such value") from error
+        return self._answers[0]
 
 
-def decide(
-    func: Any, args: Any, kwargs: Any, value: Any, inputs: Sequence[Tensor], leaves: Sequence[Tensor], where: str
-) -> Decision | None:
-    """Returns a value of the batch's as a decision; None where it is not to be asked of each batch.
+def question(func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> Question | None:
+    """Returns what gives a value of the batch's; None where it is not to be asked of each batch.
 
     Args:
-        func: The operation that gave it; it depends on nothing that was written to before.
+        func: The operation that gives it; it depends on nothing that was written to before.
         args: Its arguments, nodes of the step's graph in the place of tensors.
         kwargs: The same, by name.
-        value: The value.
         inputs: The inputs of the step.
         leaves: The batch's tensors.
-        where: The user's line.
     """
-    if not isinstance(value, int):  # one that is measured is another for each batch
-        return None
     numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
     graph, found, copies = fx.Graph(), list[Input](), dict[fx.Node, fx.Node]()
     for node in _leading_to(args, kwargs):
@@ -84,7 +93,7 @@ def decide(
     if len(graph.nodes) - len(found) > _MOST_OPERATIONS:
         return None
     graph.output(graph.call_function(func, map_arg(args, copies.__getitem__), map_arg(kwargs, copies.__getitem__)))
-    return Decision(f"{func.name()}{(args, kwargs)!r}", value, where, graph, found)
+    return Question(f"{func.name()}{(args, kwargs)!r}", graph, found)
 
 
 def _leading_to(args: Any, kwargs: Any) -> list[fx.Node]:
