@@ -173,7 +173,7 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
     hazards += [
         Hazard(f"the value of {b.name}, which a step replaces, decides what Python does", second.recording.first_use[i])
         for i, b in enumerate(found)
-        if i in second.recording.read and isinstance(b, Binding) and b.tensor is None
+        if i in second.recording.read | second.recording.asked and isinstance(b, Binding) and b.tensor is None
     ]
     return [item for item in found if isinstance(item, Binding)], hazards
 

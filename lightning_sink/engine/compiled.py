@@ -94,6 +94,7 @@ class CompiledEngine(Engine):
         self._error: Exception | None = None
         self._unsettled: tuple[Program, tuple[Any, ...]] | None = None
         self._row_runner: CompiledStep | None = None
+        self._ran: Program | None = None
         self.compiled_steps = 0
 
     @property
@@ -106,6 +107,7 @@ class CompiledEngine(Engine):
         self._rest()
         self._maker.close()
         self._verified.clear()
+        self._ran = None
         self._granted.forget()
         self._state = None
 
@@ -164,6 +166,7 @@ class CompiledEngine(Engine):
     def _run_plain(self, sink: Sink, step: Step) -> None:
         self._settle()
         self._plain_steps += 1
+        self._ran = None
         if self._maker.run(sink, step, self._sinks):
             # Attributes that the first steps set are there now; what was looked at when the sink began is not.
             state = self._present_state(sink)
@@ -174,7 +177,9 @@ class CompiledEngine(Engine):
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.looked_at != self._plain_steps:
             # The user's code ran since: what stayed in its place so far may have been replaced.
+            self._settle()
             if not program.refresh():
+                self._maker.lost(self.compiled_steps)
                 return False
             program.looked_at = self._plain_steps
         for tensor, get in program.counts:
@@ -204,6 +209,9 @@ class CompiledEngine(Engine):
         program.seconds = time.perf_counter() - began
         self._unsettled = program, outputs
         self.compiled_steps += 1
+        if self._ran is not program:
+            self._ran = program
+            self._programs.look_again(program)
         self._maker.settled()
         logged = list(outputs[program.num_outputs : program.num_results])
         if sink.disturbed:

@@ -66,6 +66,14 @@ class GraphWriter:
         self._lines.append(f"{func.name()}{(args, kwargs)!r}{values or ''}")
         self._bind(out, node)
 
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """Returns what stands for a tensor in another type."""
+        cast = self._recording.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+        cast.meta["draws"] = False
+        cast.meta["layout"] = (*node.meta["layout"][:2], dtype, *node.meta["layout"][3:])
+        self._lines.append(f"{node} as {dtype}")
+        return cast
+
     def made(self, tensor: Tensor) -> bool:
         """Tells whether an operation gave the tensor."""
         node = self._nodes.get(tensor)

@@ -34,6 +34,8 @@ _RESTLESS = "what the step takes as constant, attributes or the optimizer's opti
 
 _TOO_MANY_ANSWERS = f"{OF_BATCH} decides what Python does, and there are {MOST_ANSWERS} programs for different ones"
 
+_SHORT_LIVED = "tensors that the step takes to stay as they are, or whose values decide what Python does, keep changing"
+
 _MOST_NAMES = 3
 """Names of what keeps changing that are said."""
 
@@ -82,7 +84,7 @@ class ProgramMaker:
         self._failures: dict[Hashable, int] = {}
         self._volatile: set[str] = set()
         self._reported: set[str] = set()
-        self._restless = 0
+        self._restless = self._short_lives = self._steps_at_removal = 0
         self._changed: Sequence[str] = ()
         self._too_many = self._looked = self._explained = False
 
@@ -99,6 +101,8 @@ class ProgramMaker:
             self._explain(sink, step, too_many=True)
         elif self._restless > PATIENCE:
             self.report(self._why_restless())
+        elif self._short_lives > PATIENCE:
+            self.report(Hazard(_SHORT_LIVED))
         elif self._failures.get(step.key, 0) < _MOST_FAILURES:
             never = self._candidates.never_come_again
             waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
@@ -113,7 +117,7 @@ class ProgramMaker:
     @property
     def has_given_up(self) -> bool:
         """Whether it was said that what programs take for granted keeps changing: there will be none, for no step."""
-        return _RESTLESS in self._reported
+        return not self._reported.isdisjoint((_RESTLESS, _SHORT_LIVED))
 
     def _why_restless(self) -> Hazard:
         if not self._changed:
@@ -136,6 +140,16 @@ class ProgramMaker:
     def settled(self) -> None:
         """Takes note that a program ran: what it takes for granted stays as it is for some time."""
         self._restless = 0
+
+    def lost(self, steps: int) -> None:
+        """Takes note that tensors, or values of theirs, are others than a program takes them to be.
+
+        Args:
+            steps: How many steps programs have run so far.
+        """
+        lived_long = steps - self._steps_at_removal >= PATIENCE
+        self._short_lives = 0 if lived_long else self._short_lives + 1
+        self._steps_at_removal = steps
 
     def forget(self, changed: Sequence[str] = ()) -> None:
         """Forgets programs and recordings: what they take for granted has changed.

@@ -42,6 +42,7 @@ __all__ = [
     "pytree",
     "schema_name",
     "version",
+    "takes_dtype",
     "tensor_hooks",
     "written_arguments",
 ]
@@ -168,6 +169,11 @@ _NORMALIZES = frozenset(
 def is_mutable(operation: Any) -> bool:
     """Tells whether an operation writes to an argument, or may. Only `OpOverload._schema` knows."""
     return bool(operation._schema.is_mutable) or schema_name(operation) in _NORMALIZES
+
+
+def takes_dtype(operation: Any) -> bool:
+    """Tells whether an operation may be told the type of its result by name. Only `OpOverload._schema` knows."""
+    return any(argument.name == "dtype" and argument.kwarg_only for argument in operation._schema.arguments)
 
 
 def is_view(operation: Any) -> bool:

@@ -64,6 +64,8 @@ class Program:
         self._equal = observation.recording.equal
         read = (observation.recording.inputs[i] for i in sorted(observation.recording.read))
         self._read = [(tensor, tensor.detach().clone()) for tensor in read]
+        fixed = ((i, b.tensor) for i, b in enumerate(bindings) if i in observation.recording.written_inputs)
+        self._writes = [tensor for _, tensor in fixed if tensor is not None]
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
         known = {id(tensor) for tensor in (*lifted, *(tensor for tensor, _ in counts))}
         self.numbers = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None and id(b.tensor) in known]
@@ -73,18 +75,19 @@ class Program:
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
         self._moving = [*(position for position, _ in self._leaves), *(position for position, _, _ in self._slots)]
         self.reads_slots = bool(self._slots)
+        self._written = observation.recording.written_inputs
         left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
         finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
         self._unread = [(slot, before) for slot, before, _ in observation.unread]
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
         # Another step would compute with what this one left.
-        self._repeats = finds_same and not self.reads_slots and not self._reshaped
+        asks_what_it_writes = self.depends_on_batch and any(i in self._written for i, _ in self._leaves)
+        self._repeats = finds_same and not (self.reads_slots or self._reshaped or asks_what_it_writes)
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
-        self._written = observation.recording.written_inputs
         self._places: tuple[list[int], list[int | None]] | None = None
         self.looked_at = -1
         self.seconds = 1.0
@@ -121,6 +124,11 @@ class Program:
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
         return not self._shares_what_it_writes()
+
+    def is_kept_by(self, other: Program) -> bool:
+        """Tells whether another program writes to nothing of which this one takes the values to stay as they are."""
+        read = storages(tensor for tensor, _ in self._read)
+        return not read or not {*read} & {*storages(other._writes)}
 
     def _shares_what_it_writes(self) -> bool:
         """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""

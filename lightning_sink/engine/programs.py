@@ -52,6 +52,12 @@ class Programs:
         """Forgets one program."""
         self._known[key].remove(program)
 
+    def look_again(self, ran: Program) -> None:
+        """Has those look again at what they take for granted that a program writes to which has run."""
+        for program in (program for programs in self._known.values() for program in programs):
+            if program is not ran and not program.is_kept_by(ran):
+                program.looked_at = -1
+
     def keep_last(self, key: Key) -> None:
         """Forgets all but the one that was added last, for steps of this kind."""
         self._known = {key: self._known[key][-1:]}

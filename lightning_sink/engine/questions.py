@@ -89,7 +89,7 @@ def question(func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor], leaves
             number = numbers.get(id(tensor))
             if number is None and share_memory([tensor, *leaves], frozenset([0])):
                 return None  # what it holds is the batch's, and where in later batches is not known
-            found.append(tensor.detach() if number is None else (number, tensor.device))
+            found.append(tensor if number is None else (number, tensor.device))
     if len(graph.nodes) - len(found) > _MOST_OPERATIONS:
         return None
     graph.output(graph.call_function(func, map_arg(args, copies.__getitem__), map_arg(kwargs, copies.__getitem__)))

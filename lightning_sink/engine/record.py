@@ -28,6 +28,7 @@ from lightning_sink.engine.apart import Apart
 from lightning_sink.engine.appends import Place, Watched, containers_in
 from lightning_sink.engine.attributes import changed_names, random_state
 from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.default_dtype import with_types
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
@@ -253,6 +254,8 @@ class Recorder(TorchDispatchMode, Tape):
         if self._paused or func.namespace in ("profiler", "prim"):
             self._apart.check(func, args, kwargs)
             return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and (parts := self._in_parts(func, args, kwargs)) is not NotImplemented:
+            return parts
         # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
         watched = func.namespace == "aten" and self._hook is not None and sys.getprofile() is self._hook
         if watched:
@@ -262,6 +265,14 @@ class Recorder(TorchDispatchMode, Tape):
         finally:
             if watched:
                 sys.setprofile(self._hook)
+
+    def _in_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation that is made of others, which are what is seen of it elsewhere than in inference mode.
+
+        As a whole, `bool(tensor)` is no operation of which it is known that it takes a value out of a tensor.
+        """
+        with self:
+            return func.decompose(*args, **kwargs)
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _is_made_of_numbers(func, args):
@@ -287,6 +298,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._origins.operation(None if draws else origin, made, written)
         self._note_made(made)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
+            node_args, node_kwargs = with_types(func, node_args, node_kwargs, out, self._writer.cast)
             self._writer.write(func, node_args, node_kwargs, out, draws)
         return out
 

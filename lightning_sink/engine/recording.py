@@ -31,6 +31,7 @@ class Recording:
         written: Storages of inputs that the step writes to.
         grad_mode: Whether an operation gives something else where gradients are off.
         read: Inputs whose values Python looked at; a program takes them to stay as they are.
+        asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
     """
 
@@ -47,6 +48,7 @@ class Recording:
     written: set[int] = field(default_factory=set)
     grad_mode: bool = False
     read: frozenset[int] = frozenset()
+    asked: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     @property

@@ -110,9 +110,12 @@ class Values:
         return asked
 
     def _look_at(self, origin: Origin, where: str) -> None:
-        """Takes note that what inputs hold is looked at; those that are not the batch's have to stay as they are."""
-        inputs = self._recording.inputs
-        self._recording.read |= {index for index in origin.inputs if id(inputs[index]) not in self._known}
+        """Takes note of inputs that were looked at: they stay as they are, or go with the batch into a question."""
+        others = {index for index in origin.inputs if id(self._recording.inputs[index]) not in self._known}
+        if origin.of_batch:
+            self._recording.asked |= others
+        else:
+            self._recording.read |= others
         for index in origin.inputs:
             self._read_at.setdefault(index, where)
 

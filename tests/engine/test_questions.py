@@ -166,3 +166,32 @@ def test_where_none_comes_again_the_step_is_left_to_the_eager_path():
     _, sink = both(scaled(lambda batch, i: int(batch[2])), [values])
     assert sink.compiled == 0
     assert "a value of a tensor of the batch decides" in sink.reasons
+
+
+def test_a_batch_is_asked_when_the_step_before_it_has_written_to_it():
+    """From the 40th on, each batch holds what the one before it writes to."""
+    generator = torch.Generator().manual_seed(0)
+    apart, frames = ([torch.randn(8, 4, generator=generator) for _ in range(121)] for _ in range(2))
+    pairs = [*zip(apart[:40], apart[40:80], strict=True), *zip(frames, frames[1:], strict=False)]
+    data = [(x, y, other) for (x, other), (_, y) in zip(pairs, batches(160), strict=True)]
+
+    def step(module, batch, index):
+        loss = loss_of(module, batch) * (3 if batch[0][0, 0] > 0 else 1)
+        batch[2].neg_()
+        return loss
+
+    _, sink = both(of(step), [data])
+    assert sink.compiled > 100
+
+
+def test_what_is_beside_the_batch_may_change_at_each_step():
+    limit = torch.zeros(())
+
+    def after(done):
+        limit.fill_(0.1 * (done % 5) - 0.2)
+
+    def step(module, batch, index):
+        return loss_of(module, batch) * (2.0 if batch[0].mean() > limit else 1.0)
+
+    _, sink = both(of(step, after=after), [batches(48)])
+    assert sink.compiled > 36

@@ -146,3 +146,27 @@ class PartsInDouble(Logging):
 @case(options={"precision": "bf16-mixed", "accumulate_grad_batches": 3}, tolerance=HALF)
 class AccumulatedInHalf(WithAdam):
     pass
+
+
+class OfTheDefaultType(Logging):
+    """Whole numbers divided, and what is made of Python's numbers, have the type that is the default in the step."""
+
+    def training_step(self, batch, batch_idx):
+        share = (batch[1] > 0).sum() / 7
+        made = torch.linspace(0, 1, 3).sum() + torch.arange(0, 1, 0.3).sum() + torch.full((), 0.1)
+        factor = made * torch.where(batch[1] > 0.3, 0.7, 0.9).mean() * (1 + batch[1].float().mean() * share)
+        if share > 0.61:
+            factor = 2 * factor
+        self.log("factor", factor)
+        return super().training_step(batch, batch_idx) * factor
+
+
+for precision in ("64-true", "bf16-true"):
+    add(
+        f"precision {precision}, of the default type",
+        OfTheDefaultType,
+        options={"precision": precision, **SHORT},
+        tolerance=ON_A_CPU[precision],
+        data=loader,
+        inductor=True,
+    )

@@ -206,6 +206,39 @@ class LooksAtTheBatchAndABufferThatChanges(Small):
 
 
 @case()
+class LooksAtABufferThatAHookFillsForEachBatch(Small):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("limit", torch.tensor(0.0))
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.limit.fill_(float(batch[0][0, 0]) * 0.1)
+        return batch
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (2.0 if batch[0].mean() > self.limit else 1.0)
+
+
+@case()
+class LooksAtTheBatchInInferenceMode(Small):
+    """As a teacher does; there, operations are seen as a whole that are made of others."""
+
+    def training_step(self, batch, batch_idx):
+        with torch.inference_mode():
+            factor = 2.0 if batch[0][0, 0] > 0 else 1.0
+            classes = nn.functional.one_hot(batch[1]).shape[1]
+        return self.loss(batch) * factor / classes
+
+
+@case(eager="a value of a tensor decides")
+class LooksAtAWeightInInferenceMode(Small):
+    def training_step(self, batch, batch_idx):
+        with torch.inference_mode():
+            factor = 2.0 if self(batch[0]).mean() > 0 else 1.0
+        return self.loss(batch) * factor
+
+
+@case()
 class LooksAtItsIndexAndAtTheBatch(Small):
     """What the one decides, the other is asked or not."""
 
