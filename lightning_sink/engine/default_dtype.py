@@ -33,16 +33,14 @@ def with_types(
         cast: Returns a node of another type.
     """
     default = torch.get_default_dtype()
-    if default is _USUAL or not isinstance(out, Tensor):
+    if default is _USUAL or not isinstance(out, Tensor) or members(torch.dtype, args):
         return args, kwargs
     if takes_dtype(func):
         return args, {**kwargs, "dtype": out.dtype} if kwargs.get("dtype") is None else kwargs
     types = [node.meta["layout"][2] for node in members(fx.Node, (*args, *kwargs.values())) if node.meta["layout"]]
+    are_whole = bool(types) and not any(dtype.is_floating_point or dtype.is_complex for dtype in types)
     compares = schema_name(func) in _COMPARISONS and bool(members(float, args))
-    gives_default = out.dtype is default and out.dtype.is_floating_point
-    if not types or any(dtype.is_floating_point or dtype.is_complex for dtype in types):
-        return args, kwargs
-    if not (compares or gives_default):
+    if not are_whole or not (compares or out.dtype is default):
         return args, kwargs
 
     def converted(value: Any) -> Any:
