@@ -84,7 +84,7 @@ class ProgramMaker:
         self._failures: dict[Hashable, int] = {}
         self._volatile: set[str] = set()
         self._reported: set[str] = set()
-        self._restless = self._short_lives = self._steps_at_removal = 0
+        self._restless = self._short_lives = self._steps_at_loss = 0
         self._changed: Sequence[str] = ()
         self._too_many = self._looked = self._explained = False
 
@@ -147,9 +147,9 @@ class ProgramMaker:
         Args:
             steps: How many steps programs have run so far.
         """
-        lived_long = steps - self._steps_at_removal >= PATIENCE
+        lived_long = steps - self._steps_at_loss >= PATIENCE
         self._short_lives = 0 if lived_long else self._short_lives + 1
-        self._steps_at_removal = steps
+        self._steps_at_loss = steps
 
     def forget(self, changed: Sequence[str] = ()) -> None:
         """Forgets programs and recordings: what they take for granted has changed.

@@ -98,14 +98,19 @@ class Program:
         Args:
             leaves: Its batch's tensors.
         """
-        for question in self._questions:
-            question.put(leaves)
         if not self.guards and not self._gradients and not self._reshaped:
             return True
         if any(shape_of(slot.get()) != shape for slot, shape in self._reshaped):
             return False
         present = all((slot.get() is not None) is there for slot, there in self._gradients)
-        return present and all(guard.holds() for guard in self.guards)
+        if not present:
+            return False
+        for question in self._questions:
+            question.put(leaves)
+        holds = all(guard.holds() for guard in self.guards)
+        for question in self._questions:
+            question.put(())  # nobody is to hold a batch longer than its step
+        return holds
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""

@@ -304,7 +304,10 @@ class Recorder(TorchDispatchMode, Tape):
 
     def _number(self, tensor: Tensor) -> Number | None:
         """Returns the stand-in for what a tensor's `item()` gives; None where it gives the number itself."""
-        return None if self._paused else self._steps.number(tensor) or self._values.number(tensor)
+        if self._paused:
+            return None
+        count = self._steps.number(tensor)  # compared with None: whether a stand-in is 0 would be a decision
+        return self._values.number(tensor) if count is None else count
 
     def _as_node(self, value: Any) -> Any:
         return self._writer.node(value) if isinstance(value, Tensor) else value

@@ -1,5 +1,8 @@
 """What Python decided by the batch of a recorded step is asked of each batch before a program takes its place."""
 
+import weakref
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -76,6 +79,16 @@ def test_a_question_that_a_batch_has_no_answer_to_does_not_hold():
     recording = recorded(lambda x: int(LIMITS[x].sum()), torch.tensor([0]))
     assert holds(recording, [torch.tensor([0])])
     assert not holds(recording, [torch.tensor([7])])
+
+
+def test_a_batch_that_was_asked_is_not_held():
+    recording = recorded(lambda x: bool(x.any()), torch.ones(2))
+    program = SimpleNamespace(guards=recording.guards, _questions=recording.questions, _gradients=[], _reshaped=[])
+    batch = torch.ones(2)
+    seen = weakref.ref(batch)
+    assert Program.fits(program, [batch])
+    del batch
+    assert seen() is None
 
 
 def test_one_that_takes_many_operations_is_none():

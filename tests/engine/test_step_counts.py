@@ -5,8 +5,11 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
+from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.guards import Uses
+from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.numbers import Number
+from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.slots import Parts, Snapshot
 from lightning_sink.engine.stand_in import StandInMode
 from lightning_sink.engine.step_counts import StepCounts
@@ -52,3 +55,12 @@ def test_a_decision_by_a_count_holds_for_the_steps_where_it_comes_out_the_same()
     assert guard.holds()
     step.fill_(5.0)
     assert not guard.holds()
+
+
+def test_a_step_of_adam_decides_nothing_by_its_counts():
+    module, optimizer, *_ = after_steps(3)
+    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module), [optimizer]), {})
+    recorder.span(optimizer.step, lambda: None)
+    recording = recorder.finish([])
+    assert recording.hazards == []
+    assert recording.guards == []
