@@ -88,20 +88,6 @@ class HostNumbers(Net):
         return loss
 
 
-class Items(Net):
-    """Takes numbers to the host, to log them and to keep them in a list, and computes with one."""
-
-    def __init__(self):
-        super().__init__("adam")
-        self.rights = []
-
-    def training_step(self, batch, batch_idx):
-        right = (self.net(batch[0]).argmax(1) == batch[1]).sum().item()
-        self.rights.append((right, batch[0].mean().item()))
-        self.log("accuracy", right / len(batch[1]))
-        return super().training_step(batch, batch_idx) * (1 + batch[0].mean().item() ** 2)
-
-
 class DrawsOnHost(Net):
     """Draws noise on the host for a step on the device."""
 
@@ -195,7 +181,6 @@ MODULES = {
     "two dropouts": TwoDropouts,
     "numbers on the host": lambda: HostNumbers("adam"),
     "draws on the host": DrawsOnHost,
-    "items": Items,
 }
 
 

@@ -1,22 +1,25 @@
 """Lists in which the steps of a training collect what they give: `self.losses.append(loss.detach())`.
 
 Such a list holds more after each step, and no step depends on it as long as none reads it. `Lists` knows which these
-are, and sees while a step is recorded that it appends to them and does nothing else. What it appended, for programs to
-append again, is in `appended.py`.
+are, and sees while a step is recorded that it appends to them and does nothing else; `Appends` is what one step
+appended, for programs to append again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import attrgetter
 from types import CodeType
 from typing import Any
 
-from lightning_sink.engine.attributes import are_the_same
-from lightning_sink.engine.given import Given, with_numbers
+from torch import Tensor
+
+from lightning_sink.engine.attributes import SCALARS, are_the_same, fingerprint
+from lightning_sink.engine.private import pytree
 from lightning_sink.engine.referrers import put_in_place_of
+from lightning_sink.engine.step import Column, taken_apart
 
 _ASKS = frozenset(["type", "__class__"])
 
@@ -140,8 +143,7 @@ class _Watch(list[Any]):
         self._expected = held.copy()
 
     def append(self, item: Any) -> None:
-        self._appended.append((self._place, with_numbers(item, Given.of)))
-        item = with_numbers(item, attrgetter("value"))
+        self._appended.append((self._place, item))
         for items in (self._expected, self._held):
             items.append(item)
         super().append(item)
@@ -190,6 +192,88 @@ for _name in [*(f"__{name}__" for name in _OPERATORS), *_METHODS]:
     setattr(_Watch, _name, _reading(_name))
 
 
+class _Item:
+    """What is appended once: a tensor, or lists, tuples and dictionaries of tensors and other values."""
+
+    def __init__(self, place: Place, item: Any) -> None:
+        leaves, self.spec = pytree.tree_flatten(item)
+        self.place, self.is_tensor = place, isinstance(item, Tensor)
+        self.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.shapes = {index: leaf.shape for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+
+    @property
+    def key(self) -> Hashable:
+        constants = tuple(map(fingerprint, self.constants))
+        return self.place.name, id(self.place.holder), constants, self.spec, tuple(self.shapes)
+
+    def append(self, tensors: Sequence[Tensor]) -> None:
+        if self.is_tensor:
+            self.place.value.append(tensors[0].view(self.shapes[0]).clone())
+            return
+        leaves = self.constants.copy()
+        for (index, shape), tensor in zip(self.shapes.items(), tensors, strict=True):
+            leaves[index] = tensor.view(shape).clone()  # the program may use its memory again
+        self.place.value.append(pytree.tree_unflatten(leaves, self.spec))
+
+
+class Appends:
+    """What a step appends.
+
+    Args:
+        appended: What a recorded step appended, and where; in the step, and in what comes behind the owner's turn.
+
+    Attributes:
+        names: For each tensor in that, what users call the list.
+        problem: Why no program can append the same; None where one can.
+    """
+
+    def __init__(self, appended: list[list[tuple[Place, Any]]]) -> None:
+        self._spans = [[_Item(place, item) for place, item in span] for span in appended]
+        self._items = [item for span in self._spans for item in span]
+        self.names = [item.place.name for item in self._items for _ in item.shapes]
+        odd = ((item.place.name, type(value)) for item in self._items for value in item.constants)
+        found = (f"the step appends a `{kind.__name__}` to `{name}`" for name, kind in odd if kind not in SCALARS)
+        self.problem = next(found, None)
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for steps that append the same, but for what is in the tensors."""
+        return tuple(tuple(item.key for item in span) for span in self._spans)
+
+    def append(self, tensors: Sequence[Tensor], late: bool | None = None) -> None:
+        """Appends what one step gave.
+
+        Args:
+            tensors: All that it gave.
+            late: Whether to append what comes behind the owner's turn, or the rest; None for both.
+        """
+        given = iter(tensors)
+        for number, span in enumerate(self._spans):
+            for item in span:
+                own = [next(given) for _ in item.shapes]
+                if late is None or late == (number > 0):
+                    item.append(own)
+
+    def append_row(self, columns: Sequence[Column], steps: int) -> None:
+        """Appends what steps in a row gave."""
+        varying = [*map(taken_apart, columns)]
+        for number in range(steps if self._items else 0):
+            self.append([tensors[number] for tensors in varying])
+
+    def last(self) -> list[Tensor]:
+        """Returns the tensors that the step before appended; none where somebody has taken some away."""
+        counts = Counter(item.place for item in self._items)
+        if any(len(place.items) < count for place, count in counts.items()):
+            return []
+        tails = {place: iter(place.items[-count:]) for place, count in counts.items()}
+        there = [(item.place, next(tails[item.place])) for item in self._items]
+        same = [_Item(*pair).key for pair in there] == [item.key for item in self._items]
+        return tensors_in(there) if same else []
+
+
 def containers_in(items: Iterable[Any]) -> Iterator[Any]:
     """Yields the lists and dictionaries in some values, as often as they are met."""
     for item in items:
@@ -197,3 +281,8 @@ def containers_in(items: Iterable[Any]) -> Iterator[Any]:
             yield item
         if isinstance(item, (list, tuple, dict)):
             yield from containers_in(item.values() if isinstance(item, dict) else item)
+
+
+def tensors_in(appended: Iterable[tuple[Place, Any]]) -> list[Tensor]:
+    """Returns the tensors in what was appended, in order."""
+    return [leaf for leaf in pytree.tree_leaves([item for _, item in appended]) if isinstance(leaf, Tensor)]

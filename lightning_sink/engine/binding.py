@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.appended import Appends, tensors_in
+from lightning_sink.engine.appends import Appends, tensors_in
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.record import Recorder
 from lightning_sink.engine.recording import Recording

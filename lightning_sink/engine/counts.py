@@ -37,9 +37,9 @@ class Counts:
     def number(self, name: str, value: int, uses: Uses) -> Number:
         """Returns a stand-in for a counter as it is now; it may have changed since the step began."""
         if name not in self._present:
-            return Number(torch.tensor(float(value), dtype=torch.float64), value, uses, f"`{name}`")
+            return Number(torch.tensor(float(value), dtype=torch.float64), value, uses, f"`{name}`", counts=True)
         present = self._present[name]
-        number = Number(self._tensors[name], present, uses, f"`{name}`", self._getters[name])
+        number = Number(self._tensors[name], present, uses, f"`{name}`", self._getters[name], counts=True)
         return number.plus(value - present) if value != present else number
 
     def among(self, tensors: list[Tensor]) -> list[tuple[Tensor, Callable[[], int]]]:

@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.guards import Host, Uses
-from lightning_sink.engine.result_types import COMPARE, DIVIDE, as_with_python_number, result_type_is_known
+from lightning_sink.engine.result_types import (
+    COMPARE,
+    DIVIDE,
+    as_with_python_number,
+    exactly,
+    kind_of,
+    may_be_another_kind,
+    result_type_is_known,
+)
 
 
 class Number:
@@ -30,16 +38,24 @@ class Number:
         uses: Told of what is done with it.
         name: What users call it, and what tells it from others.
         host: Gives its value in later steps; None where only the program knows that.
+        counts: Whether it comes from a counter, so that users' arithmetic may have no value for a later one.
     """
 
     def __init__(
-        self, tensor: Tensor | Callable[[], Tensor], value: float, uses: Uses, name: Any, host: Host | None = None
+        self,
+        tensor: Tensor | Callable[[], Tensor],
+        value: float,
+        uses: Uses,
+        name: Any,
+        host: Host | None = None,
+        counts: bool = False,
     ) -> None:
         self._tensor = tensor
         self.value = value
         self._uses = uses
         self._name = name
         self._host = host
+        self._counts = counts
         uses.add(self)
 
     @property  # type: ignore[misc]
@@ -59,8 +75,8 @@ class Number:
         """Returns the plain number; the recording then stands for steps with the same one."""
         if self._uses.closed:
             return self.value
-        host, outcome = self._host, _exactly(self.value)
-        later = None if host is None else lambda: _exactly(host())
+        host, outcome = self._host, exactly(self.value)
+        later = None if host is None else lambda: exactly(host())
         self._uses.froze(f"{self.words} {_PLAINLY}", (self._name, "is"), outcome, later)
         return self.value
 
@@ -94,15 +110,33 @@ class Number:
         name = symbol.__name__, self._name, _key(other), reflected
         known = self._uses.memo.get(name)
         if known is None:
-            value = symbol(_value(other), self.value) if reflected else symbol(self.value, _value(other))
+            value = self._outcome(symbol, other, reflected, name)
 
             def tensor() -> Tensor:
                 plain = _plain(other)
                 return _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
 
-            known = Number(tensor, value, self._uses, name, self._hosted(symbol, other, reflected))
+            host = self._hosted(symbol, other, reflected)
+            known = Number(tensor, value, self._uses, name, host, self._counts or _is_counted(other))
             self._uses.memo[name] = known
         return known
+
+    def _outcome(self, symbol: Callable[..., Any], other: Any, reflected: bool, name: Any) -> Any:
+        """Returns what arithmetic gives now; for one that another count makes an error or another type, decides that.
+
+        Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
+        """
+        host = self._hosted(symbol, other, reflected) if self._counts or _is_counted(other) else None
+        left, right = (_value(other), self.value) if reflected else (self.value, _value(other))
+        try:
+            value = symbol(left, right)
+        except ArithmeticError as error:  # which the user's code may handle
+            if host is not None:
+                self._uses.decide((name, "is a"), type(error), lambda: kind_of(host))
+            raise
+        if host is not None and may_be_another_kind(symbol, right, varies=reflected or type(other) is Number):
+            self._uses.decide((name, "is a"), type(value), lambda: kind_of(host))
+        return value
 
     def computed(
         self, name: str, plain: Callable[[Any], float], function: Callable[[Tensor], Tensor], may_fail: bool
@@ -122,7 +156,7 @@ class Number:
         known = self._uses.memo.get(key)
         if known is None:
             value, later = plain(self.value), None if host is None else lambda: plain(host())
-            known = Number(lambda: function(self.tensor), value, self._uses, key, later)
+            known = Number(lambda: function(self.tensor), value, self._uses, key, later, self._counts)
             self._uses.memo[key] = known
             if may_fail and later is not None:
                 self._uses.decide((key, "has a value"), True, lambda: later() is not None)
@@ -236,9 +270,8 @@ def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
 _PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not by `self.log`, torch, `math.cos`)"
 
 
-def _exactly(value: Any) -> Any:
-    """Returns what is equal for the same number only: 0.0 and -0.0 are two."""
-    return (value, math.copysign(1.0, value)) if isinstance(value, float) else value
+def _is_counted(value: Any) -> bool:
+    return type(value) is Number and value._counts
 
 
 def _key(value: Any) -> Any:

@@ -34,7 +34,7 @@ from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.math_functions import known_to_math
-from lightning_sink.engine.numbers import Number, released
+from lightning_sink.engine.numbers import released
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.origins import Origins
 from lightning_sink.engine.private import (
@@ -101,9 +101,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._undo = Undo()
         self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
         self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin()])
-        self._values = Values(
-            self.recording, self._uses, self._origins, self._writer.node, leaves, self.hazard, self.paused
-        )
+        self._values = Values(self.recording, self._uses, leaves, self.hazard)
         self._paused = False
         self._failed = False
         self._generators = Generators(before.parts.device)
@@ -127,7 +125,7 @@ class Recorder(TorchDispatchMode, Tape):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 self._watched = stack.enter_context(self._before.parts.lists.watched(self.hazard))
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
-                stack.enter_context(StandInMode(self._number, self.paused))
+                stack.enter_context(StandInMode(self._steps.number, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(known_to_math())
                 stack.enter_context(self._hyper.lifted(self._uses))
@@ -301,13 +299,6 @@ class Recorder(TorchDispatchMode, Tape):
             node_args, node_kwargs = with_types(func, node_args, node_kwargs, out, self._writer.cast)
             self._writer.write(func, node_args, node_kwargs, out, draws)
         return out
-
-    def _number(self, tensor: Tensor) -> Number | None:
-        """Returns the stand-in for what a tensor's `item()` gives; None where it gives the number itself."""
-        if self._paused:
-            return None
-        count = self._steps.number(tensor)  # compared with None: whether a stand-in is 0 would be a decision
-        return self._values.number(tensor) if count is None else count
 
     def _as_node(self, value: Any) -> Any:
         return self._writer.node(value) if isinstance(value, Tensor) else value

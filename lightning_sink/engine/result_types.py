@@ -1,11 +1,15 @@
 """The type of a result where a 0-dim float64 tensor takes the place of a Python number.
 
 A Python number gives way to the tensors beside it (`torch.result_type`): a float32 tensor times a learning rate is
-float32, whole numbers times `batch_idx` are whole. A float64 tensor does not always.
+float32, whole numbers times `batch_idx` are whole. A float64 tensor does not always. The type of what Python itself
+computes may go by the numbers.
 """
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -53,3 +57,31 @@ def as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any]
     dtype = reduce(torch.promote_types, [torch.result_type(item, value) for item in operands for value in values])
     whole = not (dtype.is_floating_point or dtype.is_complex)
     return out.to(torch.get_default_dtype() if divides and whole else dtype)
+
+
+def may_be_another_kind(symbol: Callable[..., Any], right: Any, varies: bool) -> bool:
+    """Tells whether Python's arithmetic is an error for other numbers, or gives a number of another type.
+
+    A quotient by zero is an error; a power may be too large, and is whole, a fraction or complex as the numbers go.
+
+    Args:
+        symbol: The operator.
+        right: Its right operand.
+        varies: Whether that may be another number.
+    """
+    if symbol is operator.pow:
+        return varies or not (isinstance(right, int) and right >= 0)
+    return varies and symbol in (operator.truediv, operator.floordiv, operator.mod)
+
+
+def kind_of(host: Callable[[], Any]) -> type:
+    """Returns the type of what some arithmetic gives, or of its error."""
+    try:
+        return type(host())
+    except ArithmeticError as error:
+        return type(error)
+
+
+def exactly(value: Any) -> Any:
+    """Returns what is equal for the same number only: 0.0 and -0.0 are two."""
+    return (value, math.copysign(1.0, value)) if isinstance(value, float) else value

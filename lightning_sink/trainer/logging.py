@@ -91,11 +91,12 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
     original = module.log
 
     def note(name: str, value: Any, *args: Any, **options: Any) -> None:
+        plain = value
         if type(value) is Number:
-            value = value.tensor.to(torch.get_default_dtype())
+            plain, value = value.value, value.tensor.to(_number_type())
         source = log.metrics.source(value)
         with tape.paused():
-            original(name, value, *args, **options)
+            original(name, plain, *args, **options)
         if args:
             options = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
         explicit = options.pop("batch_size", None)
@@ -124,7 +125,13 @@ def _kept(value: Any) -> Tensor:
     """A copy: what a step does to the tensor after it has logged it changes nothing."""
     if isinstance(value, Tensor):
         return value.detach().reshape(()).clone()
-    return torch.tensor(value, dtype=torch.get_default_dtype())
+    return torch.tensor(value, dtype=_number_type())
+
+
+def _number_type() -> torch.dtype:
+    """Returns the type in which Lightning keeps numbers that are logged: no half precision."""
+    default = torch.get_default_dtype()
+    return default if default in (torch.float32, torch.float64) else torch.float32
 
 
 def split_late(calls: tuple[LogCall, ...], values: list[Any]) -> tuple[Logged, Logged]:
@@ -257,8 +264,8 @@ class LogBuffer:
 
 def _reduced(values: Tensor, reduction: Any, batch_size: int) -> tuple[Tensor, int]:
     """One value and weight that change an epoch's reduction as all the values, one by one, would."""
-    if not values.is_floating_point():
-        values = values.to(torch.get_default_dtype())
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.to(_number_type())
     name = (reduction if isinstance(reduction, str) else reduction.__name__).lower()
     if name in ("max", "min", "sum"):
         return getattr(values, name)(), batch_size

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from lightning_sink.engine.appended import Appends, tensors_in
-from lightning_sink.engine.appends import Lists
+from lightning_sink.engine.appends import Appends, Lists, tensors_in
 
 SAME_AS_ANY_OBJECTS = {"__new__", "__init__", "__getattribute__", "__hash__", "__doc__", "__class_getitem__"}
 APPENDING = {"append", "extend", "__iadd__"}

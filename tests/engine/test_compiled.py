@@ -67,31 +67,6 @@ def test_a_batch_index_that_is_passed_on_and_not_used_is_no_hazard():
     assert sink.hazards == []
 
 
-ITEM_USES = {
-    "as it is": lambda module, batch: batch[0][0, 0].item(),
-    "of a parameter": lambda module, batch: next(module.parameters())[0, 0].item(),
-    "of a whole number": lambda module, batch: batch[1].sum().item() / 8,
-    "in a quotient": lambda module, batch: (module(batch[0]).argmax(1) == batch[1]).sum().item() / len(batch[1]),
-    "of two": lambda module, batch: batch[0].max().item() - module(batch[0]).mean().item(),
-    "of two alike": lambda module, batch: batch[0].max().item() - batch[0].min().item(),
-    "of what is written to later": lambda module, batch: (lambda x: (x.item(), x.add_(100))[0])(batch[0].mean()),
-    "through math": lambda module, batch: math.tanh(batch[0].mean().item()),
-    "in a tensor": lambda module, batch: torch.tensor(batch[0].mean().item()),
-    "beside the index": lambda module, batch: batch[0].mean().item() ** 2 // 0.001,
-    "of half precision": lambda module, batch: batch[0].mean().to(torch.bfloat16).item(),
-    "of one element": lambda module, batch: batch[0][:1, :1].item(),
-    "with a sign, of nothing": lambda module, batch: math.copysign(1, (batch[0][0, 0] * 0).item()),
-}
-
-
-@pytest.mark.parametrize("use", ITEM_USES)
-def test_an_item_that_is_computed_with(use):
-    make = of(lambda module, batch, index: loss_of(module, batch) * (1 + 0.01 * ITEM_USES[use](module, batch)))
-    _, sink = both(make, [batches(24)])
-    assert sink.hazards == []
-    assert sink.compiled > 12
-
-
 INDEX_USES = {
     "list": lambda batch, i: LONG[i],
     "modulo": lambda batch, i: i % 3,
@@ -137,6 +112,13 @@ def test_a_batch_index_that_is_used(use):
         assert f"{__file__}:" in sink.reasons
 
 
+def quotient(of):
+    try:
+        return of()
+    except ArithmeticError:
+        return 7
+
+
 BRANCHES = {
     "every third": lambda i: 2 if i % 3 == 0 else 1,
     "the first ones": lambda i: i / 10 if i < 10 else 1,
@@ -145,6 +127,11 @@ BRANCHES = {
     "one of two conditions": lambda i: 1 if i % 2 and i < 12 else 0.5,
     "a chain": lambda i: 1 if 3 < i < 9 else 2 if i == 11 else 3,
     "the least of two": lambda i: min(1.0, (i + 1) / 12),
+    "a quotient that is an error once": lambda i: quotient(lambda: 3 / (i % 12 - 5)),
+    "a remainder that is an error once": lambda i: quotient(lambda: 3 % (i % 12 - 5)),
+    "a power that is whole or not": lambda i: 1 if isinstance(2 ** (5 - i % 12), int) else 0.5,
+    "a root that is complex or not": lambda i: 1 if isinstance((i % 12 - 5) ** 0.5, float) else 0.5,
+    "a power that is too large": lambda i: quotient(lambda: 10.0 ** (300 + i % 12)) * 0 + (1 if i % 2 else 2),
 }
 
 

@@ -167,43 +167,7 @@ class GradientsInAList(Collecting):
         self.outs.append(self.net[0].bias.grad)
 
 
-@case()
-class ItemsInAList(Collecting):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.outs.append(loss.item())
-        return loss
-
-    def on_train_epoch_end(self):
-        self.log("epoch", sum(self.outs) / len(self.outs))
-
-
-@case(inductor=True, size=8)
-class ItemsInTuplesInAList(Collecting):
-    """Numbers, whole ones, and what is computed of them, beside tensors and what stays as it is."""
-
-    def training_step(self, batch, batch_idx):
-        output = self(batch[0])
-        loss = nn.functional.cross_entropy(output, batch[1])
-        right = (output.argmax(1) == batch[1]).sum().item()
-        self.outs.append((right, len(batch[1]), (loss.item(), right / 8), loss.detach()))
-        return loss
-
-    def on_train_epoch_end(self):
-        assert {tuple(map(type, row[:3])) for row in self.outs} == {(int, int, tuple)}
-        assert {type(number) for _, _, pair, _ in self.outs for number in pair} == {float}
-        self.log("epoch", sum(row[0] for row in self.outs) / sum(row[1] for row in self.outs))
-
-
-@case(eager="the step keeps a value of a tensor")
-class ItemsInDictionariesInAList(Collecting):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.outs.append({"loss": loss.item()})
-        return loss
-
-
-@case()
+@case(eager="the step keeps `global_step`")
 class CountersInAList(Collecting):
     def training_step(self, batch, batch_idx):
         self.outs.append(self.global_step)

@@ -7,7 +7,7 @@ from torch import nn
 from gallery.case import Kept, Small, case
 
 
-@case(inductor=True)
+@case(eager="a value of a tensor decides")
 class LogsTheItemOfItsLoss(Small):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -39,7 +39,7 @@ class CountsFromTheFirstIndexThatItSaw(Small):
         return self.loss(batch) * (1 + (batch_idx + 3) / self.first[0])
 
 
-@case()
+@case(eager="a value of a tensor decides")
 class KeepsItsIndexInATuple(Small):
     def __init__(self):
         super().__init__()
@@ -52,56 +52,6 @@ class KeepsItsIndexInATuple(Small):
 
     def on_train_end(self):
         assert {type(index) for index, _ in self.seen} == {int}
-
-
-@case()
-class AccuracyByItems(Small):
-    """Whole numbers of Python's, and what comes of dividing them."""
-
-    def training_step(self, batch, batch_idx):
-        right = (self(batch[0]).argmax(1) == batch[1]).sum().item()
-        self.log("right", right)
-        self.log_dict({"accuracy": right / len(batch[1]), "error": 1.0 - right / len(batch[1])}, on_epoch=True)
-        self.log("low", batch[1].sum().item(), reduce_fx="min", on_step=False, on_epoch=True)
-        return self.loss(batch)
-
-
-@case(eager="the step keeps a value of a tensor")
-class KeepsTheItemOfItsLoss(Small):
-    last = 0.0
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.last = loss.item()
-        return loss
-
-
-@case(eager="the step keeps a value of a tensor")
-class KeepsItemsInADictionary(Small):
-    def __init__(self):
-        super().__init__()
-        self.seen = {}
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.seen["loss"] = loss.item()
-        return loss
-
-
-@case(eager="a value of a tensor is needed as a plain number")
-class ReturnsTheItemOfItsLoss(Small):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        return {"loss": loss, "item": loss.item()}
-
-
-@case(eager="a value of a tensor decides", line="loss.item() > 1e4")
-class StopsWhereTheItemOfItsLossIsLarge(Small):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        if loss.item() > 1e4:
-            raise ValueError("diverged")
-        return loss
 
 
 @case()
