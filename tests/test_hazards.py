@@ -19,6 +19,7 @@ from lightning_sink import CompileError, SinkStrategy
 from lightning_sink.engine.granted import Granted
 from lightning_sink.engine.guards import Guard
 from lightning_sink.engine.hyper import Hyperparameters
+from lightning_sink.engine.questions import Question
 from lightning_sink.engine.record import Recorder
 from parity import Net, assert_parity, both, loader, train
 
@@ -353,6 +354,7 @@ def blind(patch):
     patch.setattr(Hyperparameters, "lifted", lambda self, uses: nullcontext())
     patch.setattr(Hyperparameters, "update", lambda self: False)
     patch.setattr(Guard, "holds", lambda self: True)
+    patch.setattr(Question, "holds", lambda self, leaves: True)
     patch.setattr(Granted, "state", lambda self: None)
     patch.setattr(Granted, "python", lambda self: {})
 

@@ -52,7 +52,8 @@ class Observation:
     def way(self) -> Hashable:
         """What must be equal for two steps to have done the same: branches, and gradients that were there before."""
         branches = tuple((guard.name, guard.outcome) for guard in self.recording.guards)
-        return branches, tuple((slot.name, there) for slot, there in self.gradients)
+        answers = tuple((question.name, question.value) for question in self.recording.questions)
+        return branches, answers, tuple((slot.name, there) for slot, there in self.gradients)
 
     @property
     def same_leaves(self) -> list[tuple[int, int]]:

@@ -108,16 +108,13 @@ def most(program: Program, behind: int = 0) -> int:
     return min(count, max(2 * _FIRST, _MORE * behind) if behind else _FIRST)
 
 
-def pass_through(
-    sink: Sink, program: Program, hyper: Hyperparameters, columns: list[Column], steps: int, behind: int = 0
-) -> Numbers:
+def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: int, behind: int = 0) -> Numbers:
     """Goes through steps that come next, if anything differs between them, before they are run.
 
     Args:
         sink: Whose steps they are.
         program: What will run them.
         hyper: The optimizers' options.
-        columns: For each leaf of a batch, that of each step's batch.
         steps: How many.
         behind: How many were gone through before them, and are being run.
     """
@@ -134,8 +131,8 @@ def pass_through(
                 del found.rows[-1:]
                 sink.pass_again(behind + len(found.rows), program.note)
                 break
-            found.stale, number = any(stale), len(found.rows)
-            if len(stale) != number + 1 or found.stale or not program.fits([column[number] for column in columns]):
+            found.stale = any(stale)
+            if len(stale) != len(found.rows) + 1 or found.stale or not program.fits():
                 break
             for tensor, get in program.counts:
                 tensor.fill_(get())

@@ -252,7 +252,10 @@ class CompiledEngine(Engine):
         batches = sink.ahead(step, program.note, steps, behind)
         if batches is None or not program.takes(columns := batches.columns()):
             return None
-        numbers = pass_through(sink, program, self._hyper, columns, len(batches), behind)
+        leading = program.leading(columns, len(batches))
+        if not leading:
+            return None
+        numbers = pass_through(sink, program, self._hyper, leading, behind)
         if numbers.stale:
             self._maker.forget()
             if behind:

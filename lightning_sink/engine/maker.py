@@ -209,9 +209,8 @@ class ProgramMaker:
     def _make(self, key: Key, candidate: Candidate, observation: Observation, bindings: list[Binding]) -> bool:
         recording = observation.recording
         function: CompiledStep | Hazard
-        frozen = recording.frozen_of_batch
-        if frozen is not None and self._programs.count_depending_on_batch(key) >= MOST_ANSWERS:
-            function = Hazard(_TOO_MANY_ANSWERS, frozen.where)
+        if recording.questions and self._programs.count_asking(key) >= MOST_ANSWERS:
+            function = Hazard(_TOO_MANY_ANSWERS, recording.questions[-1].where)
         else:
             function = self._functions.get(recording)
         if isinstance(function, Hazard):

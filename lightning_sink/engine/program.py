@@ -47,8 +47,7 @@ class Program:
         self.homes = {b.name for b in bindings if b.home}
         self.filled = observation.filled
         self.guards = observation.recording.guards
-        self.depends_on_batch = observation.recording.frozen_of_batch is not None
-        self._questions = observation.recording.questions
+        self.questions = observation.recording.questions
         self.dtypes = observation.recording.dtypes
         self.grad_mode = observation.recording.grad_mode
         self.note = observation.note
@@ -81,7 +80,7 @@ class Program:
         self._unread = [(slot, before) for slot, before, _ in observation.unread]
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
         # Another step would compute with what this one left.
-        asks_what_it_writes = self.depends_on_batch and any(i in self._written for i, _ in self._leaves)
+        asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
         self._repeats = finds_same and not (self.reads_slots or self._reshaped or asks_what_it_writes)
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
@@ -92,25 +91,29 @@ class Program:
         self.looked_at = -1
         self.seconds = 1.0
 
-    def fits(self, leaves: Sequence[Tensor]) -> bool:
-        """Tells whether the step that is about to run goes the way that was recorded.
-
-        Args:
-            leaves: Its batch's tensors.
-        """
+    def fits(self) -> bool:
+        """Tells whether the step that is about to run goes the way that was recorded, whatever its batch holds."""
         if not self.guards and not self._gradients and not self._reshaped:
             return True
         if any(shape_of(slot.get()) != shape for slot, shape in self._reshaped):
             return False
         present = all((slot.get() is not None) is there for slot, there in self._gradients)
-        if not present:
-            return False
-        for question in self._questions:
-            question.put(leaves)
-        holds = all(guard.holds() for guard in self.guards)
-        for question in self._questions:
-            question.put(())  # nobody is to hold a batch longer than its step
-        return holds
+        return present and all(guard.holds() for guard in self.guards)
+
+    def is_for(self, leaves: Sequence[Tensor]) -> bool:
+        """Tells whether a batch with these tensors gives the answers by which the recorded step went its way."""
+        return all(question.holds(leaves) for question in self.questions)
+
+    def leading(self, columns: list[Column], steps: int) -> int:
+        """Returns how many of the steps that come next it is for, up to the first one that it is not for.
+
+        Args:
+            columns: For each leaf of a batch, that of each step's batch.
+            steps: How many steps.
+        """
+        if not self.questions:
+            return steps
+        return next((i for i in range(steps) if not self.is_for([column[i] for column in columns])), steps)
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""

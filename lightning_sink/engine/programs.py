@@ -31,14 +31,14 @@ class Programs:
         """Tells whether such steps have a program for batches of any signature."""
         return any(known == kind and programs for (known, _), programs in self._known.items())
 
-    def count_depending_on_batch(self, key: Key) -> int:
-        """Returns how many programs stand for steps of a kind with some batches only, by what these hold."""
-        return sum(program.depends_on_batch for program in self._known.get(key, ()))
+    def count_asking(self, key: Key) -> int:
+        """Returns how many programs are for steps of a kind with some batches only, by what these hold."""
+        return sum(bool(program.questions) for program in self._known.get(key, ()))
 
     def find(self, step: Step) -> Program | None:
         """Returns the program for the way that a step will go, which is about to run."""
         for program in self._known.get(step.key, ()):
-            if program.fits(step.leaves):
+            if program.fits() and program.is_for(step.leaves):
                 return program
         return None
 

@@ -2,8 +2,7 @@
 
 Models of Hugging Face's ask whether a batch has padding, `one_hot` asks for the largest class. What depends on the
 batch alone can be known before the step: a `Question` holds the operations that lead from the batch to the value, a
-handful, and does them for each batch that is about to be trained on. A guard then tells whether Python would do the
-same by it.
+handful, and does them for each batch that is about to be trained on. A program is for those that give the same answer.
 """
 
 from __future__ import annotations
@@ -36,47 +35,40 @@ class Question:
 
     Args:
         name: What was asked; equal for the same question in another step.
+        value: The answer.
+        where: The user's line.
         graph: The operations; returns the value.
         inputs: What its placeholders stand for.
     """
 
-    def __init__(self, name: str, graph: fx.Graph, inputs: Sequence[Input]) -> None:
-        self.name = name
+    def __init__(self, name: str, value: int, where: str, graph: fx.Graph, inputs: Sequence[Input]) -> None:
+        self.name, self.value, self.where = name, value, where
         self._graph, self._inputs = graph, inputs
         self._function: Callable[..., Any] | None = None
-        self._leaves: Sequence[Tensor] = ()
-        self._answers: list[Any] = []
 
-    def put(self, leaves: Sequence[Tensor]) -> None:
-        """Takes the tensors of the batch that is to be asked now."""
-        self._leaves = leaves
-        self._answers.clear()
-
-    def ask(self) -> Any:
-        """Returns the value for that batch.
-
-        Raises:
-            ValueError: It has none; the step, run by itself, will say so.
-        """
+    def holds(self, leaves: Sequence[Tensor]) -> bool:
+        """Tells whether a batch with these tensors gives the same answer."""
         if self._function is None:
             self._function = fx.GraphModule(nn.Module(), self._graph)
-        if not self._answers:
-            given = [item if isinstance(item, Tensor) else self._leaves[item[0]].to(item[1]) for item in self._inputs]
-            try:
-                with torch.no_grad():
-                    self._answers.append(self._function(*given))
-            except (RuntimeError, IndexError) as error:
-                raise ValueError("the batch has no such value") from error
-        return self._answers[0]
+        given = [item if isinstance(item, Tensor) else leaves[item[0]].to(item[1]) for item in self._inputs]
+        try:
+            with torch.no_grad():
+                return bool(self._function(*given) == self.value)
+        except (RuntimeError, IndexError):  # the step, run by itself, will say so
+            return False
 
 
-def question(func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> Question | None:
+def question(
+    func: Any, args: Any, kwargs: Any, value: int, where: str, inputs: Sequence[Tensor], leaves: Sequence[Tensor]
+) -> Question | None:
     """Returns what gives a value of the batch's; None where it is not to be asked of each batch.
 
     Args:
         func: The operation that gives it; it depends on nothing that was written to before.
         args: Its arguments, nodes of the step's graph in the place of tensors.
         kwargs: The same, by name.
+        value: The value.
+        where: The user's line.
         inputs: The inputs of the step.
         leaves: The batch's tensors.
     """
@@ -93,7 +85,7 @@ def question(func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor], leaves
     if len(graph.nodes) - len(found) > _MOST_OPERATIONS:
         return None
     graph.output(graph.call_function(func, map_arg(args, copies.__getitem__), map_arg(kwargs, copies.__getitem__)))
-    return Question(f"{func.name()}{(args, kwargs)!r}", graph, found)
+    return Question(f"{func.name()}{(args, kwargs)!r}", value, where, graph, found)
 
 
 def _leading_to(args: Any, kwargs: Any) -> list[fx.Node]:

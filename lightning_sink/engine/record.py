@@ -101,7 +101,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._undo = Undo()
         self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
         self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin()])
-        self._values = Values(self.recording, self._uses, leaves, self.hazard)
+        self._values = Values(self.recording, leaves, self.hazard, self._frozen)
         self._paused = False
         self._failed = False
         self._generators = Generators(before.parts.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.guards import Guard
-from lightning_sink.engine.questions import OF_BATCH, Question
+from lightning_sink.engine.questions import Question
 from lightning_sink.engine.slots import storages
 from lightning_sink.engine.watch import Hazard
 
@@ -25,7 +25,7 @@ class Recording:
         hazards: Why the recording may not stand for other steps.
         frozen: Which numbers decided what Python did; the recording stands for steps in which its guards hold.
         guards: What they decided.
-        questions: What was asked of the batch; guards may depend on the answers.
+        questions: What was asked of the batch; the recording stands for batches that give the same answers.
         largest: Elements of the largest tensor that an operation gave.
         dtypes: Of the tensors that operations gave.
         written: Storages of inputs that the step writes to.
@@ -50,11 +50,6 @@ class Recording:
     read: frozenset[int] = frozenset()
     asked: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    @property
-    def frozen_of_batch(self) -> Hazard | None:
-        """What it froze of the batch, so that it stands for steps with some batches only; None for all batches."""
-        return next((frozen for frozen in self.frozen if frozen.what.startswith(OF_BATCH)), None)
 
     @property
     def written_inputs(self) -> frozenset[int]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.origins import Origin
 from lightning_sink.engine.questions import OF_BATCH, question
 from lightning_sink.engine.recording import Recording
@@ -26,19 +25,19 @@ class Values:
 
     Args:
         recording: The recording.
-        uses: Told of what is done with stand-ins.
         leaves: The batch's tensors.
         hazard: Told why the recording may not stand for other steps, and the user's line.
+        frozen: Told why it stands for some of them only.
     """
 
     def __init__(
         self,
         recording: Recording,
-        uses: Uses,
         leaves: Sequence[Tensor],
         hazard: Callable[[str, str], None],
+        frozen: Callable[[str], None],
     ) -> None:
-        self._recording, self._uses, self._hazard = recording, uses, hazard
+        self._recording, self._hazard, self._frozen = recording, hazard, frozen
         self._leaves, self._known = leaves, {id(leaf) for leaf in leaves}
         self._read_at: dict[int, str] = {}
 
@@ -55,13 +54,13 @@ class Values:
         where, asked = user_line() or innermost_line(), None
         # What is measured in a batch, a float, is another for each.
         if origin is not None and origin.of_batch and not origin.is_written and isinstance(value, int):
-            asked = question(func, args, kwargs, self._recording.inputs, self._leaves)
+            asked = question(func, args, kwargs, value, where, self._recording.inputs, self._leaves)
         if origin is None or (origin.of_batch and asked is None):
             self._hazard(f"{_OF_STEP} {_DECIDES}", where)
             return
         if asked is not None:
             self._recording.questions.append(asked)
-            self._uses.froze(f"{OF_BATCH} {_DECIDES}", (asked.name, "is"), value, asked.ask)
+            self._frozen(f"{OF_BATCH} {_DECIDES}")
         self._look_at(origin, where)
 
     def check(self) -> None:

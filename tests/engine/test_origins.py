@@ -22,7 +22,7 @@ def hazards(step):
     recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module), [optimizer]), {}, [x])
     output = recorder.span(lambda: step(module, x), lambda: None)
     recording = recorder.finish([output])
-    return [hazard.what for hazard in recording.hazards], len(recording.guards)
+    return [hazard.what for hazard in recording.hazards], len(recording.questions)
 
 
 def filled(tensor, value):

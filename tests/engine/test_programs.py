@@ -9,9 +9,10 @@ KEY, OTHER = ("kind", "shape"), ("kind", "another shape")
 
 def program(fits=True, homes=(), batches=None):
     return SimpleNamespace(
-        fits=lambda leaves: fits and (batches is None or leaves in batches),
+        fits=lambda: fits,
+        is_for=lambda leaves: batches is None or leaves in batches,
         homes=set(homes),
-        depends_on_batch=batches is not None,
+        questions=batches or [],
     )
 
 
@@ -34,7 +35,7 @@ def test_a_program_may_be_for_some_batches_only():
     programs.add(KEY, one)
     programs.add(KEY, other)
     assert [programs.find(step(leaves=leaves)) for leaves in ("a", "b", "c")] == [one, other, None]
-    assert [programs.count_depending_on_batch(key) for key in (KEY, OTHER)] == [2, 0]
+    assert [programs.count_asking(key) for key in (KEY, OTHER)] == [2, 0]
 
 
 def test_kinds_and_signatures():
@@ -69,7 +70,7 @@ def test_the_oldest_of_many_branches_makes_room():
     made = [program(fits=False) for _ in range(100)]
     for one in made:
         programs.add(KEY, one)
-    made[0].fits = lambda leaves: True
+    made[0].fits = lambda: True
     assert programs.find(step()) is None
-    made[-1].fits = lambda leaves: True
+    made[-1].fits = lambda: True
     assert programs.find(step()) is made[-1]

@@ -1,8 +1,5 @@
 """What Python decided by the batch of a recorded step is asked of each batch before a program takes its place."""
 
-import weakref
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +9,6 @@ from test_compiled import of, scaled
 
 from lightning_sink.engine import questions
 from lightning_sink.engine.counts import Counts
-from lightning_sink.engine.guards import Guard
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.record import Recorder
@@ -45,9 +41,7 @@ def recorded(body, *leaves):
 
 def holds(recording, leaves):
     """Tells whether a recording stands for a batch."""
-    for asked in recording.questions:
-        asked.put(leaves)
-    return all(guard.holds() for guard in recording.guards)
+    return all(asked.holds(leaves) for asked in recording.questions)
 
 
 def vectors():
@@ -69,7 +63,7 @@ def test_the_same_question_has_the_same_name_and_another_has_not():
     one, other = torch.tensor([1, 1]), torch.tensor([1, 3])
     names = []
     for ask in (lambda x: int(x.max()), lambda x: int(x.min())):
-        first, second = (recorded(ask, x).guards[0] for x in (one, other))
+        first, second = (recorded(ask, x).questions[0] for x in (one, other))
         assert first.name == second.name
         names.append(first.name)
     assert names[0] != names[1]
@@ -79,16 +73,6 @@ def test_a_question_that_a_batch_has_no_answer_to_does_not_hold():
     recording = recorded(lambda x: int(LIMITS[x].sum()), torch.tensor([0]))
     assert holds(recording, [torch.tensor([0])])
     assert not holds(recording, [torch.tensor([7])])
-
-
-def test_a_batch_that_was_asked_is_not_held():
-    recording = recorded(lambda x: bool(x.any()), torch.ones(2))
-    program = SimpleNamespace(guards=recording.guards, _questions=recording.questions, _gradients=[], _reshaped=[])
-    batch = torch.ones(2)
-    seen = weakref.ref(batch)
-    assert Program.fits(program, [batch])
-    del batch
-    assert seen() is None
 
 
 def test_one_that_takes_many_operations_is_none():
@@ -125,14 +109,13 @@ def test_each_way_has_a_program(way, engine):
 
 
 def test_control_a_decision_that_nobody_asks_for_is_seen(monkeypatch):
-    monkeypatch.setattr(Guard, "holds", lambda self: True)
+    monkeypatch.setattr(questions.Question, "holds", lambda self, leaves: True)
     with pytest.raises(AssertionError, match="loss"):
         both(scaled(WAYS["a sign"]), [batches(48)], verify=0)
 
 
 def test_control_a_row_of_steps_asks_too(monkeypatch):
-    put = questions.Question.put
-    monkeypatch.setattr(questions.Question, "put", lambda self, leaves: self._leaves or put(self, leaves))
+    monkeypatch.setattr(Program, "leading", lambda self, columns, steps: steps)
     with pytest.raises(AssertionError, match="loss"):
         both(scaled(WAYS["a sign"]), [batches(48)], verify=0)
 
