@@ -3,6 +3,7 @@
 import lightning as L
 import pytest
 import torch
+from torch import nn
 from torchmetrics import MeanMetric
 
 from lightning_sink import SinkStrategy
@@ -234,6 +235,24 @@ def test_a_log_of_the_users_own_is_right_and_eager(kind, engine):
         (warning,) = [text for text in sink.warned if "runs eagerly" in text]
         assert "LightningModule.log" in warning
         assert __file__ in warning
+
+
+class LogsNumbers(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("plain", 1001 / 7, on_step=True, on_epoch=True)
+        self.log("counted", (1001 + batch_idx) / 7, on_step=True, on_epoch=True)
+        return nn.functional.cross_entropy(self.net(batch[0].to(self.dtype)), batch[1])
+
+
+@ENGINES
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-true"])
+def test_numbers_are_logged_as_precisely_as_by_lightning(precision, engine):
+    """In float32 at least, whatever the precision of the step."""
+    plain, sink = both(LogsNumbers, loader, strategy(engine), max_epochs=2, precision=precision)
+    assert sink.engine == engine
+    for (_, expected), (_, found) in zip(plain.rows, sink.rows, strict=True):
+        for name in (name for name in expected if name.startswith(("plain", "counted"))):
+            assert found[name] == pytest.approx(expected[name], rel=1e-6)
 
 
 class LogsByTwoHooks(Net):

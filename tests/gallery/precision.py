@@ -161,6 +161,18 @@ class OfTheDefaultType(Logging):
         return super().training_step(batch, batch_idx) * factor
 
 
+@case(eager="`LightningModule.log()` is called")
+class OfItsOwnLog(Logging):
+    """It gets the numbers that the step logs, as they are."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("counted", (1001 + batch_idx) / 7)
+        return super().training_step(batch, batch_idx)
+
+    def log(self, name, value, **options):
+        super().log(name, value if isinstance(value, torch.Tensor) else 2 * value, **options)
+
+
 for precision in ("64-true", "bf16-true"):
     add(
         f"precision {precision}, of the default type",
@@ -169,31 +181,4 @@ for precision in ("64-true", "bf16-true"):
         tolerance=ON_A_CPU[precision],
         data=loader,
         inductor=True,
-    )
-
-
-class LogsNumbers(Logging):
-    """Lightning keeps them in float32 at least."""
-
-    def training_step(self, batch, batch_idx):
-        self.log("plain", 1001 / 7)
-        self.log("counted", (1001 + batch_idx) / 7, on_step=True, on_epoch=True)
-        return super().training_step(batch, batch_idx)
-
-
-@case(eager="`LightningModule.log()` is called")
-class OfItsOwnLog(LogsNumbers):
-    """It gets the numbers that the step logs, as they are."""
-
-    def log(self, name, value, **options):
-        super().log(name, value if isinstance(value, torch.Tensor) else 2 * value, **options)
-
-
-for precision in ("32-true", "bf16-true"):
-    add(
-        f"precision {precision}, numbers that are logged",
-        LogsNumbers,
-        options={"precision": precision, **SHORT},
-        tolerance=ON_A_CPU[precision],
-        data=loader,
     )
