@@ -2,7 +2,7 @@
 
 A step that asks whether its attention mask is causal takes a value out of a tensor, but the same value in each step:
 nothing but tensors that stay as they are went into it. One that asks whether anything is masked at all depends on the
-batch, and on nothing else, so that it can be asked of a batch before its step (`decisions.py`). `Origins` follows,
+batch, and on nothing else, so that it can be asked of a batch before its step (`questions.py`). `Origins` follows,
 storage by storage, which of the step's inputs went into what; a parameter, a hyperparameter or a random draw makes a
 value one that changes with the step.
 """
