@@ -110,31 +110,37 @@ class Number:
         name = symbol.__name__, self._name, _key(other), reflected
         known = self._uses.memo.get(name)
         if known is None:
-            value = self._outcome(symbol, other, reflected, name)
+            operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
+            left, right = map(_value, operands)
+            host, counts = self._hosted(symbol, other, reflected), self._counts or _is_counted(other)
+            # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
+            may_fail = counts and may_be_another_kind(symbol, right, varies=type(operands[1]) is Number)
+            value = self._tried(name, lambda: symbol(left, right), host, may_fail)
 
             def tensor() -> Tensor:
                 plain = _plain(other)
                 return _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
 
-            host = self._hosted(symbol, other, reflected)
-            known = Number(tensor, value, self._uses, name, host, self._counts or _is_counted(other))
+            known = Number(tensor, value, self._uses, name, host, counts)
             self._uses.memo[name] = known
         return known
 
-    def _outcome(self, symbol: Callable[..., Any], other: Any, reflected: bool, name: Any) -> Any:
-        """Returns what arithmetic gives now; for one that another count makes an error or another type, decides that.
+    def _tried(self, name: Any, compute: Callable[[], Any], host: Host | None, may_fail: bool) -> Any:
+        """Returns what a computation gives; the recording stands for steps in which it is an error only if it is now.
 
-        Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
+        Args:
+            name: Tells the computation from others.
+            compute: Does it with the present numbers.
+            host: Does it with those of later steps.
+            may_fail: Whether other numbers may make it an error, or give a number of another type.
         """
-        host = self._hosted(symbol, other, reflected) if self._counts or _is_counted(other) else None
-        left, right = (_value(other), self.value) if reflected else (self.value, _value(other))
         try:
-            value = symbol(left, right)
-        except ArithmeticError as error:  # which the user's code may handle
+            value = compute()
+        except (ArithmeticError, ValueError) as error:  # which the user's code may handle
             if host is not None:
                 self._uses.decide((name, "is a"), type(error), lambda: kind_of(host))
             raise
-        if host is not None and may_be_another_kind(symbol, right, varies=reflected or type(other) is Number):
+        if may_fail and host is not None:
             self._uses.decide((name, "is a"), type(value), lambda: kind_of(host))
         return value
 
@@ -155,11 +161,10 @@ class Number:
         key = name, self._name
         known = self._uses.memo.get(key)
         if known is None:
-            value, later = plain(self.value), None if host is None else lambda: plain(host())
+            later = None if host is None else lambda: plain(host())
+            value = self._tried(key, lambda: plain(self.value), later, may_fail)
             known = Number(lambda: function(self.tensor), value, self._uses, key, later, self._counts)
             self._uses.memo[key] = known
-            if may_fail and later is not None:
-                self._uses.decide((key, "has a value"), True, lambda: later() is not None)
         return known
 
     @property

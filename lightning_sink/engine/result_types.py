@@ -75,10 +75,10 @@ def may_be_another_kind(symbol: Callable[..., Any], right: Any, varies: bool) ->
 
 
 def kind_of(host: Callable[[], Any]) -> type:
-    """Returns the type of what some arithmetic gives, or of its error."""
+    """Returns the type of what a computation with numbers gives, or of its error."""
     try:
         return type(host())
-    except ArithmeticError as error:
+    except (ArithmeticError, ValueError) as error:
         return type(error)
 
 

@@ -115,7 +115,7 @@ def test_a_batch_index_that_is_used(use):
 def quotient(of):
     try:
         return of()
-    except ArithmeticError:
+    except (ArithmeticError, ValueError):
         return 7
 
 
@@ -131,6 +131,8 @@ BRANCHES = {
     "a remainder that is an error once": lambda i: quotient(lambda: 3 % (i % 12 - 5)),
     "a power that is whole or not": lambda i: 1 if isinstance(2 ** (5 - i % 12), int) else 0.5,
     "a root that is complex or not": lambda i: 1 if isinstance((i % 12 - 5) ** 0.5, float) else 0.5,
+    "a root that is an error at first": lambda i: quotient(lambda: math.sqrt(i % 12 - 5)),
+    "a logarithm that is an error in the end": lambda i: quotient(lambda: math.log(8 - i % 12)),
     "a power that is too large": lambda i: quotient(lambda: 10.0 ** (300 + i % 12)) * 0 + (1 if i % 2 else 2),
 }
 
