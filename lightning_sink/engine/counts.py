@@ -39,7 +39,8 @@ class Counts:
         if name not in self._present:
             return Number(torch.tensor(float(value), dtype=torch.float64), value, uses, f"`{name}`", counts=True)
         present = self._present[name]
-        number = Number(self._tensors[name], present, uses, f"`{name}`", self._getters[name], counts=True)
+        tensor, get = self._tensors[name], self._getters[name]
+        number = Number(tensor, present, uses, f"`{name}`", get, counts=True, whole=tensor)
         return number.plus(value - present) if value != present else number
 
     def among(self, tensors: list[Tensor]) -> list[tuple[Tensor, Callable[[], int]]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,9 @@ from lightning_sink.engine.result_types import (
     result_type_is_known,
 )
 
+MOST_WHOLE = 1 << 53
+"""The largest whole number up to which float64 has all of them."""
+
 
 class Number:
     """A Python number that is an input of the program. To Python's `isinstance` it is what it stands for.
@@ -39,6 +43,10 @@ class Number:
         name: What users call it, and what tells it from others.
         host: Gives its value in later steps; None where only the program knows that.
         counts: Whether it comes from a counter, so that users' arithmetic may have no value for a later one.
+
+    Attributes:
+        whole: Of a whole number that is nothing but what a tensor or a counter gives, this, in a type that has all of
+            them; None for any other.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class Number:
         name: Any,
         host: Host | None = None,
         counts: bool = False,
+        whole: Tensor | None = None,
     ) -> None:
         self._tensor = tensor
         self.value = value
@@ -56,6 +65,7 @@ class Number:
         self._name = name
         self._host = host
         self._counts = counts
+        self.whole = whole
         uses.add(self)
 
     @property  # type: ignore[misc]
@@ -92,8 +102,19 @@ class Number:
         self._uses.froze(f"{self.words} decides what Python does", name, outcome, later)
         return outcome
 
-    def _hosted(self, symbol: Callable[..., Any], other: Any, reflected: bool) -> Host | None:
+    def _hosted(self, symbol: Callable[..., Any], other: Any, reflected: bool, present: bool = False) -> Host | None:
+        """Returns what computes the same in later steps.
+
+        Args:
+            symbol: The operation.
+            other: The other operand.
+            reflected: Whether that stands on the left.
+            present: Whether what only the program knows then is to be what it is now.
+        """
         host, others = self._host, other._host if type(other) is Number else lambda: other
+        if present and (host is None) != (others is None):
+            mine, theirs = self.value, _value(other)
+            host, others = host or (lambda: mine), others or (lambda: theirs)
         if host is None or others is None:
             return None
         return (lambda: symbol(others(), host())) if reflected else (lambda: symbol(host(), others()))
@@ -105,21 +126,26 @@ class Number:
         if isinstance(other, Tensor):
             out = symbol(other, self.tensor) if reflected else symbol(self.tensor, other)
             return as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
-        if not isinstance(other, numbers.Real):
-            return NotImplemented
         name = symbol.__name__, self._name, _key(other), reflected
         known = self._uses.memo.get(name)
         if known is None:
             operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
             left, right = map(_value, operands)
+            if not (_is_real(left) and _is_real(right)):
+                return symbol(*map(_frozen, operands))
             host, counts = self._hosted(symbol, other, reflected), self._counts or _is_counted(other)
             # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
             may_fail = counts and may_be_another_kind(symbol, right, varies=type(operands[1]) is Number)
-            value = self._tried(name, lambda: symbol(left, right), host, may_fail)
+            # What a tensor gives is of one type, and whether a division by a counter is an error is the counter's.
+            tried = self._hosted(symbol, other, reflected, present=True) if may_fail else host
+            value = self._tried(name, lambda: symbol(left, right), tried, may_fail)
+            if not _is_real(value):
+                return symbol(*map(_frozen, operands))
 
             def tensor() -> Tensor:
                 plain = _plain(other)
-                return _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
+                made = _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
+                return made + 0.0 if isinstance(value, int) else made  # no whole number is -0.0
 
             known = Number(tensor, value, self._uses, name, host, counts)
             self._uses.memo[name] = known
@@ -176,8 +202,9 @@ class Number:
         return name
 
     def plus(self, other: int) -> Number:
-        """Returns the sum."""
+        """Returns the sum, for a counter that is ahead of what it was."""
         total: Number = self._combine(operator.add, other, reflected=False)
+        total.whole = total.tensor
         return total
 
     def __neg__(self) -> Any:
@@ -188,6 +215,18 @@ class Number:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return type(self.value), (self.freeze(),)
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        return sys.modules["numpy"].asarray(self.freeze(), *arguments, **options)
+
+    def __array_ufunc__(self, function: Any, method: str, *given: Any, **options: Any) -> Any:
+        symbol = _UFUNCS.get(function.__name__)
+        others = [value for value in given if type(value) is not Number]
+        by_itself = len(others) == 1 and getattr(others[0], "shape", None) == () and _is_real(others[0])
+        if symbol is not None and method == "__call__" and not options and by_itself:
+            reflected = given[0] is not self  # but a number of numpy's
+            return self._combine(symbol, given[1 - reflected], reflected)
+        return getattr(function, method)(*released(given), **released(options))
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(self.value, name):
@@ -275,6 +314,21 @@ def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
 _PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not by `self.log`, torch, `math.cos`)"
 
 
+_UFUNCS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv}
+"""Numpy's own numbers ask these functions, and not the other one, for what is computed of both."""
+
+
+def _is_real(value: Any) -> bool:
+    """Tells whether a value is a number that float64 stands for: no fraction, and none of numpy's narrower ones."""
+    if isinstance(value, int) or getattr(getattr(value, "dtype", None), "str", "")[1:] == "i8":
+        return bool(-MOST_WHOLE <= value <= MOST_WHOLE)
+    return isinstance(value, float)
+
+
+def _frozen(value: Any) -> Any:
+    return value.freeze() if type(value) is Number else value
+
+
 def _is_counted(value: Any) -> bool:
     return type(value) is Number and value._counts
 
@@ -282,7 +336,7 @@ def _is_counted(value: Any) -> bool:
 def _key(value: Any) -> Any:
     if type(value) is Number:
         return value._name
-    return type(value), value if isinstance(value, (numbers.Number, str)) else id(value)
+    return type(value), exactly(value) if isinstance(value, (numbers.Number, str)) else id(value)
 
 
 def _plain(value: Any, beside: Tensor | None = None) -> Any:

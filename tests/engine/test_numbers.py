@@ -6,6 +6,9 @@ import numbers
 import operator
 import pickle
 from collections import deque
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -123,6 +126,51 @@ def test_the_plain_number_stands_for_steps_with_the_same():
     assert guard.holds()
     values.append(5)
     assert not guard.holds()
+
+
+@pytest.mark.parametrize("symbol", ARITHMETIC)
+@pytest.mark.parametrize("kind", [np.float64, np.int64])
+def test_arithmetic_with_other_kinds_of_numbers(symbol, kind):
+    leaks = []
+    for result, expected in [
+        (symbol(number(2.0, leaks), kind(4)), symbol(2.0, kind(4))),
+        (symbol(kind(4), number(2.0, leaks)), symbol(kind(4), 2.0)),
+    ]:
+        assert type(result) is Number
+        assert result.value == expected
+        assert float(result.tensor) == expected
+    assert leaks == []
+
+
+NO_NUMBERS = {
+    "array": lambda n: np.arange(3.0) * n,
+    "array on the right": lambda n: n - np.arange(3.0),
+    "array of it": lambda n: np.array([n, 2.0]),
+    "array as it is": lambda n: np.asarray(n),
+    "function of numpy": lambda n: np.sin(n),
+    "sum of numpy": lambda n: np.add.reduce([n, n]),
+    "array of one": lambda n: np.add(n, 1),
+    "narrow": lambda n: np.float32(0.1) * n,
+    "narrow on the right": lambda n: n + np.uint8(250),
+    "large": lambda n: n + (1 << 60),
+    "large on the left": lambda n: (1 << 60) * n,
+    "time": lambda n: n * timedelta(seconds=1),
+    "time on the left": lambda n: timedelta(seconds=1) / n,
+    "decimal": lambda n: Decimal(2) * n,
+    "fraction": lambda n: Fraction(1, 3) * n,
+    "complex": lambda n: 1j + n,
+    "text": lambda n: "ab" * n,
+}
+
+
+@pytest.mark.parametrize("use", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_what_else_is_computed_with_it_gets_the_number_and_is_told(use):
+    leaks = []
+    found, expected = use(number(3, leaks)), use(3)
+    assert type(found) is type(expected)
+    assert np.asarray(found).dtype == np.asarray(expected).dtype
+    assert np.all(found == expected)
+    assert leaks
 
 
 def test_arithmetic_that_no_tensor_meets_is_not_recorded():
@@ -294,3 +342,10 @@ def test_the_number_of_an_operation_on_lists_may_stand_in_its_place(name):
     getattr(torch, name)(*found, number)
     getattr(torch, name)(*expected, 0.5)
     assert all(map(torch.equal, found[0], expected[0]))
+
+
+def test_zeros_have_their_sign():
+    item, whole = number(2.0), number(0)
+    for positive, negative in ((item * 0.0, item * -0.0), (-whole / 8, whole * -1.0)):
+        assert math.copysign(1.0, positive.tensor.item()) == 1.0 == math.copysign(1.0, positive.value)
+        assert math.copysign(1.0, negative.tensor.item()) == -1.0 == math.copysign(1.0, negative.value)
