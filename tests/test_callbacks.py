@@ -131,6 +131,12 @@ class Counts(Keeps):
         self.steps += 1
 
 
+class Decides(Counts):
+    def on_after_backward(self, trainer, pl_module):
+        if self.steps % 3 == 0:
+            pl_module.net[0].weight.grad.mul_(0.5)
+
+
 class KeepsTensors(Keeps):
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.largest = torch.maximum(self.largest, pl_module.net[0].weight.grad.abs().max())
@@ -149,7 +155,7 @@ class KeepsModule(Keeps):
             self.average.weight.lerp_(pl_module.net[0].weight, 0.1)
 
 
-@pytest.mark.parametrize("kind", [Counts, KeepsTensors, KeepsModule])
+@pytest.mark.parametrize("kind", [Counts, Decides, KeepsTensors, KeepsModule])
 def test_what_a_callback_inside_the_step_keeps(kind):
     callbacks = []
 
@@ -165,9 +171,9 @@ def test_what_a_callback_inside_the_step_keeps(kind):
     if kind is KeepsModule:
         torch.testing.assert_close(first.average.weight, second.average.weight)
     warned = [text for text in sink.warned if "runs eagerly" in text]
-    assert bool(warned) == (kind is Counts)
-    if kind is Counts:
-        assert "`Counts.steps`" in warned[0]
+    assert bool(warned) == (kind is Decides)
+    if kind is Decides:
+        assert "`Decides.steps`" in warned[0]
 
 
 class Decays(StepCallback):

@@ -19,6 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fake_device import DEVICE, FakeAccelerator, waits
 from fake_graphs import FakeGraphs
+from gallery.kept import assert_kept
 from lightning_sink import SinkDataModule, SinkStrategy, data_sink
 from lightning_sink.data import pace
 from lightning_sink.data.queue import BatchQueue
@@ -88,6 +89,24 @@ class HostNumbers(Net):
         return loss
 
 
+class CollectsNumbers(Net):
+    """Takes numbers to the host, to log and to collect them."""
+
+    def __init__(self):
+        super().__init__("adam")
+        self.losses, self.total, self.right, self.steps = [], 0.0, 0, 0
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        number = loss.item()
+        self.log("number", number / 2)
+        self.losses.append({"loss": number, "batch": batch_idx})
+        self.total += number * len(batch[1])
+        self.right += (self.net(batch[0]).argmax(1) == batch[1]).sum().item()
+        self.steps += 1
+        return loss
+
+
 class DrawsOnHost(Net):
     """Draws noise on the host for a step on the device."""
 
@@ -136,6 +155,7 @@ def compared(make, engine, sink_size=6, data=loader, plain=None, **more):
     plain = plain or plainly(make, data, **more)
     found = once(make, data, SinkStrategy(sink_size, epoch="dataset", engine=engine), **options(**more))
     assert_parity(plain, found, exact=engine == "eager")
+    assert_kept(plain, found, engine == "eager", 1e-4)
     for (name, expected, where), (_, value, place) in zip(states(plain), states(found), strict=True):
         assert where == place, name
         assert torch.allclose(expected, value, rtol=1e-4, atol=1e-6), name
@@ -181,6 +201,7 @@ MODULES = {
     "two dropouts": TwoDropouts,
     "numbers on the host": lambda: HostNumbers("adam"),
     "draws on the host": DrawsOnHost,
+    "numbers that are collected": CollectsNumbers,
 }
 
 
@@ -499,8 +520,23 @@ def pinned():
     return loader(200, last=8, pin_memory=True)
 
 
+class StillCollecting(Still):
+    def __init__(self):
+        super().__init__()
+        self.losses, self.total = [], 0
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.item())
+        self.total += loss.item()
+        return loss
+
+
 @pytest.mark.parametrize("data", [lambda: loader(200, last=8), kept_there, pinned, lambda: Lying(batches=200)])
-@pytest.mark.parametrize(("make", "engine"), [(Still, "cudagraph"), (Still, "traced"), (Looking, "eager")])
+@pytest.mark.parametrize(
+    ("make", "engine"),
+    [(Still, "cudagraph"), (StillCollecting, "cudagraph"), (Still, "traced"), (Looking, "eager")],
+)
 def test_nothing_waits_for_the_device_inside_a_sink(make, engine, data, monkeypatch):
     # What callbacks change is looked for around their hooks, and counted with them.
     monkeypatch.setattr(BatchHooks, "_compared", lambda self, hook, batch: nullcontext())

@@ -80,7 +80,7 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
         recorder.hazard(f"{name} disappears")
     _check_gradients(recorder, after, leaves)
     _check_aliases(recorder, after, filled)
-    appends, collected = Appends(recorder.appended), tensors_in(chain.from_iterable(recorder.appended))
+    appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))
     _check_collected(recorder, after, appends, collected)
     outputs = [*tensors, *result.logged, *collected, *(after.tensors[slot.name] for slot in filled)]
     recording = recorder.finish([tensor for tensor in outputs if tensor is not None])

@@ -104,7 +104,10 @@ class Granted:
 
     def glance(self) -> Glance:
         """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer."""
-        held = [value for _, holder in self._parts.holders() for value in vars(holder).values()]
+        held: list[Any] = []
+        for _, holder in self._parts.holders():
+            sums = self._parts.collected.sums(holder)
+            held += [type(value) if name in sums else value for name, value in vars(holder).items()]
         held += self._variables.values()
         held += chain.from_iterable(self._nested)
         for kept in (kept for optimizer in self._optimizers for kept in optimizer.state.values()):
@@ -120,7 +123,7 @@ class Granted:
         """Finds what the next glances look into."""
         values: list[Any] = []
         for _, holder in self._parts.holders():
-            left_out = TENSOR_HOLDERS | self._parts.lists.names(holder)
+            left_out = TENSOR_HOLDERS | self._parts.collected.names(holder)
             values += [value for name, value in vars(holder).items() if name not in left_out]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]

@@ -115,12 +115,12 @@ def python_state(
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (ignore - MODULE_HOOKS)
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind)
-    state |= parts.lists.state()
+    state |= parts.collected.state()
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
         left_out = of_module if holder is parts.module else TENSOR_HOLDERS
-        if parts.lists.places:
-            left_out = left_out | parts.lists.names(holder)
+        if parts.collected.places:
+            left_out = left_out | parts.collected.names(holder)
         state |= seen.attributes(prefix, holder, left_out, known)
         for name, parameter in own_parameters(holder) if isinstance(holder, nn.Module) else ():
             if any(hooks := tensor_hooks(parameter)):

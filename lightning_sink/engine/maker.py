@@ -86,7 +86,7 @@ class ProgramMaker:
         self._reported: set[str] = set()
         self._restless = self._short_lives = self._steps_at_loss = 0
         self._changed: Sequence[str] = ()
-        self._too_many = self._looked = self._explained = False
+        self._too_many = self._looked = self._explained = self._has_recorded = False
 
     def run(self, sink: Sink, step: Step, number: int) -> bool:
         """Runs a step that has no program, recorded if that may lead to one; tells whether it did.
@@ -109,6 +109,8 @@ class ProgramMaker:
             if waits and not self._programs:
                 self._explain(sink, step, too_many=never)
             due = candidate.is_due(not self._programs.have_kind(step.kind))
+            # What keeps changing may be nothing but what steps collect in: a recorded one tells.
+            due = due or (self._restless > 1 and not self._has_recorded)
             if due or not (self._costly or candidate.hazard is not None):
                 return self._record(sink, step, candidate)
         sink.run(step, PlainTape())
@@ -184,6 +186,8 @@ class ProgramMaker:
             self.report(hazard)
 
     def _record(self, sink: Sink, step: Step, candidate: Candidate) -> bool:
+        self._has_recorded = True
+        self._parts.collected.leave_out(sink.option_names)
         before = Snapshot(self._parts, self._optimizers)
         recorder = Recorder(
             self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python, sink.sets_options

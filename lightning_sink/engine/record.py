@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ from torch.fx.node import map_aggregate
 from torch.optim import Optimizer
 
 from lightning_sink.engine.apart import Apart
-from lightning_sink.engine.appends import Place, Watched, containers_in
+from lightning_sink.engine.appends import containers_in
 from lightning_sink.engine.attributes import changed_names, random_state
+from lightning_sink.engine.collected import Place, Watched
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_dtype import with_types
 from lightning_sink.engine.default_generators import Generators
@@ -34,7 +35,7 @@ from lightning_sink.engine.graph_writer import GraphWriter
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.math_functions import known_to_math
-from lightning_sink.engine.numbers import released
+from lightning_sink.engine.numbers import Number, released
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.origins import Origins
 from lightning_sink.engine.private import (
@@ -88,7 +89,7 @@ class Recorder(TorchDispatchMode, Tape):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
         self.ran: dict[int, CodeType] = {}
-        self.appended: list[list[tuple[Place, Any]]] = []
+        self.taken: list[list[tuple[Place, Any]]] = []
         self._watched = Watched()
         self._uses = Uses(self.hazard, self._frozen)
         self._look = look
@@ -101,7 +102,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._undo = Undo()
         self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
         self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin()])
-        self._values = Values(self.recording, leaves, self.hazard, self._frozen)
+        self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused, self.hazard, self._frozen)
         self._paused = False
         self._failed = False
         self._generators = Generators(before.parts.device)
@@ -123,9 +124,9 @@ class Recorder(TorchDispatchMode, Tape):
                 # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
                 # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-                self._watched = stack.enter_context(self._before.parts.lists.watched(self.hazard))
+                self._watched = stack.enter_context(self._before.parts.collected.watched(self.hazard))
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
-                stack.enter_context(StandInMode(self._steps.number, self.paused))
+                stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(known_to_math())
                 stack.enter_context(self._hyper.lifted(self._uses))
@@ -160,9 +161,10 @@ class Recorder(TorchDispatchMode, Tape):
             put_in_place_of(number, number.value)
 
     def _collect(self, attributes: Attributes) -> None:
-        """Takes what the span appended to lists."""
-        self.appended.append(self._watched.appended)
-        containers = [*containers_in(item for _, item in self._watched.appended)]
+        """Takes what the span collected."""
+        self._watched.check(self.ran.values())
+        self.taken.append(self._watched.taken)
+        containers = [*containers_in(item for _, item in self._watched.taken)]
         if len({*map(id, containers)}) < len(containers) or any(map(attributes.hold, containers)):
             self.hazard("the step appends lists or dictionaries that are held elsewhere, too", "")
 
@@ -173,11 +175,16 @@ class Recorder(TorchDispatchMode, Tape):
         if changed := changed_names(python, after):
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
             parts = self._before.parts
-            parts.lists.learn(parts.holders(), attributes.grown(), self.ran.values())
+            codes = self.ran.values()
+            parts.collected.learn(parts.holders(), attributes.grown(), attributes.with_other_numbers(), codes)
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""
         return value if self._failed or self._options.are_being_set else self._counts.number(name, value, self._uses)
+
+    def goes_to(self, holder: Any, method: str) -> None:
+        """Takes note of a method of the owner's that does the same with a stand-in for a number."""
+        self._values.goes_to(holder, method)
 
     def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
         """Notes that this recording stands for steps with the same answer."""
@@ -188,6 +195,13 @@ class Recorder(TorchDispatchMode, Tape):
         """Notes a reason why this recording may not stand for other steps, with the user's line."""
         if not any(known.what == what for known in self.recording.hazards):
             self.recording.hazards.append(Hazard(what, user_line() if where is None else where))
+
+    def _is_sum(self, holder: Any, key: str) -> bool:
+        return self._watched.has_sum(holder, key)
+
+    def _number(self, tensor: Tensor, caller: FrameType) -> Number | None:
+        count = self._steps.number(tensor)
+        return self._values.number(tensor, caller) if count is None else count
 
     def _frozen(self, what: str) -> None:
         if not any(known.what == what for known in self.recording.frozen):

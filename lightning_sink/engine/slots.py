@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.appends import Lists
 from lightning_sink.engine.attributes import TENSOR_HOLDERS, is_a
+from lightning_sink.engine.collected import Collected
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that have memory of their own and nothing else."""
@@ -155,13 +155,13 @@ class Parts:
         module: The module; its submodules belong to it.
         others: Objects that take part in the step besides; the modules that they hold belong to them.
         is_apart: Tells of a submodule whether the owner of the training keeps it up to date by itself.
-        lists: Those among the attributes that steps append to.
+        collected: Those among the attributes in which steps collect.
     """
 
     module: nn.Module
     others: Sequence[Any] = ()
     is_apart: Callable[[nn.Module], bool] = lambda module: False
-    lists: Lists = field(default_factory=Lists)
+    collected: Collected = field(default_factory=Collected)
 
     @property
     def device(self) -> torch.device:
@@ -196,18 +196,18 @@ class Parts:
 
 def find_slots(parts: Parts, optimizers: Iterable[Optimizer]) -> dict[str, Slot]:
     """Returns every slot of a training by name, filled or not, each tensor once."""
-    slots = [*_attribute_slots(parts.holders(), parts.lists), *_optimizer_slots(parts.module, optimizers)]
+    slots = [*_attribute_slots(parts.holders(), parts.collected), *_optimizer_slots(parts.module, optimizers)]
     return {slot.name: slot for slot in slots}
 
 
-def _attribute_slots(held: Iterable[tuple[str, Any]], lists: Lists) -> Iterator[Slot]:
+def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> Iterator[Slot]:
     for prefix, holder in held:
         if isinstance(holder, nn.Module):
             for named in (holder.named_parameters, holder.named_buffers):
                 for name, _ in named(recurse=False):
                     yield AttributeSlot(prefix + name, holder, name)
         attributes = vars(holder)
-        left_out = TENSOR_HOLDERS | lists.names(holder)
+        left_out = TENSOR_HOLDERS | collected.names(holder)
         for name, value in attributes.items():
             if is_a(value, Tensor):
                 yield AttributeSlot(prefix + name, holder, name)

@@ -27,12 +27,12 @@ class StandInMode(TorchFunctionMode):
     """Calls such functions in another way.
 
     Args:
-        number: Returns the stand-in for a tensor's value; None where there is none.
+        number: Returns the stand-in for a tensor's value, which a frame asks for; None where there is none.
         paused: Keeps operations from being recorded.
     """
 
     def __init__(
-        self, number: Callable[[Tensor], Number | None], paused: Callable[[], AbstractContextManager[None]]
+        self, number: Callable[[Tensor, FrameType], Number | None], paused: Callable[[], AbstractContextManager[None]]
     ) -> None:
         super().__init__()
         self._number = number
@@ -44,7 +44,7 @@ class StandInMode(TorchFunctionMode):
         """Calls a function with stand-ins in the place of numbers, where it can."""
         kwargs = kwargs or {}
         if func is torch.Tensor.item:
-            number = self._number(args[0])
+            number = self._number(args[0], sys._getframe(1))
             if number is not None:
                 return number
         elif func in (torch.tensor, torch.as_tensor):  # ask for none of a stand-in's methods

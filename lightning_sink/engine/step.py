@@ -8,7 +8,7 @@ every counter, schedule, log and callback; an engine touches tensors only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -106,6 +106,12 @@ class Tape:
             decide: Gives the answer for a step that is about to run.
         """
 
+    def goes_to(self, holder: Any, method: str) -> None:
+        """Takes note of a method of an object to which a number of a tensor may go as a stand-in (`loss.item()`).
+
+        It shows the number to nobody, and for a step that a program runs the owner does the same with the tensor.
+        """
+
     def hazard(self, what: str) -> None:
         """Takes note of something that no program may repeat."""
 
@@ -161,6 +167,9 @@ class Sink(ABC):
 
     sets_options: bool = False
     """Whether code of the user's sets the optimizers' options in each of its steps, which `set_options` runs."""
+
+    option_names: Collection[str] = ()
+    """Names of attributes that this code asks for: it may be run ahead of the steps before it."""
 
     ran_seconds: float = 0.0
     """Time in which steps ran in a row, counted by the engine: the owner may have fetched batches meanwhile."""

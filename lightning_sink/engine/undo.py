@@ -85,6 +85,16 @@ class Attributes:
         lists = ((content, held) for content, held in self._contents if type(content) is list)
         return [now for now, held in lists if len(now) > len(held) and all(map(is_, now, held))]
 
+    def with_other_numbers(self) -> set[tuple[int, str]]:
+        """Returns the attributes that hold another number by now, each with the identity of the dictionary it is in."""
+        pairs = ((now, name, value) for now, held in self._holders for name, value in held.items())
+        numbers = ((now, name, value) for now, name, value in pairs if type(value) in (int, float))
+        return {
+            (id(now), name)
+            for now, name, value in numbers
+            if now.get(name) is not value and type(now.get(name)) in (int, float)
+        }
+
     def hold(self, container: Any) -> bool:
         """Tells whether a container could be reached by then."""
         return any(content is container for content, _ in self._contents)

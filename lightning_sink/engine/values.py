@@ -1,20 +1,28 @@
 """What Python takes out of tensors in a recorded step: `loss.item()`, `if mask.all():`, `int(labels.max())`.
 
-`Values` owns what becomes of each: of a value that stays as it is the program sees that it does; a truth or a whole
-number that the batch alone gives is asked of each batch. Any other decides something that only this step knows.
+`Values` owns what becomes of each: of a number that goes to `self.log`, or where steps collect, and nowhere else, the
+program gives the tensor; of a value that stays as it is the program sees that it does; a truth or a whole number that
+the batch alone gives is asked of each batch. Any other decides something that only this step knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from lightning_sink.engine.collectors import ListWatch
+from lightning_sink.engine.flows import ADDED, attribute_of, receivers
+from lightning_sink.engine.guards import Uses
+from lightning_sink.engine.numbers import MOST_WHOLE, Number
 from lightning_sink.engine.origins import Origin
 from lightning_sink.engine.questions import OF_BATCH, question
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.watch import innermost_line, user_line
+from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
 
 _OF_STEP = "a value of a tensor"
 _DECIDES = "decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
@@ -26,6 +34,9 @@ class Values:
     Args:
         recording: The recording.
         leaves: The batch's tensors.
+        is_sum: Tells whether an attribute of an object is a number that steps add to.
+        uses: Told of what is done with numbers that go on.
+        paused: Keeps operations from being recorded.
         hazard: Told why the recording may not stand for other steps, and the user's line.
         frozen: Told why it stands for some of them only.
     """
@@ -34,12 +45,50 @@ class Values:
         self,
         recording: Recording,
         leaves: Sequence[Tensor],
+        is_sum: Callable[[Any, str], bool],
+        uses: Uses,
+        paused: Callable[[], AbstractContextManager[None]],
         hazard: Callable[[str, str], None],
         frozen: Callable[[str], None],
     ) -> None:
         self._recording, self._hazard, self._frozen = recording, hazard, frozen
         self._leaves, self._known = leaves, {id(leaf) for leaf in leaves}
+        self._is_sum, self._uses, self._paused = is_sum, uses, paused
+        self._takers: set[tuple[int, str]] = set()
+        self._gone_on = 0
         self._read_at: dict[int, str] = {}
+
+    def goes_to(self, holder: Any, method: str) -> None:
+        """Takes note of a method of an object that takes stand-ins for numbers, and decides nothing by them."""
+        self._takers.add((id(holder), method))
+
+    def number(self, tensor: Tensor, caller: FrameType) -> Number | None:
+        """Returns a stand-in for what a tensor's `item()` gives; None where it may go to who needs the number itself.
+
+        Args:
+            tensor: The tensor.
+            caller: The frame that calls.
+        """
+        if not is_user_frame(caller) or not _is_number(tensor):
+            return None
+        getters = receivers(caller)
+        if not getters or not all(self._takes(*getter) for getter in getters):
+            return None
+        with self._paused():
+            value = tensor.item()
+        if isinstance(value, int) and abs(value) > MOST_WHOLE:
+            return None
+        self._gone_on += 1
+        name = self._gone_on, "a value of a tensor"
+        copy = tensor.detach().reshape(()).to("cpu", copy=True)  # of what it holds now
+        whole = copy if isinstance(value, int) else None
+        return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole)
+
+    def _takes(self, holder: Any, attribute: str, how: str) -> bool:
+        held = attribute_of(holder, attribute) if attribute else holder
+        if type(held) is ListWatch:
+            return how in ListWatch.receives
+        return self._is_sum(holder, attribute) if how == ADDED else (id(held), how) in self._takers
 
     def taken(self, func: Any, args: Any, kwargs: Any, value: Any, origin: Origin | None) -> None:
         """Takes note of a value that Python has got, and may do this or that by.
@@ -77,3 +126,9 @@ class Values:
             self._recording.read |= others
         for index in origin.inputs:
             self._read_at.setdefault(index, where)
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Tells whether a tensor holds a number that a stand-in can be computed with."""
+    dtype = tensor.dtype
+    return tensor.numel() == 1 and tensor.layout is torch.strided and not (dtype.is_complex or dtype is torch.bool)

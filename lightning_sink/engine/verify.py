@@ -140,7 +140,8 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
     returned = (leaf for leaf in pytree.tree_leaves(result.output) if isinstance(leaf, Tensor))
     expected = [*returned, *result.logged, *program.appends.last()]
     names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
-    pairs = [_Pair(name, eager, outputs[i], i) for i, (name, eager) in enumerate(zip(names, expected, strict=True))]
+    known = enumerate(zip(names, expected, strict=True))
+    pairs = [_Pair(name, eager, outputs[i], i) for i, (name, eager) in known if eager is not None]
     for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_given):
         if eager is not None:
             pairs.append(_Pair(slot.name, eager, outputs[index], index))

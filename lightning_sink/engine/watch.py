@@ -191,6 +191,17 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, Co
         _put_back(previous)
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """For what no line of the user's asks for, in the midst of what is watched."""
+    hook = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.setprofile(hook)
+
+
 def _put_back(profiler: Any) -> None:
     # A profiler written in C (`cProfile`) is its own hook and has to be switched on again by its own method.
     enable = getattr(profiler, "enable", None)

@@ -2,8 +2,8 @@
 
 Such a hook (a warmup in `optimizer_step`, a cosine in `on_train_batch_start`) may be run ahead of the steps before it:
 it reads no tensor, changes nothing else, and asks nothing that a step changes. That is told by its source, all of which
-has to be understood: numbers, attributes that are numbers now (no compiled step changes one), counters, functions of
-numbers, the optimizers' groups, and functions of the user's that do no more.
+has to be understood: numbers, attributes that are numbers now (no compiled step changes one that is asked for here),
+counters, functions of numbers, the optimizers' groups, and functions of the user's that do no more.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ _MOST = 10_000
 _DEEPEST = 4
 
 
-def only_sets_options(hook: Any, module: LightningModule, kinds: Sequence[str], groups: list[dict[str, Any]]) -> bool:
-    """Tells whether a hook sets options and does nothing else, but for one step of the optimizer where it is given one.
+def what_it_asks_for(
+    hook: Any, module: LightningModule, kinds: Sequence[str], groups: list[dict[str, Any]]
+) -> set[str] | None:
+    """Returns the names of attributes that a hook asks for which sets options and does nothing else; None for others.
+
+    It may do one step of the optimizer where it is given one.
 
     Args:
         hook: The bound method.
@@ -47,9 +51,9 @@ def only_sets_options(hook: Any, module: LightningModule, kinds: Sequence[str], 
     function = getattr(hook, "__func__", None)
     values = [value for group in groups for key, value in group.items() if key != "params"]
     if not isinstance(function, FunctionType) or hook.__self__ is not module or not all(map(_kind_of, values)):
-        return False
+        return None
     reader = _Reader(module, {key for group in groups for key in group} - {"params"})
-    return reader.understands_hook(function, kinds) and reader.sets
+    return reader.asked if reader.understands_hook(function, kinds) and reader.sets else None
 
 
 class _Reader:
@@ -61,10 +65,12 @@ class _Reader:
 
     Attributes:
         sets: Whether an option is set.
+        asked: The names of attributes that are asked for.
     """
 
     def __init__(self, module: LightningModule, options: set[str]) -> None:
         self.module, self.options, self.sets = module, options, False
+        self.asked: set[str] = set()
 
     def understands_hook(self, function: FunctionType, kinds: Sequence[str]) -> bool:
         """Tells whether all of a hook is understood, and it steps the optimizer, where it is given one, once."""
@@ -199,6 +205,7 @@ class _Body:
         return _ITEMS.get(kind, "") if self.kind(index) == NUMBER else ""
 
     def _attribute(self, node: ast.Attribute) -> str:
+        self._reader.asked.add(node.attr)
         kind = self.kind(node.value) if not isinstance(node.value, ast.Name) or node.value.id in self._names else ""
         if kind == OPTIMIZER:
             return {"param_groups": GROUPS, "optimizer": OPTIMIZER}.get(node.attr, "")

@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_sink.engine.step import Tape
-from lightning_sink.trainer.only_options import CLOSURE, NUMBER, OPTIMIZER, only_sets_options
+from lightning_sink.trainer.only_options import CLOSURE, NUMBER, OPTIMIZER, what_it_asks_for
 
 _START, _STEP, _END = "on_train_batch_start", "optimizer_step", "on_train_batch_end"
 
@@ -25,6 +25,9 @@ class OptionHooks:
 
     Args:
         trainer: The trainer, its module connected.
+
+    Attributes:
+        asked: The names of attributes that they ask for.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -32,9 +35,9 @@ class OptionHooks:
         names = [name for name in _ARGUMENTS if name != _STEP or module.automatic_optimization]
         hooks = {name: getattr(module, name) for name in names if is_overridden(name, module)}
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups] if hooks else []
-        self._hooks = {
-            name: hook for name, hook in hooks.items() if only_sets_options(hook, module, _ARGUMENTS[name], groups)
-        }
+        asked = {name: what_it_asks_for(hook, module, _ARGUMENTS[name], groups) for name, hook in hooks.items()}
+        self._hooks = {name: hooks[name] for name, names in asked.items() if names is not None}
+        self.asked = frozenset().union(*(names for names in asked.values() if names is not None))
 
     def __bool__(self) -> bool:
         return bool(self._hooks)

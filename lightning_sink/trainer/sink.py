@@ -81,7 +81,7 @@ class TrainerSink(Sink):
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
         self._option_hooks = OptionHooks(self._trainer)
-        self.sets_options = self._option_hooks.sets
+        self.sets_options, self.option_names = self._option_hooks.sets, self._option_hooks.asked
         self._take_back: Callable[[], None] | None = None
         self._kind_of_all: tuple[bool, bool, Hashable] | None = None
         self._index = 0

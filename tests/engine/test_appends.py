@@ -1,172 +1,21 @@
-"""What is seen of the lists that steps append to, and what programs append."""
+"""What programs append and add."""
 
-import gc
-import heapq
-from collections import UserList
 from dataclasses import dataclass
 
-import pytest
 import torch
+from test_collected import Holder, learned
 
-from lightning_sink.engine.appends import Appends, Lists, tensors_in
-
-SAME_AS_ANY_OBJECTS = {"__new__", "__init__", "__getattribute__", "__hash__", "__doc__", "__class_getitem__"}
-APPENDING = {"append", "extend", "__iadd__"}
-ARGUMENTS = {
-    **dict.fromkeys(["__add__", "__eq__", "__ge__", "__gt__", "__le__", "__lt__", "__ne__"], ([],)),
-    **dict.fromkeys(["__contains__", "__delitem__", "__getitem__", "__imul__", "__mul__", "__rmul__"], (0,)),
-    **dict.fromkeys(["count", "index", "remove", "__reduce_ex__"], (2,)),
-    **dict.fromkeys(["__setitem__", "insert"], (0, 2)),
-}
-
-
-class Holder:
-    def __init__(self, *items):
-        self.kept = list(items)
-
-
-def learned(*holders):
-    lists = Lists()
-    lists.learn([(f"{number}.", holder) for number, holder in enumerate(holders)], [holder.kept for holder in holders])
-    return lists
-
-
-@pytest.mark.parametrize("name", sorted({*vars(list)} - SAME_AS_ANY_OBJECTS - APPENDING | {"__reduce_ex__"}))
-def test_whatever_else_is_done_with_a_list_is_told(name):
-    holder, told = Holder(2, 2), []
-    expected, held = [2, 2], holder.kept
-    with learned(holder).watched(told.append):
-        getattr(holder.kept, name)(*ARGUMENTS.get(name, ()))
-    getattr(expected, name)(*ARGUMENTS.get(name, ()))
-    assert told
-    assert "`0.kept`" in told[0]
-    assert holder.kept is held
-    assert held == expected
-
-
-@pytest.mark.parametrize(
-    "read",
-    [bool, len, list, tuple, sorted, str, repr, sum, any, lambda items: [*items], lambda items: 3 in items, min]
-    + [lambda items: [0] + items, lambda items: f"{items}", reversed, enumerate, UserList, lambda items: items == []],
-)
-def test_functions_that_read_a_list_are_told(read):
-    holder, told = Holder(1, 2), []
-    with learned(holder).watched(told.append):
-        read(holder.kept)
-    assert told
-
-
-def test_what_is_appended_is_seen_and_nothing_is_told():
-    holder, told = Holder(1), []
-    held = holder.kept
-    with learned(holder).watched(told.append) as watched:
-        holder.kept.append("a")
-        holder.kept.extend(["b", "c"])
-        holder.kept += ("d",)
-    assert not told
-    assert [(place.name, item) for place, item in watched.appended] == [("0.kept", item) for item in "abcd"]
-    assert holder.kept is held
-    assert held == [1, "a", "b", "c", "d"]
-
-
-@pytest.mark.parametrize("by", ["another name", "a method"])
-def test_what_is_appended_past_the_attribute_is_there_and_told(by):
-    holder, told = Holder(1), []
-    kept = holder.kept
-    append = kept.append
-    with learned(holder).watched(told.append):
-        holder.kept.append(2)
-        append(3) if by == "a method" else kept.append(3)
-        assert len(kept) == 3
-        holder.kept.append(4)
-    assert told
-    assert holder.kept is kept
-    assert kept == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("append", [list.append, heapq.heappush], ids=["list", "heap"])
-def test_c_code_that_appends_is_told(append):
-    holder, told = Holder(1), []
-    with learned(holder).watched(told.append):
-        append(holder.kept, 2)
-    assert told
-    assert holder.kept == [1, 2]
-
-
-def test_another_list_in_its_place_is_told():
-    holder, told, before = Holder(1), [], []
-    with learned(holder).watched(told.append):
-        holder.kept.append(2)
-        before.append(holder.kept)
-        holder.kept = []
-    assert "`0.kept`, in the place of which" in told[0]
-    assert holder.kept == []
-    assert type(before[0]) is list
-    assert before[0] == [1, 2]
-
-
-def test_a_list_that_is_extended_by_itself_ends():
-    holder, told = Holder(1), []
-    with learned(holder).watched(told.append):
-        holder.kept += holder.kept
-    assert told
-    assert holder.kept == [1, 1]
-
-
-def test_a_step_that_fails_leaves_the_list_itself():
-    holder = Holder()
-    held = holder.kept
-
-    def fail():
-        with learned(holder).watched(lambda text: None):
-            holder.kept.append(1)
-            raise KeyError
-
-    pytest.raises(KeyError, fail)
-    assert holder.kept is held
-    assert held == [1]
-
-
-def test_whoever_was_given_what_stands_for_the_list_gets_the_list():
-    holder, elsewhere = Holder(), {}
-    with learned(holder).watched(lambda text: None):
-        elsewhere["kept"] = holder.kept
-    gc.collect()
-    assert elsewhere["kept"] is holder.kept
-    assert type(holder.kept) is list
-
-
-def test_only_attributes_that_hold_what_grew_are_learned():
-    one, other = Holder(), Holder()
-    lists = Lists()
-    lists.learn([("", one), ("", other)], [one.kept])
-    assert lists.names(one) == {"kept"}
-    assert lists.names(other) == frozenset()
-    lists.learn([("", one)], [one.kept])
-    assert len(lists.places) == 1
-
-
-def test_programs_take_for_granted_that_lists_are_there_and_which_are_one():
-    one, other = Holder(), Holder()
-    lists = learned(one, other)
-    before = lists.state()
-    one.kept.append(1)
-    assert lists.state() == before
-    other.kept = one.kept
-    assert lists.state() != before
-    other.kept = []
-    assert lists.state() == before
-    other.kept = None
-    assert lists.state() != before
-    del other.kept
-    assert lists.state() != before
+from lightning_sink.engine.appends import Appends, tensors_in
+from lightning_sink.engine.collected import Collected
+from lightning_sink.engine.guards import Uses
+from lightning_sink.engine.numbers import Number
 
 
 def appended_by(holder, item):
     lists = learned(holder)
     with lists.watched(lambda text: None) as watched:
         holder.kept.append(item)
-    return Appends([watched.appended]), tensors_in(watched.appended)
+    return Appends([watched.taken]), tensors_in(watched.taken)
 
 
 def test_programs_append_copies_in_the_structure_that_was_recorded():
@@ -197,6 +46,71 @@ def test_rows_append_numbers_too():
     assert not tensors
     appends.append_row([], 3)
     assert holder.kept == [7, 7, 7, 7]
+
+
+class Sums:
+    def __init__(self):
+        self.total, self.outs = 0, []
+
+    def step(self, loss):
+        self.total += 1
+        self.total += loss
+        self.outs.append({"loss": loss})
+
+
+def summed_by(holder, loss):
+    collected = Collected()
+    collected.learn([("", holder)], [holder.outs], {(id(vars(holder)), "total")}, [Sums.step.__code__])
+    with collected.watched(lambda text: None) as watched:
+        holder.step(loss)
+    return Appends([watched.taken]), tensors_in(watched.taken)
+
+
+def item(value):
+    uses = Uses(lambda what: None, lambda what: None)
+    whole = torch.tensor(value) if type(value) is int else None
+    return Number(torch.tensor(float(value), dtype=torch.float64), value, uses, (1, "a value of a tensor"), whole=whole)
+
+
+def test_numbers_that_a_step_gives_are_tensors_of_its_program():
+    holder = Sums()
+    appends, tensors = summed_by(holder, item(0.5))
+    assert [float(tensor) for tensor in tensors] == [0.5, 0.5]
+    assert (holder.total, holder.outs) == (1.5, [{"loss": 0.5}])
+    assert type(holder.outs[0]["loss"]) is float
+    assert appends.names == ["total", "outs"]
+    appends.append([torch.tensor(0.25, dtype=torch.float64), torch.tensor(0.75, dtype=torch.float64)])
+    assert (holder.total, holder.outs) == (2.75, [{"loss": 0.5}, {"loss": 0.75}])
+    assert appends.last()[0] is None  # lost in the sum
+    assert float(appends.last()[1]) == 0.75
+
+
+def test_a_row_adds_one_after_the_other():
+    """As Python does it: the sum of floats depends on the order."""
+    losses = torch.tensor([0.1, 1e16, -1e16, 0.2], dtype=torch.float64)
+    holder, plain = Sums(), Sums()
+    appends, _ = summed_by(holder, item(0.1))
+    appends.append_row([losses, losses], 4)
+    for loss in [0.1, *losses.tolist()]:
+        plain.step(loss)
+    assert vars(holder) == vars(plain)
+
+
+def test_whole_numbers_stay_whole():
+    holder = Sums()
+    appends, _ = summed_by(holder, item(3))
+    large = (1 << 60) + 1  # which float64 has not
+    appends.append_row([torch.tensor([4, large])] * 2, 2)
+    assert (holder.total, type(holder.total)) == (1 + 3 + 1 + 4 + 1 + large, int)
+    assert [out["loss"] for out in holder.outs] == [3, 4, large]
+
+
+def test_what_is_computed_of_whole_numbers_is_no_part_of_a_program():
+    holder = Sums()
+    number = item(3)
+    appends, tensors = summed_by(holder, number + number)
+    assert not tensors
+    assert holder.total == 7
 
 
 def test_steps_that_append_other_things_are_told_apart():
@@ -234,7 +148,7 @@ def test_what_is_appended_behind_the_owners_turn_waits_for_that():
     with lists.watched(lambda text: None) as late:
         second.kept.append(torch.ones(2))
         first.kept.append(7)
-    appends, given = Appends([early.appended, late.appended]), [torch.tensor(3.0), torch.tensor([1.0, 2.0])]
+    appends, given = Appends([early.taken, late.taken]), [torch.tensor(3.0), torch.tensor([1.0, 2.0])]
     appends.append(given, late=False)
     assert (len(first.kept), len(second.kept)) == (3, 1)
     appends.append(given, late=True)
@@ -256,7 +170,7 @@ def test_holders_that_compare_by_value_are_told_apart():
     appends, _ = appended_by(one, torch.ones(()))
     assert appended_by(other, torch.ones(()))[0].key != appends.key
     assert len(appends.last()) == 1
-    lists = Lists()
+    lists = Collected()
     lists.learn([("same.", one), ("same.", other)], [one.kept, other.kept])
     before = lists.state()
     other.kept = None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_sink.engine.granted import Granted
+from lightning_sink.engine.granted import Granted, agree
 from lightning_sink.engine.slots import Parts
 
 LOOSE = nn.Parameter(torch.ones(1))
@@ -33,6 +33,36 @@ def test_a_change_is_seen(name):
     CHANGES[name](module)
     assert granted.state() != before
     LOOSE.requires_grad_(True)
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.steps = nn.Linear(2, 2), 0
+
+    def step(self):
+        self.steps += 1
+
+
+def test_what_steps_add_to_is_not_taken_for_granted():
+    """Nor is the whole training looked at anew at each step, where callbacks run between them."""
+    module = Counts()
+    parts = Parts(module)
+    granted = Granted(parts, [], frozenset())
+    granted.find_containers()
+    module.step()
+    control = granted.state(), granted.glance()
+    module.step()
+    assert granted.state() != control[0]
+    assert not agree(granted.glance(), control[1])
+    parts.collected.learn(parts.holders(), [], {(id(vars(module)), "steps")}, [Counts.step.__code__])
+    before = granted.state(), granted.glance()
+    module.step()
+    assert granted.state() == before[0]
+    assert agree(granted.glance(), before[1])
+    module.steps = None
+    assert granted.state() != before[0]
+    assert not agree(granted.glance(), before[1])
 
 
 def test_functions_are_looked_at_once_they_are_known():

@@ -4,7 +4,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from gallery.case import Small, case
+from gallery.case import Small, case, numbers
 from parity import loader
 
 
@@ -117,6 +117,219 @@ class ListEmptiedByACallback(OutputsInAListThatStays):
     pass
 
 
+@case(inductor=True, **numbers())
+class LossesAsNumbers(Collecting):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append(loss.item())
+        return loss
+
+    def on_train_epoch_end(self):
+        assert {type(loss) for loss in self.outs} == {float}
+        self.log("epoch", sum(self.outs) / len(self.outs))
+
+
+@case(size=8, options={"precision": "64-true"}, **numbers())
+class NumbersAmongTensorsInAList(Collecting):
+    """The last batch of an epoch has fewer rows."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.outs.append({"loss": loss.item(), "of": ("training", batch[0].mean().item(), batch_idx), "y": batch[1]})
+        self.outs.extend([loss.item() for _ in range(2)])
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.outs += [outputs["loss"].item()]
+
+    def on_train_epoch_end(self):
+        of = self.outs[-4]["of"]
+        assert [type(value) for value in of] == [str, float, int]
+        assert of[2] == self.trainer.num_training_batches - 1
+
+
+class Summing(Small):
+    def __init__(self):
+        super().__init__()
+        self.total, self.right, self.steps, self.rows = 0, 0, 0, 0
+
+
+@case(inductor=True, size=8, **numbers())
+class SumsOfAnEpoch(Summing):
+    """As loops that are written by hand have them."""
+
+    def on_train_epoch_start(self):
+        self.total, self.right, self.steps, self.rows = 0, 0, 0, 0
+
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        loss = nn.functional.cross_entropy(out, batch[1])
+        self.total += loss.item() * len(batch[1])
+        self.right += (out.argmax(1) == batch[1]).sum().item()
+        self.steps += 1
+        self.rows += batch[1].size(0)
+        return loss
+
+    def on_train_epoch_end(self):
+        assert type(self.total) is float
+        assert [type(number) for number in (self.right, self.steps, self.rows)] == [int] * 3
+        self.log("loss", self.total / self.rows)
+        self.log("accuracy", 100.0 * self.right / self.rows)
+        self.log("steps", float(self.steps))
+
+
+@case(options={"accumulate_grad_batches": 2}, **numbers())
+class SumsOfTheWholeTraining(Summing):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        number = loss.item()
+        self.total += number
+        self.log("loss", number)
+        self.rows += batch_idx
+        return loss
+
+    def on_before_zero_grad(self, optimizer):
+        self.steps += 1
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.right += outputs["loss"].item() / 2
+
+
+@case(inductor=True, size=9, **numbers())
+class SumsBesideAScheduleByTheUsersOwnCode(Summing):
+    """It runs between steps, and may change whatever programs take for granted."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.steps = self.steps + 1
+        self.total += loss.item()
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Warms(Summing):
+    """Has a helper that the first steps do not call."""
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return self.loss(batch)
+
+    def factor(self):
+        return 1 / (1 + 0.1 * self.steps)
+
+
+@case(eager="the step changes Python state: `steps`")
+class TheSumSetsTheRateAheadOfTheStep(Warms):
+    def on_train_batch_start(self, batch, batch_idx):
+        factor = self.factor() if self.current_epoch > 0 else 1.0
+        for group in self.optimizers().param_groups:
+            group["lr"] = 0.05 * factor
+
+
+@case(eager="the step changes Python state: `steps`")
+class TheSumSetsTheRateBehindTheStep(Warms):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.current_epoch > 0:
+            for group in self.optimizers().param_groups:
+                group["lr"] = 0.05 / self.steps
+
+
+@case()
+class TheSumIsReadNowAndThen(Warms):
+    """A step that reads it is no program, and the others are."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = ()
+
+    def training_step(self, batch, batch_idx):
+        before = self.read() if batch_idx == 6 else 0
+        loss = super().training_step(batch, batch_idx)
+        self.log("before", float(before))
+        return loss * (1 + before / 100)
+
+    def read(self):
+        return self.steps
+
+
+class Resets(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx % 4 == 3:
+            module.seen = [*module.seen, module.total, module.steps]
+            module.total = 0.5
+
+
+@case(options={"callbacks": lambda: [Resets()]}, **numbers())
+class SumsThatACallbackReadsAndSets(Summing):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.total += loss.item()
+        self.steps += 1
+        return loss
+
+
+@case()
+class SumsInAnotherModule(Small):
+    def __init__(self):
+        super().__init__()
+        self.net[1].calls = 0
+        self.net[1].register_forward_hook(count)
+
+
+def count(module, args, out):
+    module.calls += 1
+
+
+@case(eager="the step changes Python state: `steps`")
+class TheSumDecides(Summing):
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return self.loss(batch) * (2 if self.steps > 9 else 1)
+
+
+@case(eager="the step changes Python state: `steps`, and not only by adding", line="getattr(self, NAME)")
+class TheSumDecidesByAnotherName(Summing):
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return self.loss(batch) * (2 if getattr(self, NAME) > 9 else 1)
+
+
+NAME = "steps"
+
+
+@case(eager="the step changes Python state: `steps`")
+class TheSumIsLogged(Summing):
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        self.log("steps", self.steps)
+        return self.loss(batch)
+
+
+@case(eager="the step changes Python state: `total`")
+class TheSumFallsAgain(Summing):
+    def training_step(self, batch, batch_idx):
+        self.total += 1
+        self.total -= 2
+        return self.loss(batch)
+
+
+@case(eager="the step changes Python state: `steps`")
+class TheSumBeginsAnew(Summing):
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        if batch_idx == 5:
+            self.steps = 0
+        return self.loss(batch)
+
+
 @case(eager="the step changes Python state: `outs`, and not only by appending", line="len(self.outs)")
 class HowLongTheListIsDecides(Collecting):
     def training_step(self, batch, batch_idx):
@@ -167,7 +380,7 @@ class GradientsInAList(Collecting):
         self.outs.append(self.net[0].bias.grad)
 
 
-@case(eager="the step keeps `global_step`")
+@case()
 class CountersInAList(Collecting):
     def training_step(self, batch, batch_idx):
         self.outs.append(self.global_step)

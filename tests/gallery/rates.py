@@ -185,7 +185,7 @@ class RateIsLoggedFromASchedulerOfEpochs(LoggingTheRate):
         return [optimizer], [schedules.StepLR(optimizer, 1, gamma=0.5)]
 
 
-@case(eager="the step keeps the optimizer's 'lr'")
+@case()
 class RatesAreKeptInAList(SchedulersStepIsOverridden):
     def __init__(self):
         super().__init__()

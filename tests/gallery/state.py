@@ -165,7 +165,7 @@ class ValueOfABufferWrittenThroughData(ValueOfABufferThatAnEpochChanges):
 # -- lists and hidden states ------------------------------------------------------------------------------------------
 
 
-@case(eager="changes Python state")
+@case()
 class CounterInPython(Small):
     def __init__(self):
         super().__init__()

@@ -4,14 +4,144 @@ import numpy as np
 import torch
 from torch import nn
 
-from gallery.case import Kept, Small, case
+from gallery.case import Kept, Small, case, numbers
+
+DECIDES = "a value of a tensor decides"
 
 
-@case(eager="a value of a tensor decides")
+class Logs(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss.item())
+        return loss
+
+
+@case(inductor=True, **numbers())
 class LogsTheItemOfItsLoss(Small):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("loss", loss.item(), on_step=True, on_epoch=True)
+        return loss
+
+
+@case(options={"precision": "bf16-mixed"}, tolerance=0.05, **numbers())
+class LogsNumbersInEveryWay(Small):
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        loss = nn.functional.cross_entropy(out, batch[1])
+        parts = {"half": loss / 2, "third": loss / 3}
+        right = (out.argmax(1) == batch[1]).sum()
+        self.log("by name", value=loss.item(), on_epoch=True, reduce_fx="max")
+        self.log_dict({"one": 1.0, "loss": loss.detach().cpu().item(), "tensor": loss}, on_step=True, on_epoch=True)
+        self.log_dict(
+            {name: -part.item() for name, part in parts.items()},
+            batch_size=len(batch[1]),
+        )
+        for name, part in parts.items():
+            self.log(f"{name} again", part.item() * 100.0 / (batch_idx + 1))
+        accuracy = 100 * right.item() / len(batch[1]) if len(batch[1]) else 0.0
+        self.log("accuracy", accuracy)
+        numbers = {"right": right.item(), "accuracy by two": accuracy / 2}
+        self.log_dict(numbers, on_epoch=True, on_step=False)
+        loss.detach().mul_(2)  # what was logged before stays what it was
+        return loss / 2
+
+
+@case(eager=DECIDES, line='self.log("loss", loss.item())')
+class AnOverriddenLogGetsTheNumber(Logs):
+    def log(self, name, value, *args, **options):
+        super().log(name, value, *args, **options)
+        super().log(f"{name} in words", float(len(f"{value:.3f}".rstrip("0"))))
+
+
+@case(eager=DECIDES, line='self.log("loss", loss.item())')
+class ALogOfTheInstancesOwn(Logs):
+    def on_fit_start(self):
+        log = self.log
+        self.log = lambda name, value: log(name, value if value < 1.1 else 1.1)
+
+
+@case(eager=DECIDES, line='self.log_dict({"loss": loss.item()})')
+class AnOverriddenLogOfADictionary(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log_dict({"loss": loss.item()})
+        return loss
+
+    def log_dict(self, values):
+        super().log_dict({name: value for name, value in values.items() if value < 1.1})
+
+
+@case(eager=DECIDES, line="helper(self, loss.item())")
+class AFunctionOnTheWayGetsTheNumber(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        helper(self, loss.item())
+        return loss
+
+
+def helper(module, value):
+    if value < 1.1:
+        module.log("small", value)
+
+
+@case(eager=DECIDES, line="number := loss.item()")
+class TheNumberIsUsedBesides(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", (number := loss.item()))
+        return loss * (2 if number < 1.1 else 1)
+
+
+@case(eager=DECIDES, line="number = loss.item()")
+class TheNumberDecidesBehindTheLog(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        number = loss.item()
+        self.log("loss", number)
+        return loss * (2 if number < 1.1 else 1)
+
+
+@case(eager=DECIDES, line="max(loss.item(), 1.1)")
+class TheLargerOfTwoNumbersIsLogged(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", max(loss.item(), 1.1))
+        return loss
+
+
+@case(eager=DECIDES, line="if part.item() < 1.1")
+class OnlySmallNumbersAreLogged(Small):
+    def training_step(self, batch, batch_idx):
+        parts = {"loss": self.loss(batch)}
+        self.log_dict({name: part.item() for name, part in parts.items() if part.item() < 1.1})
+        return parts["loss"]
+
+
+@case(eager=DECIDES, line="1 / loss.item()")
+class DividedByTheNumber(Small):
+    """Which is an error where it is 0."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", 1 / loss.item())
+        return loss
+
+
+@case(eager=DECIDES, line="numbers = dict(loss=loss.item())")
+class TheNumberInADictionaryThatIsReadToo(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        numbers = dict(loss=loss.item())
+        self.log_dict(numbers)
+        return loss * (2 if numbers["loss"] < 1.1 else 1)
+
+
+@case(raises="division by zero")
+class DividedByACounter(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss.item() / (batch_idx - 8))
         return loss
 
 
@@ -39,7 +169,7 @@ class CountsFromTheFirstIndexThatItSaw(Small):
         return self.loss(batch) * (1 + (batch_idx + 3) / self.first[0])
 
 
-@case(eager="a value of a tensor decides")
+@case(**numbers())
 class KeepsItsIndexInATuple(Small):
     def __init__(self):
         super().__init__()

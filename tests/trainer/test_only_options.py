@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sink.trainer.only_options import CLOSURE, NUMBER, OPTIMIZER, only_sets_options
+from lightning_sink.trainer.only_options import CLOSURE, NUMBER, OPTIMIZER, what_it_asks_for
 
 GROUPS = [{"params": [], "lr": 0.1, "momentum": 0.9, "betas": (0.9, 0.99), "weight_decay": 0.0}]
 ARGUMENTS = {3: ("", NUMBER), 4: ("", "", NUMBER), 5: (NUMBER, NUMBER, OPTIMIZER, CLOSURE)}
@@ -358,7 +358,7 @@ def only_sets(module, name, groups=GROUPS):
     module._trainer = SimpleNamespace(optimizers=[None])
     hook = getattr(module, name)
     code = hook.__func__.__code__ if name != "is_decorated" else hook.__func__.__wrapped__.__code__
-    return only_sets_options(hook, module, ARGUMENTS[code.co_argcount], groups)
+    return what_it_asks_for(hook, module, ARGUMENTS[code.co_argcount], groups) is not None
 
 
 @pytest.mark.parametrize("name", functions(Known))
@@ -388,7 +388,7 @@ def test_the_step_of_a_lightning_module_itself_is_known_by_super():
 def test_what_is_no_method_of_the_module_is_not_known():
     module, arguments = Known(), ARGUMENTS[5]
     for hook in (Known().plainly, helper, min, lambda epoch, batch_idx, optimizer, closure: None):
-        assert not only_sets_options(hook, module, arguments, GROUPS)
+        assert what_it_asks_for(hook, module, arguments, GROUPS) is None
 
 
 def test_options_that_are_tensors_or_not_there_are_not_known():

@@ -1,0 +1,214 @@
+"""What stands for a list, or before a number, while a recorded step collects in it, and sees what is done with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dis import get_instructions
+from functools import lru_cache
+from threading import Lock
+from types import CodeType, FrameType
+from typing import Any
+
+from lightning_sink.engine.attributes import are_the_same
+from lightning_sink.engine.flows import ADDED, is_only_added_to
+from lightning_sink.engine.given import given, plain
+from lightning_sink.engine.referrers import put_in_place_of
+
+ABSENT = object()
+"""Stands for what is not there."""
+
+
+class ListWatch(list[Any]):
+    """Stands for a list; all that is done with it is done with the list.
+
+    C code looks into this one, without a word: it holds the same.
+
+    Args:
+        held: The list.
+        take: Takes what is appended, `Given` in the place of numbers that the step gives.
+        read: Told of whatever else is done with it.
+    """
+
+    receives = frozenset(["append", "extend", ADDED])
+
+    def __init__(self, held: list[Any], take: Callable[[Any], None], read: Callable[[], None]) -> None:
+        super().__init__(held)
+        self._held, self._take, self._read = held, take, read
+        self._expected = held.copy()
+
+    def append(self, item: Any) -> None:
+        """Appends, and tells of it."""
+        self._take(given(item))
+        item = plain(item)
+        for items in (self._expected, self._held):
+            items.append(item)
+        super().append(item)
+
+    def extend(self, items: Iterable[Any]) -> None:
+        """Appends each of them."""
+        for item in [*items]:
+            self.append(item)
+
+    def __iadd__(self, items: Iterable[Any]) -> ListWatch:  # type: ignore[misc]
+        self.extend(items)
+        return self
+
+    def __radd__(self, items: list[Any]) -> list[Any]:
+        self._read()
+        return items + self._held
+
+    def end(self) -> None:
+        """Gives everybody who holds this one the list."""
+        own = [*list.__iter__(self)]
+        if not are_the_same(own, self._expected):
+            self._read()
+            if are_the_same(self._held, self._expected):
+                self._held[:] = own
+        elif not are_the_same(self._held, self._expected):
+            self._read()
+        put_in_place_of(self, self._held)
+
+
+class SumWatch:
+    """Stands on a class, for the time of a recorded step, before an attribute of its objects that steps add to.
+
+    The number stays where it is. Code of which the source says that it only adds to the attribute gets an `_Adder`,
+    which is gone before the next line; whoever else asks for it gets the number, and that is told.
+
+    Args:
+        kind: The class.
+        key: The attribute's name.
+    """
+
+    _one_at_a_time = Lock()
+
+    def __init__(self, kind: type, key: str) -> None:
+        self._kind, self._key = kind, key
+        self._default: Any
+        self._own = vars(kind).get(key, ABSENT)
+        found = next((vars(base)[key] for base in kind.__mro__ if key in vars(base)), ABSENT)
+        self._default = found._default if type(found) is SumWatch else found
+        self._sums: dict[int, _Sum] = {}
+        type.__setattr__(kind, key, self)
+
+    @classmethod
+    def of(cls, kind: type, key: str) -> SumWatch | None:
+        """Returns one; None where another thread has one there."""
+        with cls._one_at_a_time:
+            return None if type(vars(kind).get(key)) is cls else cls(kind, key)
+
+    def watch(self, holder: Any, take: Callable[[Any], None], tell: Callable[[str], None]) -> None:
+        """Watches an object of the class.
+
+        Args:
+            holder: The object.
+            take: Takes what is added, `Given` for a number that the step gives.
+            tell: Told of whatever else is done with it.
+        """
+        self._sums[id(holder)] = _Sum(vars(holder), self._key, take, tell)
+
+    def __get__(self, holder: Any, kind: type | None = None) -> Any:
+        held = {} if holder is None else vars(holder)
+        value = held.get(self._key, self._default)
+        if value is ABSENT:
+            raise AttributeError(f"{self._kind.__name__!r} object has no attribute {self._key!r}")
+        known = self._sums.get(id(holder))
+        if known is None:
+            return value
+        if _is_read_to_add(sys._getframe(1), self._key):
+            return _Adder(known, value)
+        known.tell(_READ)
+        return value
+
+    def __set__(self, holder: Any, value: Any) -> None:
+        known = self._sums.get(id(holder))
+        vars(holder)[self._key] = value
+        if known is not None:
+            known.check()
+
+    def __delete__(self, holder: Any) -> None:
+        if self._key not in vars(holder):
+            raise AttributeError(self._key)
+        del vars(holder)[self._key]
+
+    def end(self) -> None:
+        """Leaves the class as it was."""
+        for known in self._sums.values():
+            known.check()
+        if self._own is ABSENT:
+            type.__delattr__(self._kind, self._key)
+        else:
+            type.__setattr__(self._kind, self._key, self._own)
+
+
+_READ = "and not only by adding to it"
+_REPLACED = "in the place of which it puts another one"
+
+
+class _Sum:
+    """One number that is added to.
+
+    Args:
+        held: The dictionary that it is in.
+        key: Its name there.
+        take: Takes what is added.
+        tell: Told of what else is done with it.
+    """
+
+    def __init__(
+        self, held: dict[str, Any], key: str, take: Callable[[Any], None], tell: Callable[[str], None]
+    ) -> None:
+        self._held, self._key, self._take, self.tell = held, key, take, tell
+        self._expected = held[key]
+
+    def add(self, value: Any, other: Any) -> Any:
+        if type(plain(other)) not in (int, float) or self._held.get(self._key, ABSENT) is not value:
+            self.tell(_READ)  # what is added has set it to another number itself, which is lost
+            return value + other
+        self._take(given(other))
+        self._expected = value + plain(other)
+        return self._expected
+
+    def check(self) -> None:
+        if self._held.get(self._key, ABSENT) is not self._expected:
+            self.tell(_REPLACED)
+
+
+class _Adder:
+    """What is on the left of `+=`, or of `+`, for as long as that takes."""
+
+    def __init__(self, of: _Sum, value: float) -> None:
+        self._of, self._value = of, value
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._of.add(self._value, other)
+
+    __add__ = __iadd__
+
+
+def _is_read_to_add(frame: FrameType, key: str) -> bool:
+    """Tells whether a frame reads the attribute by its name, and has no other use for it than `+=`."""
+    return _loads(frame.f_code, frame.f_lasti) == key and is_only_added_to(key, [frame.f_code])
+
+
+@lru_cache(maxsize=1024)
+def _loads(code: CodeType, offset: int) -> str | None:
+    """Returns the attribute that an instruction reads; None for any other instruction."""
+    found = (each for each in get_instructions(code) if each.offset == offset)
+    return next((each.argval for each in found if each.opname == "LOAD_ATTR"), None)
+
+
+def _reading(function: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: Any, *arguments: Any, **options: Any) -> Any:
+        self._read()
+        return function(self._held, *arguments, **options)
+
+    return read
+
+
+_OF_LISTS = ["add", "contains", "delitem", "eq", "ge", "getitem", "gt", "imul", "iter", "le", "len", "lt", "mul", "ne"]
+_OF_LISTS += ["reduce_ex", "repr", "reversed", "rmul", "setitem", "sizeof"]
+_METHODS = ["clear", "copy", "count", "index", "insert", "pop", "remove", "reverse", "sort"]
+for _name in [*(f"__{name}__" for name in _OF_LISTS), *_METHODS]:
+    setattr(ListWatch, _name, _reading(getattr(list, _name)))

@@ -1,0 +1,388 @@
+"""Where the source says that a number goes, and nowhere else."""
+
+import importlib.util
+import linecache
+import sys
+from types import CodeType, SimpleNamespace
+
+import pytest
+
+from lightning_sink.engine.flows import is_only_added_to, receivers
+
+pytestmark = pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="lines are not known to their ends")
+
+
+class Value:
+    """Stands for a tensor; its `item()` asks where the number goes."""
+
+    def __init__(self, value=2.0):
+        self.found, self.value = None, value
+
+    def item(self):
+        self.found = receivers(sys._getframe(1))
+        return self.value
+
+
+class Owner:
+    def __init__(self):
+        self.losses, self.total = [], 0.0
+        self.net = SimpleNamespace(seen=[], total=0.0)
+
+    def log(self, name, value, **options):
+        pass
+
+    def log_dict(self, values):
+        pass
+
+
+def as_it_is(self, x):
+    self.log("x", x.item())
+
+
+def by_name(self, x):
+    self.log(name="x", value=x.item(), prog_bar=True)
+
+
+def on_lines_of_its_own(self, x):
+    self.log(
+        "x",
+        x.item(),
+    )
+
+
+def computed_with(self, x):
+    self.log("x", -(100 * x.item() + 1) / 3 if self else 0.0)
+
+
+def in_a_dictionary(self, x):
+    self.log_dict({"a": 1.0, "x": [(x.item(), 1)]})
+
+
+def in_a_comprehension(self, x):
+    self.log_dict({name: x.item() / 2 for name in "ab"})
+
+
+def in_a_list(self, x):
+    self.losses.extend([x.item() for _ in range(2)])
+
+
+def appended(self, x):
+    self.net.seen.append({"x": x.item()})
+
+
+def added(self, x):
+    self.total += x.item() * 3
+
+
+def by_a_variable(self, x):
+    number = x.item()
+    half = number / 2
+    self.log("x", number)
+    for _ in range(2):
+        self.losses.append(half)
+
+
+def added_in_full(self, x):
+    self.total = self.total + x.item() * 2
+
+
+def by_a_variable_of_two_branches(self, x):
+    if self.losses:
+        self.losses.clear()
+        number = 1.0
+    else:
+        number = x.item()
+    self.log("x", number)
+
+
+def by_a_sum_of_its_own(self, x):
+    total = 0.0
+    for _ in range(2):
+        total += x.item()
+    total *= 2
+    self.log("x", total / 2)
+
+
+def by_a_dictionary(self, x):
+    numbers = {"x": x.item()}
+    self.log_dict(numbers)
+
+
+LOG, APPEND, ADD = ("self", "", "log"), ("self", "losses", "append"), ("self", "total", "+=")
+GOES = {
+    as_it_is: [LOG],
+    by_name: [LOG],
+    on_lines_of_its_own: [LOG],
+    computed_with: [LOG],
+    in_a_dictionary: [("self", "", "log_dict")],
+    in_a_comprehension: [("self", "", "log_dict")],
+    in_a_list: [("self", "losses", "extend")],
+    appended: [("net", "seen", "append")],
+    added: [ADD],
+    added_in_full: [ADD],
+    by_a_variable: [LOG, APPEND],
+    by_a_variable_of_two_branches: [LOG],
+    by_a_sum_of_its_own: [LOG],
+    by_a_dictionary: [("self", "", "log_dict")],
+}
+
+
+@pytest.mark.parametrize("function", GOES, ids=lambda function: function.__name__)
+def test_receivers(function):
+    owner, x = Owner(), Value()
+    function(owner, x)
+    holders = {"self": owner, "net": owner.net}
+    expected = [(holders[holder], attribute, how) for holder, attribute, how in GOES[function]]
+    assert sorted(x.found, key=str) == sorted(expected, key=str)
+
+
+def thrown_away(self, x):
+    x.item()
+
+
+def returned(self, x):
+    return x.item()
+
+
+def compared(self, x):
+    self.log("x", x.item() > 1)
+
+
+def a_condition(self, x):
+    self.log("x", 1 if x.item() else 0)
+
+
+def a_filter(self, x):
+    self.log_dict({name: 1 for name in "ab" if x.item()})
+
+
+def a_key(self, x):
+    self.log_dict({x.item(): 1})
+
+
+def in_a_set(self, x):
+    self.log("x", {x.item()})
+
+
+def a_divisor(self, x):
+    self.log("x", 1 / x.item())
+
+
+def a_power(self, x):
+    self.log("x", x.item() ** 2)
+
+
+def a_whole_part(self, x):
+    self.log("x", x.item() // 2)
+
+
+def in_a_text(self, x):
+    self.log(f"{x.item()}", 1)
+
+
+def by_another_function(self, x):
+    self.log("x", max(x.item(), 1.0))
+
+
+def by_a_method_of_its_own(self, x):
+    self.log("x", x.item().real)
+
+
+def by_a_function_that_is_a_variable(self, x):
+    log = self.log
+    log("x", x.item())
+
+
+def of_what_a_call_gives(self, x):
+    vars(self)["net"].seen.append(x.item())
+
+
+def multiplied(self, x):
+    self.total *= x.item()
+
+
+def an_index(self, x):
+    self.losses[int(x.item()) :] = []
+
+
+def by_a_variable_that_decides(self, x):
+    number = x.item()
+    self.log("x", number)
+    if number > 1:
+        self.log("y", 1.0)
+
+
+def by_a_variable_of_itself(self, x):
+    number = 1.0
+    for _ in range(2):
+        number = number + x.item()
+
+
+def by_a_variable_that_divides(self, x):
+    number, rest = 1.0, 6.0
+    number *= x.item()
+    rest /= number
+    self.log("x", rest)
+
+
+def added_with_more(self, x):
+    self.total = self.total + x.item() + 1.0
+
+
+def added_to_another(self, x):
+    self.total = self.net.total + x.item()
+
+
+def by_two_variables(self, x):
+    one, other = x.item(), 1
+    self.log("x", one + other)
+
+
+def by_a_variable_of_a_function_within(self, x):
+    number = x.item()
+
+    def use():
+        return number > 1
+
+    self.log("x", number if use() else 1)
+
+
+def by_a_variable_that_is_seen(self, x):
+    number = x.item()
+    self.log("x", number)
+    self.log("y", len(locals()))
+
+
+def by_a_global(self, x):
+    global number
+    number = x.item()
+    self.log("x", number)
+
+
+def by_a_dictionary_that_is_read(self, x):
+    numbers = {"x": x.item()}
+    self.log_dict(numbers)
+    self.log("x", numbers["x"])
+
+
+def by_a_generator(self, x):
+    self.losses.extend(x.item() for _ in range(2))
+
+
+def unpacked(self, x):
+    self.losses.extend(*[[x.item()]])
+
+
+NOWHERE = [
+    *[thrown_away, returned, compared, a_condition, a_filter, a_key, in_a_set, a_divisor, a_power, a_whole_part],
+    *[in_a_text, by_another_function, by_a_method_of_its_own, by_a_function_that_is_a_variable, of_what_a_call_gives],
+    *[multiplied, an_index, by_a_variable_that_decides, by_a_variable_that_divides, by_a_variable_of_itself],
+    *[added_with_more, added_to_another],
+    *[by_two_variables, by_a_variable_of_a_function_within, by_a_variable_that_is_seen, by_a_global],
+    *[by_a_dictionary_that_is_read, by_a_generator, unpacked],
+]
+
+
+@pytest.mark.parametrize("function", NOWHERE, ids=lambda function: function.__name__)
+def test_what_may_go_elsewhere_has_none(function):
+    x = Value()
+    function(Owner(), x)
+    assert x.found == []
+
+
+def test_what_is_done_takes_no_longer_with_each_variable(tmp_path):
+    """Nor does a sum of a thousand terms, as generated code has it, go deeper than Python does."""
+    lines = ["    v0 = x.item()", *(f"    v{n + 1} = v{n} * v{n} + v{n} + {n}" for n in range(60))]
+    path = tmp_path / "generated.py"
+    sums = " + ".join(["x.item()"] * 1100)
+    path.write_text("def chain(self, x):\n" + "\n".join(lines) + '\n    self.log("x", v60)\n')
+    specification = importlib.util.spec_from_file_location("generated", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    x = Value(0.5)
+    module.chain(Owner(), x)
+    assert [found.how for found in x.found] == ["log"]
+    path.write_text(f"def terms(self, x):\n    self.log('x', {sums})\n")
+    linecache.checkcache()
+    specification.loader.exec_module(module)
+    module.terms(Owner(), x)  # of which the last ones are found
+
+
+def test_a_file_that_has_changed_is_not_believed(tmp_path):
+    """The line that runs compares the number; in the file it has become one that logs it, of the same length."""
+    path, name = tmp_path / "own_step.py", "own_step"
+    path.write_text('def step(self, x):\n    self.log("x", x.item())\n')
+    specification = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    control, x = Value(), Value()
+    module.step(Owner(), control)
+    assert control.found
+    path.write_text('def step(self, x):\n    self.pot("x", x.item())\n')
+    specification.loader.exec_module(other := importlib.util.module_from_spec(specification))
+    path.write_text('def step(self, x):\n    self.log("x", x.item())\n')
+    other.Owner = Owner
+    Owner.pot = Owner.log
+    try:
+        other.step(Owner(), x)
+    finally:
+        del Owner.pot
+    assert x.found == []
+
+
+def test_without_a_source_there_are_none():
+    held = {}
+    exec("def step(self, x):\n    self.log('of no file', x.item())", held)
+    x = Value()
+    held["step"](Owner(), x)
+    assert x.found == []
+
+
+class Counts:
+    def adds(self):
+        self.steps += 1
+        self.rows += self.size
+
+    def adds_elsewhere(self):
+        self.net.steps += 2
+
+    def adds_in_full(self):
+        self.steps = self.steps + self.size
+
+    def reads(self):
+        return self.rows > 1
+
+    def sets(self):
+        self.steps = 0
+
+    def subtracts(self):
+        self.steps -= 1
+
+    def deletes(self):
+        del self.steps
+
+    def reads_within(self):
+        self.steps += 1
+        return [self.steps for _ in range(2)]
+
+    @property
+    def far(self):
+        return self.steps
+
+
+CODES = {name: value.__code__ for name, value in vars(Counts).items() if hasattr(value, "__code__")}
+
+
+def test_what_is_only_added_to():
+    assert is_only_added_to("steps", [CODES["adds"], CODES["adds_elsewhere"], CODES["adds_in_full"], CODES["reads"]])
+    assert not is_only_added_to("rows", [CODES["adds"], CODES["reads"]])
+    assert not is_only_added_to("size", [CODES["adds"]])
+    for name in ("sets", "subtracts", "deletes", "reads_within"):
+        assert not is_only_added_to("steps", [CODES["adds"], CODES[name]]), name
+    assert not is_only_added_to("steps", [CODES["adds"], Counts.far.fget.__code__])
+
+
+def test_what_has_no_source_may_read():
+    held = {}
+    exec("def adds(self):\n    self.steps += 1", held)
+    assert not is_only_added_to("steps", [held["adds"].__code__])
