@@ -24,13 +24,12 @@ from lightning_sink.engine.result_types import (
     DIVIDE,
     as_with_python_number,
     exactly,
+    is_large,
+    is_real,
     kind_of,
     may_be_another_kind,
     result_type_is_known,
 )
-
-MOST_WHOLE = 1 << 53
-"""The largest whole number up to which float64 has all of them."""
 
 
 class Number:
@@ -131,7 +130,8 @@ class Number:
         if known is None:
             operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
             left, right = map(_value, operands)
-            if not (_is_real(left) and _is_real(right)):
+            is_known = type(other) is Number or is_real(other)
+            if not is_known or is_large(left) or is_large(right):
                 return symbol(*map(_frozen, operands))
             host, counts = self._hosted(symbol, other, reflected), self._counts or _is_counted(other)
             # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
@@ -139,13 +139,12 @@ class Number:
             # What a tensor gives is of one type, and whether a division by a counter is an error is the counter's.
             tried = self._hosted(symbol, other, reflected, present=True) if may_fail else host
             value = self._tried(name, lambda: symbol(left, right), tried, may_fail)
-            if not _is_real(value):
+            if is_large(value):
                 return symbol(*map(_frozen, operands))
 
             def tensor() -> Tensor:
                 plain = _plain(other)
-                made = _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
-                return made + 0.0 if isinstance(value, int) else made  # no whole number is -0.0
+                return _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
 
             known = Number(tensor, value, self._uses, name, host, counts)
             self._uses.memo[name] = known
@@ -222,7 +221,7 @@ class Number:
     def __array_ufunc__(self, function: Any, method: str, *given: Any, **options: Any) -> Any:
         symbol = _UFUNCS.get(function.__name__)
         others = [value for value in given if type(value) is not Number]
-        by_itself = len(others) == 1 and getattr(others[0], "shape", None) == () and _is_real(others[0])
+        by_itself = len(others) == 1 and getattr(others[0], "shape", None) == () and is_real(others[0])
         if symbol is not None and method == "__call__" and not options and by_itself:
             reflected = given[0] is not self  # but a number of numpy's
             return self._combine(symbol, given[1 - reflected], reflected)
@@ -316,13 +315,6 @@ _PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not
 
 _UFUNCS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv}
 """Numpy's own numbers ask these functions, and not the other one, for what is computed of both."""
-
-
-def _is_real(value: Any) -> bool:
-    """Tells whether a value is a number that float64 stands for: no fraction, and none of numpy's narrower ones."""
-    if isinstance(value, int) or getattr(getattr(value, "dtype", None), "str", "")[1:] == "i8":
-        return bool(-MOST_WHOLE <= value <= MOST_WHOLE)
-    return isinstance(value, float)
 
 
 def _frozen(value: Any) -> Any:

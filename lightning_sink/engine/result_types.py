@@ -27,6 +27,10 @@ _OF_WHOLE_NUMBERS = DIVIDE | COMPARE | {"add", "sub", "mul", "multiply", "floor_
 _OF_WHOLE_NUMBERS |= {*_OPERATORS, "where", "clamp", "minimum", "maximum"}
 
 
+MOST_WHOLE = 1 << 53
+"""The largest whole number up to which float64 has all of them."""
+
+
 def result_type_is_known(name: str, tensors: list[Tensor], values: list[Any]) -> bool:
     """Tells whether a function may take tensors for its numbers, and its result be given the type that it has to have.
 
@@ -80,6 +84,16 @@ def kind_of(host: Callable[[], Any]) -> type:
         return type(host())
     except (ArithmeticError, ValueError) as error:
         return type(error)
+
+
+def is_real(value: Any) -> bool:
+    """Tells whether a value is a number of a kind that float64 stands for: no fraction, none of numpy's narrow ones."""
+    return isinstance(value, (int, float)) or getattr(getattr(value, "dtype", None), "str", "")[1:] == "i8"
+
+
+def is_large(value: Any) -> bool:
+    """Tells whether a value is a whole number that float64 may not have."""
+    return isinstance(value, int) and abs(value) > MOST_WHOLE
 
 
 def exactly(value: Any) -> Any:

@@ -18,10 +18,11 @@ from torch import Tensor
 from lightning_sink.engine.collectors import ListWatch
 from lightning_sink.engine.flows import ADDED, attribute_of, receivers
 from lightning_sink.engine.guards import Uses
-from lightning_sink.engine.numbers import MOST_WHOLE, Number
+from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.origins import Origin
 from lightning_sink.engine.questions import OF_BATCH, question
 from lightning_sink.engine.recording import Recording
+from lightning_sink.engine.result_types import MOST_WHOLE
 from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
 
 _OF_STEP = "a value of a tensor"

@@ -1,7 +1,5 @@
 """Where the source says that a number goes, and nowhere else."""
 
-import importlib.util
-import linecache
 import sys
 from types import CodeType, SimpleNamespace
 
@@ -290,43 +288,35 @@ def test_what_may_go_elsewhere_has_none(function):
     assert x.found == []
 
 
+def loaded(path, text):
+    """Returns what code of a file defines; the text need not be what is in the file."""
+    held = {}
+    exec(compile(text, str(path), "exec"), held)
+    return SimpleNamespace(**held)
+
+
 def test_what_is_done_takes_no_longer_with_each_variable(tmp_path):
     """Nor does a sum of a thousand terms, as generated code has it, go deeper than Python does."""
     lines = ["    v0 = x.item()", *(f"    v{n + 1} = v{n} * v{n} + v{n} + {n}" for n in range(60))]
-    path = tmp_path / "generated.py"
-    sums = " + ".join(["x.item()"] * 1100)
-    path.write_text("def chain(self, x):\n" + "\n".join(lines) + '\n    self.log("x", v60)\n')
-    specification = importlib.util.spec_from_file_location("generated", path)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    chain = "def chain(self, x):\n" + "\n".join(lines) + '\n    self.log("x", v60)\n'
+    (tmp_path / "chain.py").write_text(chain)
     x = Value(0.5)
-    module.chain(Owner(), x)
+    loaded(tmp_path / "chain.py", chain).chain(Owner(), x)
     assert [found.how for found in x.found] == ["log"]
-    path.write_text(f"def terms(self, x):\n    self.log('x', {sums})\n")
-    linecache.checkcache()
-    specification.loader.exec_module(module)
-    module.terms(Owner(), x)  # of which the last ones are found
+    terms = f"def terms(self, x):\n    self.log('x', {' + '.join(['x.item()'] * 900)})\n"
+    (tmp_path / "terms.py").write_text(terms)
+    loaded(tmp_path / "terms.py", terms).terms(Owner(), x)  # of which the last ones are found
 
 
 def test_a_file_that_has_changed_is_not_believed(tmp_path):
-    """The line that runs compares the number; in the file it has become one that logs it, of the same length."""
-    path, name = tmp_path / "own_step.py", "own_step"
-    path.write_text('def step(self, x):\n    self.log("x", x.item())\n')
-    specification = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    control, x = Value(), Value()
-    module.step(Owner(), control)
+    """The line that runs calls something else than the one that is in the file by now, of the same length."""
+    path, text = tmp_path / "own_step.py", 'def step(self, x):\n    self.log("x", x.item())\n'
+    path.write_text(text)
+    control, x, owner = Value(), Value(), Owner()
+    loaded(path, text).step(owner, control)
     assert control.found
-    path.write_text('def step(self, x):\n    self.pot("x", x.item())\n')
-    specification.loader.exec_module(other := importlib.util.module_from_spec(specification))
-    path.write_text('def step(self, x):\n    self.log("x", x.item())\n')
-    other.Owner = Owner
-    Owner.pot = Owner.log
-    try:
-        other.step(Owner(), x)
-    finally:
-        del Owner.pot
+    owner.pot = owner.log
+    loaded(path, text.replace("log", "pot")).step(owner, x)
     assert x.found == []
 
 

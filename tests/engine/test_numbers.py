@@ -345,7 +345,7 @@ def test_the_number_of_an_operation_on_lists_may_stand_in_its_place(name):
 
 
 def test_zeros_have_their_sign():
-    item, whole = number(2.0), number(0)
-    for positive, negative in ((item * 0.0, item * -0.0), (-whole / 8, whole * -1.0)):
-        assert math.copysign(1.0, positive.tensor.item()) == 1.0 == math.copysign(1.0, positive.value)
-        assert math.copysign(1.0, negative.tensor.item()) == -1.0 == math.copysign(1.0, negative.value)
+    one = number(2.0)
+    positive, negative = one * 0.0, one * -0.0
+    assert math.copysign(1.0, positive.tensor.item()) == 1.0 == math.copysign(1.0, positive.value)
+    assert math.copysign(1.0, negative.tensor.item()) == -1.0 == math.copysign(1.0, negative.value)
