@@ -22,7 +22,7 @@ from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.origins import Origin
 from lightning_sink.engine.questions import OF_BATCH, question
 from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.result_types import MOST_WHOLE
+from lightning_sink.engine.result_types import is_large
 from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
 
 _OF_STEP = "a value of a tensor"
@@ -77,7 +77,7 @@ class Values:
             return None
         with self._paused():
             value = tensor.item()
-        if isinstance(value, int) and abs(value) > MOST_WHOLE:
+        if is_large(value):
             return None
         self._gone_on += 1
         name = self._gone_on, "a value of a tensor"

@@ -88,7 +88,10 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
     Shadows the method on the instance, so that an overridden `log` is called as the user wrote it. The tape does not
     see what Lightning makes of the value: for steps that a program runs, `LogBuffer` does that.
     """
-    original, own = module.log, {name: value for name, value in vars(module).items() if name == "log"}
+    original, own = module.log, vars(module).get("log")
+    for method in ("log", "log_dict"):
+        if getattr(getattr(module, method), "__func__", None) is vars(LightningModule)[method]:
+            tape.goes_to(module, method)  # an overridden one may do anything with a number
 
     def note(name: str, value: Any, *args: Any, **options: Any) -> None:
         plain = value
@@ -111,14 +114,12 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
             log.values.append(value._forward_cache if isinstance(value, Metric) else _kept(value))
 
     vars(module)["log"] = note
-    for method in ("log", "log_dict"):
-        if getattr(original if method == "log" else module.log_dict, "__func__", None) is vars(LightningModule)[method]:
-            tape.goes_to(module, method)  # an overridden one may do anything with a number
     try:
         yield
     finally:
         del vars(module)["log"]
-        vars(module).update(own)  # whoever has put a function of his own there finds it again
+        if own is not None:
+            vars(module)["log"] = own
 
 
 _POSITIONAL = [*inspect.signature(LightningModule.log).parameters][3:]
