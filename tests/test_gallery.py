@@ -32,9 +32,10 @@ pytestmark = [
 ]
 
 WITH_HOOKS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several", "options"]
-WITH_HOOKS += ["callbacks", "sink_ends", "by_hand", "setting", "schedulers", "wrapped"]
-OTHERS = ["elsewhere", "collected", "generators", "hidden", "measures", "optimizers", "own_optimizers", "parameters"]
-OTHERS += ["precision", "randomness", "rates", "reach", "state", "teachers", "values"]
+WITH_HOOKS += ["callbacks", "sink_ends"]
+OTHERS = ["elsewhere", "by_hand", "collected", "generators", "hidden", "measures", "optimizers", "own_optimizers"]
+OTHERS += ["parameters", "precision", "randomness", "rates", "reach", "schedulers", "setting", "state", "teachers"]
+OTHERS += ["values", "wrapped"]
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES
 HOOKED = [case for case in CASES if case.refused is None and case.raises is None and case.ordered]

@@ -339,11 +339,6 @@ def test_optimization_by_hand(chunks, options):
     assert bool(chunks) == (not options)
 
 
-def test_accumulation_is_run_one_by_one(chunks):
-    compare(Quiet, "traced", -1, data=many, accumulate_grad_batches=3)
-    assert not chunks
-
-
 def failed(make, data, error, engine="traced", **options):
     """Trains both ways into an error; returns what is left of each."""
     left = []

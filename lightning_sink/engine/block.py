@@ -17,8 +17,8 @@ from torch import Tensor
 from lightning_sink.engine.block_memory import OutputCopies, Varying, fill
 from lightning_sink.engine.copies import memory_of
 from lightning_sink.engine.graphs import Graphs
-from lightning_sink.engine.loop import Layout, Outputs
 from lightning_sink.engine.private import copy_all
+from lightning_sink.engine.row import Layout, Outputs
 from lightning_sink.engine.step import Column
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_sink.engine.block import Block, BlockStep
 from lightning_sink.engine.block_memory import Varying, fill
 from lightning_sink.engine.graphs import Graphs
-from lightning_sink.engine.loop import Outputs
+from lightning_sink.engine.row import Outputs
 from lightning_sink.engine.step import Column
 
 

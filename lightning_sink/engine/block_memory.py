@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.copies import memory_of
-from lightning_sink.engine.loop import Outputs
 from lightning_sink.engine.private import copy_alike, copy_all
+from lightning_sink.engine.row import Outputs
 from lightning_sink.engine.step import Column
 
 _ALIGNMENT = 256

@@ -20,9 +20,10 @@ from lightning_sink.engine.captured_row import CapturedRow
 from lightning_sink.engine.counterparts import Counterparts
 from lightning_sink.engine.draws import Draw
 from lightning_sink.engine.graphs import Graphs
-from lightning_sink.engine.loop import CompiledStep, Layout, Outputs, Row, layout_of
+from lightning_sink.engine.loop import CompiledStep
 from lightning_sink.engine.masks import draw_in_a_row
 from lightning_sink.engine.placement import Placement
+from lightning_sink.engine.row import Layout, Outputs, Row, layout_of
 from lightning_sink.engine.slots import storages
 from lightning_sink.engine.step import Column
 
@@ -174,6 +175,11 @@ class CapturedStep(CompiledStep):
     def overlaps(self) -> bool:
         """Whether rows run beside the thread that launches them."""
         return True
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it may take turns with others in a row: one by one, such steps are replayed; in turns, launched."""
+        return False
 
     def row(
         self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int

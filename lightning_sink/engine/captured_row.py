@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_sink.engine.block import Launch
 from lightning_sink.engine.failures import with_type
-from lightning_sink.engine.loop import Outputs, Repeated, Row
+from lightning_sink.engine.row import Outputs, Repeated, Row
 from lightning_sink.engine.step import Column
 
 if TYPE_CHECKING:

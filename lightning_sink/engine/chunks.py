@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.step import Column, Sink
+from lightning_sink.engine.window import Window
 
 _SECONDS = 0.05
 """What one call should take at most. Ctrl-C, SIGTERM and `max_time` take effect between two calls."""
@@ -62,7 +63,9 @@ class Call:
         error: What the step behind them raised; None where all were run.
     """
 
-    def __init__(self, sink: Sink, program: Program, columns: list[Column], numbers: Numbers, is_whole: bool) -> None:
+    def __init__(
+        self, sink: Sink, program: Program | Window, columns: list[Column], numbers: Numbers, is_whole: bool
+    ) -> None:
         self.steps, self.is_whole = numbers.steps, is_whole
         self.done = 0
         self.outputs: tuple[Tensor, ...] | None = ()
@@ -95,7 +98,7 @@ class Call:
             self.losses, self.logged, self.collected = self._program.taken_apart(repeated.kept)
 
 
-def most(program: Program, behind: int = 0) -> int:
+def most(program: Program | Window, behind: int = 0) -> int:
     """Returns how many steps of a program may go into the next call.
 
     Args:
@@ -108,7 +111,7 @@ def most(program: Program, behind: int = 0) -> int:
     return min(count, max(2 * _FIRST, _MORE * behind) if behind else _FIRST)
 
 
-def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: int, behind: int = 0) -> Numbers:
+def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, steps: int, behind: int = 0) -> Numbers:
     """Goes through steps that come next, if anything differs between them, before they are run.
 
     Args:
@@ -118,7 +121,8 @@ def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: in
         steps: How many.
         behind: How many were gone through before them, and are being run.
     """
-    if not (sink.schedules(program.note) or program.counts or program.guards):
+    turns = program.turns
+    if not (sink.schedules(program.note) or any(turn.counts or turn.guards for turn in turns)):
         return Numbers(steps)
     found, stale = Numbers(0), list[bool]()
     with closing(sink.passing(steps, program.note, lambda: stale.append(hyper.update()))) as passing:
@@ -131,11 +135,15 @@ def pass_through(sink: Sink, program: Program, hyper: Hyperparameters, steps: in
                 del found.rows[-1:]
                 sink.pass_again(behind + len(found.rows), program.note)
                 break
+            turn = turns[len(found.rows) % len(turns)]
             found.stale = any(stale)
-            if len(stale) != len(found.rows) + 1 or found.stale or not program.fits():
+            if len(stale) != len(found.rows) + 1 or found.stale or not turn.fits():
                 break
-            for tensor, get in program.counts:
+            for tensor, get in turn.counts:
                 tensor.fill_(get())
-            found.rows.append([tensor.clone() for _, tensor in program.numbers])
+            found.rows.append([tensor.clone() for _, tensor in turn.numbers])
+    if over := len(found.rows) % len(turns):
+        del found.rows[-over:]
+        sink.pass_again(behind + len(found.rows), program.note)
     found.steps = len(found.rows)
     return found

@@ -21,7 +21,7 @@ from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import note_step, with_type
 from lightning_sink.engine.granted import Glance, Granted, Outside, State, agree, changed_in
 from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.loop import CompiledStep, Compiler
+from lightning_sink.engine.loop import CompiledStep, Compiler, TurnTaking
 from lightning_sink.engine.maker import ProgramMaker
 from lightning_sink.engine.program import Program
 from lightning_sink.engine.programs import Key, Programs
@@ -29,6 +29,7 @@ from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine, Result, Sink, Step
 from lightning_sink.engine.verify import verify_step
 from lightning_sink.engine.watch import Hazard
+from lightning_sink.engine.window import Window, Windows
 
 _SHORT = 1e-3
 """Seconds of a step that is long beside what it takes to begin a thread for each sink, 0.2 ms. The memory that such
@@ -92,9 +93,10 @@ class CompiledEngine(Engine):
         self._plain_steps = 0
         self._looked_at = 0
         self._error: Exception | None = None
-        self._unsettled: tuple[Program, tuple[Any, ...]] | None = None
-        self._row_runner: CompiledStep | None = None
+        self._unsettled: tuple[Program | Window, tuple[Any, ...]] | None = None
+        self._row_runner: CompiledStep | TurnTaking | None = None
         self._ran: Program | None = None
+        self._windows = Windows()
         self.compiled_steps = 0
 
     @property
@@ -108,6 +110,7 @@ class CompiledEngine(Engine):
         self._maker.close()
         self._verified.clear()
         self._ran = None
+        self._windows = Windows()
         self._granted.forget()
         self._state = None
 
@@ -145,8 +148,8 @@ class CompiledEngine(Engine):
                 elif not self._run(sink, step, program):
                     self._programs.remove(key, program)
                     self._run_plain(sink, step)
-                elif self._unsettled is not None and program.may_repeat(self._unsettled[1]):
-                    self._run_ahead(sink, step, program)
+                elif (repeating := self._repeating(sink, step, program)) is not None:
+                    self._run_ahead(sink, step, repeating)
         finally:
             self._error = None  # of a step that this sink had no turn for
             self._settle()
@@ -167,6 +170,7 @@ class CompiledEngine(Engine):
         self._settle()
         self._plain_steps += 1
         self._ran = None
+        self._windows.forget()
         if self._maker.run(sink, step, self._sinks):
             # Attributes that the first steps set are there now; what was looked at when the sink began is not.
             state = self._present_state(sink)
@@ -224,8 +228,19 @@ class CompiledEngine(Engine):
 
     # -- steps in a row ----------------------------------------------------------------------------------------------
 
-    def _run_ahead(self, sink: Sink, step: Step, program: Program) -> None:
+    def _repeating(self, sink: Sink, step: Step, program: Program) -> Program | Window | None:
+        """Returns what may run the steps that come next, behind one that a program has just run."""
+        if self._unsettled is None:
+            return None
+        outputs, turns = self._unsettled[1], sink.turns()
+        if turns == 1:
+            return program if program.may_repeat(outputs) else None
+        self._windows.add(step.kind, program, outputs)
+        return self._windows.find(sink, turns) if turns else None
+
+    def _run_ahead(self, sink: Sink, step: Step, program: Program | Window) -> None:
         """Runs, many in one call, the steps that come next and need nothing but the program."""
+        self._windows.forget()
         if self._row_runner is not program.function:
             self._rest()
             self._row_runner = program.function
@@ -248,7 +263,7 @@ class CompiledEngine(Engine):
             self._row_runner.rest()
             self._row_runner = None
 
-    def _prepare(self, sink: Sink, step: Step, program: Program, steps: int, behind: int = 0) -> Call | None:
+    def _prepare(self, sink: Sink, step: Step, program: Program | Window, steps: int, behind: int = 0) -> Call | None:
         batches = sink.ahead(step, program.note, steps, behind)
         if batches is None or not program.takes(columns := batches.columns()):
             return None
@@ -265,7 +280,7 @@ class CompiledEngine(Engine):
         is_whole = numbers.steps == len(batches)
         return Call(sink, program, columns, numbers, is_whole) if numbers.steps else None
 
-    def _finish(self, sink: Sink, step: Step, program: Program, call: Call) -> Call | None:
+    def _finish(self, sink: Sink, step: Step, program: Program | Window, call: Call) -> Call | None:
         """Waits for a call and accounts for it; returns the next one, launched.
 
         Where steps run beside this thread, the next call is prepared meanwhile and waits for its turn. It is not run,
@@ -296,7 +311,7 @@ class CompiledEngine(Engine):
                 following.launch()
         return following
 
-    def _account(self, sink: Sink, program: Program, call: Call) -> None:
+    def _account(self, sink: Sink, program: Program | Window, call: Call) -> None:
         self._error = call.error
         if call.done:
             if call.outputs is not None:
@@ -308,7 +323,7 @@ class CompiledEngine(Engine):
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
-    def _result_of(self, program: Program, outputs: tuple[Any, ...]) -> Callable[[], Result]:
+    def _result_of(self, program: Program | Window, outputs: tuple[Any, ...]) -> Callable[[], Result]:
         def result() -> Result:
             self._settle()
             return program.result(outputs)

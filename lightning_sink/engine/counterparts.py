@@ -8,9 +8,9 @@ from torch import Tensor
 
 from lightning_sink.engine.copies import copy_of, memory_of
 from lightning_sink.engine.graphs import Graphs
-from lightning_sink.engine.loop import Outputs
 from lightning_sink.engine.placement import Placement
 from lightning_sink.engine.private import copy_all
+from lightning_sink.engine.row import Outputs
 
 
 class Counterparts:

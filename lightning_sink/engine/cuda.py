@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lightning_sink.engine.copies import memory_of
 from lightning_sink.engine.graphs import Graphs
-from lightning_sink.engine.loop import Outputs
 from lightning_sink.engine.private import can_repeat_graphs, capture_repeated, end_allocating_to_pool
+from lightning_sink.engine.row import Outputs
 
 _FAILED: list[Any] = []
 """Graphs whose capture failed, for as long as the process lasts: to let go of one may change the current stream."""

@@ -21,16 +21,19 @@ constexpr int VECTORS = 3;
 struct Matrix {
   float* data;
   int64_t row, column;
-  Matrix at(int64_t i, int64_t j) const { return {data + i * row + j * column, row, column}; }
+  Matrix at(int64_t i, int64_t j) const { return {data == nullptr ? data : data + i * row + j * column, row, column}; }
 };
 
-// R rows and V vectors of the result, the last of them of `last` columns; columns of b and c lie side by side.
+// R rows and V vectors of the result, the last of them of `last` columns; columns of b, of c and of the bias, if there is
+// one, lie side by side.
 template <int R, int V>
-void multiply_tile(Matrix a, Matrix b, const float* bias, Matrix c, int64_t depth, int64_t last) {
+void multiply_tile(Matrix a, Matrix b, Matrix bias, Matrix c, int64_t depth, int64_t last) {
   Lanes sums[R][V];
-  for (int v = 0; v < V; ++v) {
-    const Lanes start = bias == nullptr ? Lanes(0.f) : Lanes::loadu(bias + v * LANES, v == V - 1 ? last : LANES);
-    for (int r = 0; r < R; ++r) sums[r][v] = start;
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) {
+      const float* start = bias.data == nullptr ? nullptr : bias.at(r, v * LANES).data;
+      sums[r][v] = start == nullptr ? Lanes(0.f) : Lanes::loadu(start, v == V - 1 ? last : LANES);
+    }
   }
   for (int64_t k = 0; k < depth; ++k) {
     Lanes right[V];
@@ -47,11 +50,11 @@ void multiply_tile(Matrix a, Matrix b, const float* bias, Matrix c, int64_t dept
 }
 
 template <int V>
-void multiply_columns(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t depth, int64_t last) {
+void multiply_columns(Matrix a, Matrix b, Matrix bias, Matrix c, int64_t rows, int64_t depth, int64_t last) {
   int64_t i = 0;
-  for (; i + ROWS <= rows; i += ROWS) multiply_tile<ROWS, V>(a.at(i, 0), b, bias, c.at(i, 0), depth, last);
-  for (; i + 2 <= rows; i += 2) multiply_tile<2, V>(a.at(i, 0), b, bias, c.at(i, 0), depth, last);
-  for (; i < rows; ++i) multiply_tile<1, V>(a.at(i, 0), b, bias, c.at(i, 0), depth, last);
+  for (; i + ROWS <= rows; i += ROWS) multiply_tile<ROWS, V>(a.at(i, 0), b, bias.at(i, 0), c.at(i, 0), depth, last);
+  for (; i + 2 <= rows; i += 2) multiply_tile<2, V>(a.at(i, 0), b, bias.at(i, 0), c.at(i, 0), depth, last);
+  for (; i < rows; ++i) multiply_tile<1, V>(a.at(i, 0), b, bias.at(i, 0), c.at(i, 0), depth, last);
 }
 
 #ifdef CPU_CAPABILITY_AVX512
@@ -117,20 +120,19 @@ Matrix pack(Matrix b, int64_t depth, int64_t columns) {
 }
 
 // Some rows of the result, of a matrix b that was packed.
-void multiply_rows(Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t columns, int64_t depth) {
+void multiply_rows(Matrix a, Matrix b, Matrix bias, Matrix c, int64_t rows, int64_t columns, int64_t depth) {
   for (int64_t j = 0; j < columns;) {
     const int64_t left = (columns - j + LANES - 1) / LANES;
     const int64_t vectors = left == 4 ? 2 : std::min<int64_t>(left, VECTORS);  // 2 and 2 rather than 3 and 1
     const int64_t last = std::min(LANES, columns - j - (vectors - 1) * LANES);
-    const float* start = bias == nullptr ? nullptr : bias + j;
     const auto part = vectors == 3 ? multiply_columns<3> : vectors == 2 ? multiply_columns<2> : multiply_columns<1>;
-    part(a, b.at(0, j), start, c.at(0, j), rows, depth, last);
+    part(a, b.at(0, j), bias.at(0, j), c.at(0, j), rows, depth, last);
     j += vectors * LANES;
   }
 }
 
 void multiply(
-    Matrix a, Matrix b, const float* bias, Matrix c, int64_t rows, int64_t columns, int64_t depth, bool one_thread) {
+    Matrix a, Matrix b, Matrix bias, Matrix c, int64_t rows, int64_t columns, int64_t depth, bool one_thread) {
   b = pack(b, depth, columns);
   if (one_thread || rows * columns * depth < DIVIDED) return multiply_rows(a, b, bias, c, rows, columns, depth);
 #pragma omp parallel
@@ -138,7 +140,9 @@ void multiply(
     const int64_t tiles = (rows + ROWS - 1) / ROWS, threads = omp_get_num_threads(), thread = omp_get_thread_num();
     const int64_t first = std::min(rows, tiles * thread / threads * ROWS);
     const int64_t end = std::min(rows, tiles * (thread + 1) / threads * ROWS);
-    if (first < end) multiply_rows(a.at(first, 0), b, bias, c.at(first, 0), end - first, columns, depth);
+    if (first < end) {
+      multiply_rows(a.at(first, 0), b, bias.at(first, 0), c.at(first, 0), end - first, columns, depth);
+    }
   }
 }
 
@@ -156,17 +160,27 @@ struct Floats {
   }
 };
 
-// Multiplies, and adds a row to each row of the result; false where that is better left to the library.
+// What is added to the result of a product: one row to each row of it, or a matrix of its size.
+struct Bias {
+  Matrix matrix{};  // without data where nothing is added
+  bool fits = true;
+
+  Bias(const View* view, const Floats& result) {
+    if (view == nullptr) return;
+    const int64_t *sizes = view->sizes, *strides = view->strides, dimensions = view->dimensions;
+    fits = (dimensions == 1 || (dimensions == 2 && sizes[0] == result.rows)) && sizes[dimensions - 1] == result.columns;
+    fits = fits && strides[dimensions - 1] == 1 && view->dtype == aoti_torch_dtype_float32();
+    matrix = {reinterpret_cast<float*>(view->data), dimensions == 2 ? strides[0] : 0, 1};
+  }
+};
+
+// Multiplies, and adds what is given to that; false where that is better left to the library.
 bool multiply_small(const View& out, const View* bias, const View& left, const View& right, bool one_thread) {
   const Floats a(left), b(right), c(out);
-  if (!a.fits || !b.fits || !c.fits || a.rows * b.columns * a.columns > LARGE) return false;
+  const Bias start(bias, c);
+  if (!a.fits || !b.fits || !c.fits || !start.fits || a.rows * b.columns * a.columns > LARGE) return false;
   if (c.matrix.column != 1 || (b.matrix.column != 1 && b.matrix.row != 1)) return false;
-  const bool is_row = bias == nullptr || (bias->dimensions == 1 && bias->strides[0] == 1 &&
-                                          bias->sizes[0] == c.columns &&  // one number for all columns is none
-                                          bias->dtype == aoti_torch_dtype_float32());
-  if (!is_row) return false;
-  const float* row = bias == nullptr ? nullptr : reinterpret_cast<float*>(bias->data);
-  multiply(a.matrix, b.matrix, row, c.matrix, a.rows, b.columns, a.columns, one_thread);
+  multiply(a.matrix, b.matrix, start.matrix, c.matrix, a.rows, b.columns, a.columns, one_thread);
   return true;
 }
 

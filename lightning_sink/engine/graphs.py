@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_sink.engine.loop import Outputs
+from lightning_sink.engine.row import Outputs
 
 
 class Graphs(ABC):

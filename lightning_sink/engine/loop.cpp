@@ -2,6 +2,7 @@
 //
 // It uses nothing but the step's functions, the C interface that generated code itself uses, and Python's.
 
+#include <algorithm>
 #include <cfenv>
 
 namespace lightning_sink {
@@ -75,33 +76,52 @@ class Kept {
   std::vector<int64_t> numbers_;
 };
 
-// fixed: the inputs, None where one differs; rows: the inputs that differ, step after step; positions: where they go.
-struct Inputs {
+// Those of some steps in a row that are alike. fixed: their inputs, None where one differs; rows: the inputs that differ,
+// step after step; positions: where they go; links: an input's position, the turn before this one that gives it, and
+// which of its outputs it is, three by three; last: what the last one of them gave.
+struct Turn {
+  const Step& step;
   Tensors fixed, rows;
   std::vector<int64_t> positions;
+  Kept kept;
+  std::vector<int64_t> links;
+  Tensors last;
+  bool has_last = false;
 
-  Inputs(const Step& step, PyObject* fixed_list, PyObject* rows_list, PyObject* positions_list, int64_t steps)
-      : fixed(fixed_list), rows(rows_list), positions(numbers(positions_list)) {
-    const bool match = fixed.size() == static_cast<size_t>(step.inputs) && rows.size() == positions.size() * steps;
-    if (!match || steps < 1) throw std::runtime_error("wrong inputs");
+  Turn(const Step& of, PyObject* described, int64_t rounds)
+      : step(of),
+        fixed(PyTuple_GET_ITEM(described, 1)),
+        rows(PyTuple_GET_ITEM(described, 2)),
+        positions(numbers(PyTuple_GET_ITEM(described, 3))),
+        kept(PyTuple_GET_ITEM(described, 4)),
+        links(numbers(PyTuple_GET_ITEM(described, 5))),
+        last(of.outputs) {
+    const bool match = fixed.size() == static_cast<size_t>(of.inputs) && rows.size() == positions.size() * rounds;
+    if (!match || rounds < 1) throw std::runtime_error("wrong inputs");
   }
 };
 
-// Runs steps on tensors of torch's; `last` are the outputs of the last one, whatever becomes of the one behind it.
+using Turns = std::vector<Turn>;
+
+// Runs steps on tensors of torch's.
 //
 // Inputs are given as copies of handles: letting go of one that only Python holds besides takes the interpreter's lock.
-inline void run_steps(
-    const Step& step, const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
-  const size_t differing = inputs.positions.size();
-  std::vector<AtenTensorHandle> handles(step.inputs);
+inline void run_steps(Turns& turns, int64_t steps, int64_t& done) {
   for (; done < steps; ++done) {
-    Tensors outputs(step.outputs);
-    for (size_t i = 0; i < handles.size(); ++i) handles[i] = inputs.fixed.copy(i);
-    for (size_t i = 0; i < differing; ++i) handles[inputs.positions[i]] = inputs.rows.copy(done * differing + i);
-    step.run(handles.data(), outputs.data());
+    Turn& turn = turns[done % turns.size()];
+    const int64_t round = done / turns.size(), differing = turn.positions.size();
+    std::vector<AtenTensorHandle> handles(turn.step.inputs);
+    Tensors outputs(turn.step.outputs);
+    for (size_t i = 0; i < handles.size(); ++i) handles[i] = turn.fixed.copy(i);
+    for (int64_t i = 0; i < differing; ++i) handles[turn.positions[i]] = turn.rows.copy(round * differing + i);
+    for (size_t i = 0; i < turn.links.size(); i += 3) {
+      handles[turn.links[i]] = turns[turn.links[i + 1]].last.copy(turn.links[i + 2]);
+    }
+    turn.step.run(handles.data(), outputs.data());
     outputs.part();
-    swap(last, outputs);
-    kept.note(last, done);
+    swap(turn.last, outputs);
+    turn.has_last = true;
+    turn.kept.note(turn.last, round);
   }
 }
 
@@ -118,34 +138,53 @@ void fetch_ahead(const char* place, int64_t bytes) {
   for (int64_t i = 0; i < bytes && bytes <= AHEAD; i += bare::LINE) __builtin_prefetch(place + i, 0, 2);
 }
 
-// The same without tensors of torch's, but for the last step, whose outputs others get. Of a tensor that differs from step
-// to step, all but the place is as in the first.
-inline void run_bare(
-    const Step& step, const Inputs& inputs, const Kept& kept, int64_t steps, int64_t& done, Tensors& last) {
-  const size_t differing = inputs.positions.size();
-  std::vector<bare::Tensor> tensors(step.inputs), outputs(step.outputs), made(step.outputs);
-  std::vector<int64_t> bytes;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (inputs.fixed[i] != nullptr) tensors[i] = bare::Tensor(inputs.fixed[i]);
-  }
-  for (size_t i = 0; i < differing; ++i) {
-    const View first(inputs.rows[i]);
-    bytes.push_back(bare::bytes_of(first.dimensions, first.sizes, first.strides, first.dtype));
-    static_cast<View&>(tensors[inputs.positions[i]]) = first;
-  }
-  try {
-    for (; done < steps - 1; ++done) {
-      for (size_t i = 0; i < differing; ++i) {
-        tensors[inputs.positions[i]].data = place_of(inputs.rows[done * differing + i]);
-        fetch_ahead(place_of(inputs.rows[(done + 1) * differing + i]), bytes[i]);
-      }
-      step.run_bare(tensors.data(), made.data());
-      std::swap(outputs, made);
-      kept.note(outputs, done);
+// What a turn needs without tensors of torch's. It stays on the thread that made it, whose memory it has.
+struct Bare {
+  std::vector<bare::Tensor> inputs, outputs, made;
+  std::vector<int64_t> bytes;  // of the inputs that differ
+
+  explicit Bare(const Turn& turn) : inputs(turn.step.inputs), outputs(turn.step.outputs), made(turn.step.outputs) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (turn.fixed[i] != nullptr) inputs[i] = bare::Tensor(turn.fixed[i]);
     }
-    run_steps(step, inputs, kept, steps, done, last);
+    for (size_t i = 0; i < turn.positions.size(); ++i) {
+      const View first(turn.rows[i]);
+      bytes.push_back(bare::bytes_of(first.dimensions, first.sizes, first.strides, first.dtype));
+      static_cast<View&>(inputs[turn.positions[i]]) = first;
+    }
+  }
+};
+
+// The same without tensors of torch's, but for the last round, whose outputs others get. Of a tensor that differs from
+// step to step, all but the place is as in the first.
+inline void run_bare(Turns& turns, int64_t steps, int64_t& done) {
+  const int64_t count = turns.size();
+  std::deque<Bare> all;
+  for (const Turn& turn : turns) all.emplace_back(turn);
+  try {
+    for (; done < steps - count; ++done) {
+      const Turn &turn = turns[done % count], &next = turns[(done + 1) % count];
+      Bare &of = all[done % count], &of_next = all[(done + 1) % count];
+      for (size_t i = 0, row = done / count * turn.positions.size(); i < turn.positions.size(); ++i) {
+        of.inputs[turn.positions[i]].data = place_of(turn.rows[row + i]);
+      }
+      for (size_t i = 0, row = (done + 1) / count * next.positions.size(); i < next.positions.size(); ++i) {
+        fetch_ahead(place_of(next.rows[row + i]), of_next.bytes[i]);
+      }
+      for (size_t i = 0; i < turn.links.size(); i += 3) {
+        static_cast<View&>(of.inputs[turn.links[i]]) = all[turn.links[i + 1]].outputs[turn.links[i + 2]];
+      }
+      turn.step.run_bare(of.inputs.data(), of.made.data());
+      std::swap(of.outputs, of.made);
+      turn.kept.note(of.outputs, done / count);
+    }
+    run_steps(turns, steps, done);
   } catch (...) {
-    for (size_t i = 0; i < outputs.size() && done > 0; ++i) last.put(i, bare::copy(outputs[i]));
+    for (int64_t i = 0; i < count && i < done; ++i) {
+      for (size_t j = 0; j < all[i].outputs.size() && !turns[i].has_last; ++j) {
+        turns[i].last.put(j, bare::copy(all[i].outputs[j]));
+      }
+    }
     throw;
   }
 }
@@ -153,18 +192,16 @@ inline void run_bare(
 // Steps in a row: what they need, and what has become of them.
 class Run {
  public:
-  Run(const Step& step, Inputs inputs, PyObject* kept, int64_t steps)
-      : step_(step), inputs_(std::move(inputs)), kept_(kept), steps_(steps), last_(step.outputs) {
-    std::fegetenv(&floats_);
-  }
+  Run(Turns turns, int64_t steps) : turns_(std::move(turns)), steps_(steps) { std::fegetenv(&floats_); }
 
   // Runs them, on whichever thread; needs no lock of the interpreter's. Tells whether all were run.
   bool go() {
     const auto began = std::chrono::steady_clock::now();
     std::fesetenv(&floats_);  // whether subnormal numbers count as zeros is kept for each thread
     try {
-      const auto run = step_.run_bare == nullptr ? run_steps : run_bare;
-      run(step_, inputs_, kept_, steps_, done_, last_);
+      const auto is_bare = [](const Turn& turn) { return turn.step.run_bare != nullptr; };
+      const auto run = std::all_of(turns_.begin(), turns_.end(), is_bare) ? run_bare : run_steps;
+      run(turns_, steps_, done_);
     } catch (const std::exception& error) {
       failure_ = error.what();
     } catch (...) {
@@ -181,7 +218,9 @@ class Run {
   }
 
   // Gives back the memory that they have left to this thread; a worker's goes with its thread.
-  void clear() { step_.clear(); }
+  void clear() {
+    for (const Turn& turn : turns_) turn.step.clear();
+  }
 
   // Returns when they have ended, if they were begun.
   void wait() {
@@ -189,25 +228,26 @@ class Run {
     worker_.reset();
   }
 
-  // Returns how many were run, the outputs of the last of them, the seconds that it took, and why the next one failed,
-  // None if all were run.
+  // Returns how many were run, what the last one of each turn gave that was reached, the seconds that it took, and why
+  // the next one failed, None if all were run.
   PyObject* result() {
     if (PyErr_Occurred()) return nullptr;  // a custom operation in Python may have left one
-    PyObject* outputs = PyList_New(done_ > 0 ? step_.outputs : 0);
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); ++i) {
-      PyList_SET_ITEM(outputs, i, PyCapsule_New(last_.take(i), nullptr, nullptr));
+    PyObject* outputs = PyList_New(0);
+    for (size_t turn = 0; turn < turns_.size() && static_cast<int64_t>(turn) < done_; ++turn) {
+      for (size_t i = 0; i < turns_[turn].last.size(); ++i) {
+        PyObject* output = PyCapsule_New(turns_[turn].last.take(i), nullptr, nullptr);
+        PyList_Append(outputs, output);
+        Py_DECREF(output);
+      }
     }
     const char* failure = done_ == steps_ ? nullptr : failure_.c_str();
     return Py_BuildValue("LNdz", static_cast<long long>(done_), outputs, seconds_, failure);
   }
 
  private:
-  const Step& step_;
-  Inputs inputs_;
-  Kept kept_;
+  Turns turns_;
   int64_t steps_, done_ = 0;
   double seconds_ = 0;
-  Tensors last_;
   std::string failure_;
   std::fenv_t floats_;
   std::shared_ptr<Worker> worker_;  // on which they run, until they have been waited for
@@ -301,14 +341,19 @@ LIGHTNING_SINK_API PyObject* lightning_sink_masks(
   });
 }
 
-// Returns a capsule of steps in a row; `step` is what `lightning_sink_bind` returned.
-LIGHTNING_SINK_API PyObject* lightning_sink_prepare(
-    const void* step, PyObject* fixed, PyObject* rows, PyObject* positions, PyObject* kept, int64_t steps) {
+// Returns a capsule of steps in a row. described: for each turn the step that `lightning_sink_bind` returned, and what a
+// `Turn` has of it.
+LIGHTNING_SINK_API PyObject* lightning_sink_prepare(PyObject* described, int64_t steps) {
   using namespace lightning_sink;
   return guarded([&] {
-    const Step& of = *static_cast<const Step*>(step);
-    Run* run = new Run(of, Inputs(of, fixed, rows, positions, steps), kept, steps);
-    return PyCapsule_New(run, nullptr, forget_run);
+    Turns turns;
+    const int64_t count = PyList_GET_SIZE(described), rounds = steps / count;
+    if (rounds * count != steps) throw std::runtime_error("wrong number of steps");
+    for (int64_t i = 0; i < count; ++i) {
+      PyObject* turn = PyList_GET_ITEM(described, i);
+      turns.emplace_back(*static_cast<const Step*>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(turn, 0))), turn, rounds);
+    }
+    return PyCapsule_New(new Run(std::move(turns), steps), nullptr, forget_run);
   });
 }
 

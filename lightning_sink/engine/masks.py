@@ -35,6 +35,9 @@ class RowDraws:
         only_masks = len(masks) == len(draws) and bool(masks)
         self._natively = only_masks and draws_alike(loop)
 
+    def __bool__(self) -> bool:
+        return bool(self._draws)
+
     def make(self, steps: int) -> list[list[Tensor]]:
         """Returns, for each draw of a step, what the next steps draw."""
         if self._natively:

@@ -7,11 +7,34 @@ Inductor's own wrapper does. `tests/engine/test_generated.py` fails with the nam
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@dataclass
+class NativeTurn:
+    """Those of some steps in a row that are alike (`row.Turn`), as machine code takes them.
+
+    Attributes:
+        loop: What runs them.
+        fixed: The inputs; None for those that differ from step to step, and those that another turn gives.
+        varying: Those that differ, step after step.
+        positions: Where they go.
+        kept: For each output of which every step's value is wanted: its index, the address for the first, and the bytes
+            of one.
+        links: For each input that an earlier turn gives: its position, that turn, and the output's index.
+    """
+
+    loop: NativeLoop
+    fixed: list[Tensor | None]
+    varying: list[Tensor]
+    positions: list[int]
+    kept: list[int]
+    links: list[int]
 
 
 class NativeLoop:
@@ -27,7 +50,7 @@ class NativeLoop:
 
     def __init__(self, step: ctypes.PyDLL, runtime: ctypes.PyDLL) -> None:
         objects, pointer = ctypes.py_object, ctypes.c_void_p
-        self._prepare = self._function(runtime, "prepare", pointer, *[objects] * 4, ctypes.c_int64)
+        self._prepare = self._function(runtime, "prepare", objects, ctypes.c_int64)
         self._launch = self._function(runtime, "launch", objects, objects)
         self._wait = self._function(runtime, "wait", objects)
         self._make_worker = self._function(runtime, "worker")
@@ -46,28 +69,21 @@ class NativeLoop:
         function.argtypes, function.restype = arguments, returns
         return function
 
-    def prepare(
-        self,
-        fixed: list[Tensor | None],
-        varying: list[Tensor],
-        positions: list[int],
-        kept: list[int],
-        steps: int,
-    ) -> Any:
+    @staticmethod
+    def prepare(turns: Sequence[NativeTurn], steps: int) -> Any:
         """Returns a handle of steps in a row.
 
         Args:
-            fixed: The inputs; None for those that differ from step to step.
-            varying: These, step after step.
-            positions: Where they go.
-            kept: For each output of which every step's value is wanted: its index, the address for the first, and the
-                bytes of one.
-            steps: How many.
+            turns: What they take.
+            steps: How many: whole rounds.
         """
         pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-        capsules = iter(pack([tensor for tensor in fixed if tensor is not None]))
-        inputs = [None if tensor is None else next(capsules) for tensor in fixed]
-        return self._prepare(self._step, inputs, pack(varying), positions, kept, steps)
+        described = []
+        for turn in turns:
+            capsules = iter(pack([tensor for tensor in turn.fixed if tensor is not None]))
+            inputs = [None if tensor is None else next(capsules) for tensor in turn.fixed]
+            described.append((turn.loop._step, inputs, pack(turn.varying), turn.positions, turn.kept, turn.links))
+        return turns[0].loop._prepare(described, steps)
 
     def launch(self, run: Any, beside: bool) -> None:
         """Runs them; `beside` the caller's thread, on one that ends with `rest`, behind those launched before.
@@ -88,7 +104,8 @@ class NativeLoop:
         """Waits for them.
 
         Returns:
-            How many were run, the last one's outputs, the seconds that it took, and what the next one failed with.
+            How many were run, what the last one of each turn gave that was reached, the seconds that it took, and what
+            the next one failed with.
         """
         message: str | None = "not known"
         try:

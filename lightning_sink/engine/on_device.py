@@ -15,9 +15,9 @@ from lightning_sink.engine.generated import compile_graph
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.inductor import NO_ASSERTS, graph_module, keeps_layouts
 from lightning_sink.engine.lists import take_lists_apart
-from lightning_sink.engine.loop import Outputs
 from lightning_sink.engine.placement import place
 from lightning_sink.engine.recording import Recording
+from lightning_sink.engine.row import Outputs
 from lightning_sink.engine.value_checks import keep_value_checks
 
 _OPTIONS: dict[str, Any] = {

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.binding import TENSOR, Binding, Observation
-from lightning_sink.engine.loop import CompiledStep, Row
+from lightning_sink.engine.loop import CompiledStep
 from lightning_sink.engine.private import pytree
+from lightning_sink.engine.row import Row, Turn
 from lightning_sink.engine.slots import shape_of, share_memory, storages
 from lightning_sink.engine.step import Column, Result, taken_apart
 
@@ -28,8 +29,11 @@ class Program:
         lifted: Tensors that stand for the optimizers' options.
 
     Attributes:
+        turns: The programs of steps in a row that take turns: itself.
         seconds: What a step took when one was last run.
         numbers: The inputs that stand for options and counters, with their positions.
+        slots: The inputs that are what a slot holds, by their positions.
+        takes_turns: Whether steps that it is for may take turns with others in a row.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Program:
         counts: list[tuple[Tensor, Callable[[], int]]],
         lifted: Collection[Tensor] = (),
     ) -> None:
+        self.turns = [self]
         self.function = function
         self.bindings = bindings
         self.counts = counts
@@ -57,7 +62,8 @@ class Program:
         self.num_results = observation.num_outputs + observation.num_logged
         self.appends = observation.appends
         self.num_given = self.num_results + len(self.appends.names)
-        self._cleared = observation.cleared
+        self.num_all = self.num_given + len(self.filled)
+        self.cleared = observation.cleared
         self._spec = observation.spec
         self._constants = observation.constants
         self._equal = observation.recording.equal
@@ -72,24 +78,32 @@ class Program:
             (tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs
         ]
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
-        self._moving = [*(position for position, _ in self._leaves), *(position for position, _, _ in self._slots)]
-        self.reads_slots = bool(self._slots)
+        self.slots = [(position, slot) for position, slot, _ in self._slots]
+        self._moving = [*(position for position, _ in self._leaves), *(position for position, _ in self.slots)]
+        self.reads_slots = bool(self.slots)
         self._written = observation.recording.written_inputs
         left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
-        finds_same = all(left.get(slot.name, there) == there for slot, there in self._gradients)
         self._unread = [(slot, before) for slot, before, _ in observation.unread]
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
         # Another step would compute with what this one left.
         asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
-        self._repeats = finds_same and not (self.reads_slots or self._reshaped or asks_what_it_writes)
+        self._repeats = self.finds(left) and not (self.reads_slots or self._reshaped or asks_what_it_writes)
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
+        self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
+        self.takes_turns = function.takes_turns and not (
+            self._reshaped or self.questions or self._twins or self.appends
+        )
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
         self.looked_at = -1
         self.seconds = 1.0
+
+    def finds(self, left: dict[str, bool]) -> bool:
+        """Tells whether it finds gradients where there were some, behind steps that leave these slots so."""
+        return all(left.get(slot.name, there) == there for slot, there in self._gradients)
 
     def fits(self) -> bool:
         """Tells whether the step that is about to run goes the way that was recorded, whatever its batch holds."""
@@ -176,8 +190,8 @@ class Program:
         with torch.enable_grad() if self.grad_mode else nullcontext():
             return self.function.once(arguments, self._moving, self._kept)
 
-    def row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Row:
-        """Returns steps in a row, to be run right behind one that it ran.
+    def turn(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Turn:
+        """Returns what steps take of its kind, some of those in a row.
 
         What they keep is for `taken_apart`.
 
@@ -193,12 +207,25 @@ class Program:
             fixed = [None if position in places else tensor for position, tensor in enumerate(fixed)]
             positions = [*positions, *places]
             varying += [[*tensors] for tensors in zip(*numbers, strict=True)]
+        return Turn(self.function, fixed, positions, varying, self._kept)
+
+    def row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Row:
+        """Returns steps in a row, to be run right behind one that it ran; the arguments are those of `turn`."""
+        turn = self.turn(columns, numbers, steps)
         with torch.enable_grad() if self.grad_mode else nullcontext():  # a device may capture the steps now
-            return self.function.row(fixed, positions, varying, self._kept, steps)
+            return self.function.row(turn.fixed, turn.positions, turn.columns, turn.kept, steps)
 
     def may_repeat(self, outputs: tuple[Tensor, ...]) -> bool:
         """Tells whether steps may be run in a row, right behind one that gave these outputs."""
-        return self._repeats and all(outputs[index].is_contiguous() for index in self._kept)
+        return self._repeats and self.may_keep(outputs)
+
+    def may_keep(self, outputs: tuple[Tensor, ...]) -> bool:
+        """Tells whether what is kept of steps in a row lies in one piece, as one of these outputs' step left it."""
+        return all(outputs[index].is_contiguous() for index in self._kept)
+
+    def kept_types(self, outputs: tuple[Tensor, ...]) -> list[torch.dtype]:
+        """Returns the types of what is kept of steps in a row."""
+        return [outputs[index].dtype for index in self._kept]
 
     def takes(self, columns: list[Column]) -> bool:
         """Tells whether leaves that were the same in the recorded steps are so in these batches."""
@@ -209,7 +236,7 @@ class Program:
         """Fills the slots with what the function returned."""
         for slot, tensor in zip(self.filled, outputs[self.num_given :], strict=True):
             slot.set(tensor)
-        for slot in self._cleared:
+        for slot in self.cleared:
             slot.set(None)
 
     def taken_apart(self, kept: list[Tensor]) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:

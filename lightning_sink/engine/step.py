@@ -215,6 +215,22 @@ class Sink(ABC):
             note: The note of the step that was recorded.
         """
 
+    def turns(self) -> int:
+        """Returns how many of the last steps will be repeated, in turns, by those behind the present one.
+
+        One where steps do not differ by what the owner does; 0 for more in the middle of which the present step is.
+        """
+        return 1
+
+    def note_of_turns(self, kinds: Sequence[Hashable], notes: Sequence[Any]) -> Any | None:
+        """Returns a note for steps that take turns; None where they cannot be run in a row.
+
+        Args:
+            kinds: The kinds of the last steps, as many as `turns` says.
+            notes: Their notes.
+        """
+        return None
+
     def schedules(self, note: Any) -> bool:
         """Tells whether the owner changes the optimizers' options between steps with such a note."""
         return False
@@ -226,7 +242,8 @@ class Sink(ABC):
 
         Args:
             step: The step that a program has just run; the ones that come next are of its kind and signature.
-            note: Its note; theirs will be equal.
+            note: Its note; theirs will be equal. Of steps that take turns, that of `note_of_turns`: they are of the
+                kinds that these have, in turns, and whole rounds.
             most: How many at most.
             behind: How many were given before and are being run: these come behind them.
         """

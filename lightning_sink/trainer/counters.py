@@ -70,16 +70,16 @@ class Counters:
             vars(tracker).update(saved)
 
     def passed(self, batches: int, clearings: int, steps: int) -> None:
-        """A program trained batches in a row, from `ready` to `completed`.
+        """Programs trained batches in a row, from `ready` to `completed`.
 
         Args:
             batches: How many.
-            clearings: How often it cleared the gradients in each.
-            steps: Optimizer steps that it made in each.
+            clearings: How often it cleared the gradients in all of them.
+            steps: Optimizer steps that it made in all of them.
         """
-        for trackers, count in (self._batch, 1), (self._zero_grad, clearings), (self._step, steps):
+        for trackers, count in (self._batch, batches), (self._zero_grad, clearings), (self._step, steps):
             for tracker in trackers:
-                tracker.increment_by(count * batches)
+                tracker.increment_by(count)
 
     def completed(self, batches: int = 1) -> None:
         """All that belongs to batches is done; below zero, it is not."""

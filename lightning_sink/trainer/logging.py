@@ -186,24 +186,29 @@ class LogBuffer:
         """Whether the values are to be delivered before others are added."""
         return len(self._rows) > _MOST_ROWS
 
-    def add(self, calls: tuple[LogCall, ...], values: list[Any], numbers: range, every: int) -> None:
+    def add(
+        self, calls: tuple[LogCall, ...], values: list[Any], first: int, steps: int, every: int, turns: int = 1
+    ) -> None:
         """Takes the values of a step, or of steps in a row.
 
         Args:
             calls: What each step logged.
-            values: The values, of shape `[len(numbers)]`; of one step, also what a metric measured.
-            numbers: The steps' numbers for loggers.
+            values: The values, of shape `[steps]`; of one step, also what a metric measured.
+            first: The first step's number for loggers.
+            steps: How many steps.
             every: `log_every_n_steps`; 0 where no logger is to get any of them.
+            turns: How many steps have one number, of which a logger gets the last.
         """
         if not self._rows:
             self._begins_epoch = self._trainer.fit_loop.batch_idx == 0
         start = 0
-        while start < len(numbers):
-            end = min(len(numbers), start + (every - numbers[start] % every if every else len(numbers)))
-            last = numbers[end - 1]
-            selected = every > 0 and (last + 1) % every == 0
+        while start < steps:
+            number = first + start // turns
+            end = min(steps, start + (every - number % every) * turns) if every else steps
+            last = first + (end - 1) // turns
+            selected = every > 0 and end % turns == 0 and (last + 1) % every == 0
             if calls or selected:  # a row is due at its step whether that step logged or an earlier one did
-                part = values if len(numbers) == 1 else [value[start:end] for value in values]
+                part = values if steps == 1 else [value[start:end] for value in values]
                 self._rows.append(_Rows(calls, part, last, selected))
             start = end
 

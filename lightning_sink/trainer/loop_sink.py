@@ -9,7 +9,7 @@ where fewer are run than were gone through, it is undone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -18,15 +18,31 @@ from torch import Tensor
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.run import Part
 from lightning_sink.engine.step import Result, Step
-from lightning_sink.trainer.note import Note
+from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.schedules import saved_schedulers, step_by_hand, step_in_row
-from lightning_sink.trainer.sink import TrainerSink
+from lightning_sink.trainer.sink import Kind, TrainerSink
 
 
 class LoopSink(TrainerSink):
     """The next steps of a Trainer, of which the engine may run many in one call. Arguments as `TrainerSink`."""
 
-    def ahead(self, step: Step, note: Note, most: int, behind: int = 0) -> Part | None:
+    def turns(self) -> int:
+        """Returns how many steps a window has, behind the last one of one; one where nothing is accumulated."""
+        if self._kind_of_all is not None:
+            return 1
+        count = self._trainer.accumulate_grad_batches
+        return count if (self._loop.batch_idx + 1) % count == 0 else 0
+
+    def note_of_turns(self, kinds: Sequence[Hashable], notes: Sequence[Note]) -> TurnsNote | None:
+        """Returns a note for the steps of whole windows; None where they log other things each."""
+        options, last = cast(Kind, kinds[-1])[2], len(kinds) - 1
+        if any(kind != (turn == 0, turn == last, options) for turn, kind in enumerate(kinds)):
+            return None
+        if options != self._options() or any(note.calls != notes[0].calls or note.metrics for note in notes):
+            return None
+        return TurnsNote(tuple(notes), notes[0].calls)
+
+    def ahead(self, step: Step, note: Note | TurnsNote, most: int, behind: int = 0) -> Part | None:
         """Returns the batches of steps between this one and the sink's last that nobody on the host has to see."""
         if self._is_attended(note) or not self._is_here:
             return None  # batches like this one are transferred in their turn
@@ -34,8 +50,9 @@ class LoopSink(TrainerSink):
             if behind:
                 return None  # loggers are not to be called while steps run
             self._logs.deliver()
-        room = self._length - self._index - 1 - behind  # the last one is met by callbacks
-        number = self._loop._batches_that_stepped + behind
+        turns = len(note.turns)
+        room = (self._length - self._index - 1 - behind) // turns  # the last one is met by callbacks
+        number = self._loop._batches_that_stepped + behind // turns
         if self._hooks.monitors and self._selects:
             room = min(room, self._selects - 1 - number % self._selects)
         if room < 1:
@@ -43,62 +60,79 @@ class LoopSink(TrainerSink):
         self.progress.tell(self.passages.steps)
         self._interrupt.held = False
         try:
-            batches = self._fetcher.ahead(min(most, room), behind)
+            batches = self._fetcher.ahead(max(1, min(most // turns, room)) * turns, behind)
         finally:
             self._interrupt.held = True
-        if batches is None:
+        if batches is None or len(batches) < turns:
             return None
+        if over := len(batches) % turns:
+            batches = batches.cut(len(batches) - over)
         # Batches of the same signature lie in the same place.
         return batches if flatten(batches.batch(0))[1] == step.signature else None
 
-    def _is_attended(self, note: Note) -> bool:
+    def _is_attended(self, note: Note | TurnsNote) -> bool:
         """Tells whether the host has something to do after every step."""
         trainer = self._trainer
-        if self._last or self.disturbed or self._kind_of_all is None or note.metrics:
+        if self._last or self.disturbed or note.metrics or (self._kind_of_all is None and len(note.turns) == 1):
             return True
         if self._hooks.shows or self._ends_at is not None or self._interrupt.requested:
             return True
         return bool(trainer.received_sigterm or trainer.should_stop or time.monotonic() >= self._deadline)
 
-    def passing(self, steps: int, note: Note, seen: Callable[[], None]) -> Generator[None, None, None]:
+    def passing(self, steps: int, note: Note | TurnsNote, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Counts steps between the first and the last one, and steps the schedulers behind each."""
         loop, trainer, counters, options = self._loop, self._trainer, self._counters, self._option_hooks
         step_schedulers, counted = step_in_row(loop), counters.present()
         scheduled = saved_schedulers(trainer) if trainer.lr_scheduler_configs or options else None
+        turns, first = note.turns, loop.batch_idx + 1
 
         def restore() -> None:
             if scheduled is not None:
                 scheduled.restore()
             counters.restore(counted)
 
+        def present() -> int:
+            number: int = loop.batch_idx - first
+            return number % len(turns)
+
         def begin() -> Callable[[], None] | None:
             if options.sets:
-                return options.set(loop.batch_idx, note.optimizer_steps > 0, seen)
+                return options.set(loop.batch_idx, turns[present()].optimizer_steps > 0, seen)
             seen()
             return None
 
         def end() -> None:
-            counters.trained(note.clearings, note.optimizer_steps)
-            step_by_hand(note.schedulers)
-            step_schedulers()
-            step_by_hand(note.late_schedulers)
+            of = turns[present()]
+            counters.trained(of.clearings, of.optimizer_steps)
+            step_by_hand(of.schedulers)
+            if present() == len(turns) - 1:
+                step_schedulers()  # at a window's end, where gradients are accumulated
+            step_by_hand(of.late_schedulers)
             options.set_behind(loop.batch_idx)
             counters.completed()
 
         return self.passages.go(steps, restore, end, counters.ready, begin)
 
     def account_chunk(
-        self, steps: int, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
+        self,
+        steps: int,
+        result: Callable[[], Result],
+        loss: Tensor | None,
+        logged: list[Tensor],
+        note: Note | TurnsNote,
     ) -> None:
         """Does Lightning's part of steps that a program ran in a row."""
-        loop, before = self._loop, cast(Step, self._trained)
+        loop, before, turns = self._loop, cast(Step, self._trained), note.turns
         batch = self._fetcher.skip(steps)
+        times = [len(range(turn, steps, len(turns))) for turn in range(len(turns))]
         if not self.passages.end():
-            self._counters.passed(steps, note.clearings, note.optimizer_steps)
+            pairs = [*zip(times, turns, strict=True)]
+            cleared = sum(count * of.clearings for count, of in pairs)
+            self._counters.passed(steps, cleared, sum(count * of.optimizer_steps for count, of in pairs))
         number = loop._batches_that_stepped
-        loop._batches_that_stepped += steps
+        loop._batches_that_stepped += times[-1]
         self._index += steps
-        self._logs.add(note.calls, logged, range(number, number + steps), self._selects)
+        self._logs.add(note.calls, logged, number, steps, self._selects, len(turns))
         self.history.add(loss, [(entry.name, value) for entry, value in zip(note.calls, logged, strict=True)], steps)
         self._result, self._trained = result, replace(before, batch=batch, leaves=flatten(batch)[0])
         self.progress.trained(self._trained, steps)

@@ -31,6 +31,11 @@ class Note:
     schedulers: tuple[Any, ...] = ()
     late_schedulers: tuple[Any, ...] = ()
 
+    @property
+    def turns(self) -> tuple[Note, ...]:
+        """The notes of steps that take turns: all are alike."""
+        return (self,)
+
     def values(self, logged: list[Tensor]) -> list[Any]:
         """Makes the step's calls of metrics; returns the values of what it logged.
 
@@ -44,3 +49,27 @@ class Note:
         hosted = repeat(self.metrics, logged[own:], [entry.source for entry in self.calls])
         pairs = zip(self.calls, hosted, strict=True)
         return [next(computed) if entry.source is None else value for entry, value in pairs]
+
+
+@dataclass(frozen=True)
+class TurnsNote:
+    """What steps did that take turns, those of an accumulation window.
+
+    Attributes:
+        turns: Their notes, in order.
+        calls: The calls of `self.log` of each of them.
+    """
+
+    turns: tuple[Note, ...]
+    calls: tuple[LogCall, ...]
+    metrics: tuple[MetricCall, ...] = ()
+
+    @property
+    def schedulers(self) -> tuple[Any, ...]:
+        """Schedulers that any of them stepped by hand."""
+        return tuple(scheduler for note in self.turns for scheduler in note.schedulers)
+
+    @property
+    def late_schedulers(self) -> tuple[Any, ...]:
+        """Those that `on_train_batch_end` stepped."""
+        return tuple(scheduler for note in self.turns for scheduler in note.late_schedulers)

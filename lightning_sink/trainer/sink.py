@@ -38,6 +38,9 @@ from lightning_sink.trainer.transfer import PresentBatch, Transfer
 
 _END = object()
 
+Kind = tuple[bool, bool, Hashable]
+"""Of a step: whether gradients are cleared before it, whether the optimizer steps, and the options of the Trainer."""
+
 
 class TrainerSink(Sink):
     """The next `length` steps of a Trainer.
@@ -83,7 +86,7 @@ class TrainerSink(Sink):
         self._option_hooks = OptionHooks(self._trainer)
         self.sets_options, self.option_names = self._option_hooks.sets, self._option_hooks.asked
         self._take_back: Callable[[], None] | None = None
-        self._kind_of_all: tuple[bool, bool, Hashable] | None = None
+        self._kind_of_all: Kind | None = None
         self._index = 0
         self._first = self._last = True
         self._is_here = False  # whether the present batch came as the step sees it
@@ -192,16 +195,18 @@ class TrainerSink(Sink):
         """Runs the user's hooks that only do that."""
         self._take_back = self._option_hooks.set(self._loop.batch_idx, self._kind()[1], seen)
 
-    def _kind(self) -> tuple[bool, bool, Hashable]:
+    def _kind(self) -> Kind:
         if self._kind_of_all is not None and not self.disturbed:
             return self._kind_of_all
-        trainer = self._trainer
-        accumulate = trainer.accumulate_grad_batches
-        options = accumulate, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        accumulate, options = self._trainer.accumulate_grad_batches, self._options()
         if accumulate == 1:
             self._kind_of_all = self._automatic, True, options
             return self._kind_of_all
         return self._loop.batch_idx % accumulate == 0, not self._loop._should_accumulate(), options
+
+    def _options(self) -> Hashable:
+        trainer = self._trainer
+        return trainer.accumulate_grad_batches, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
 
     # -- the plain way ----------------------------------------------------------------------------------------------
 
@@ -262,7 +267,7 @@ class TrainerSink(Sink):
         """Does Lightning's part of a step that a program ran."""
         loop, calls, self._take_back = self._loop, note.calls, None
         values = note.values(logged)
-        steps = cast(tuple[bool, bool, Hashable], step.kind)[1]
+        steps = cast(Kind, step.kind)[1]
         self._counters.trained(note.clearings, note.optimizer_steps)
         step_by_hand(note.schedulers)
         if self._schedulers:
@@ -280,7 +285,7 @@ class TrainerSink(Sink):
             early, late = split_late(calls, values)
             self._add(early, number)
         else:
-            self._logs.add(calls, values, range(number, number + 1), self._selects if steps else 0)
+            self._logs.add(calls, values, number, 1, self._selects if steps else 0)
             if self._logs.is_full:
                 self._logs.deliver()
         self.history.add(loss, numbers_in(calls, values) if calls else [])
@@ -307,7 +312,7 @@ class TrainerSink(Sink):
 
     def _add(self, pairs: Logged, number: int) -> None:
         calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]
-        self._logs.add(calls, values, range(number, number + 1), 0)
+        self._logs.add(calls, values, number, 1, 0)
 
     def _processed(self) -> None:
         self._loop.batch_progress.increment_processed()
@@ -344,7 +349,7 @@ class TrainerSink(Sink):
         self._logs.deliver()
         if self._trained is None:
             return
-        loop, stepped = self._loop, cast(tuple[bool, bool, Hashable], self._trained.kind)[1]
+        loop, stepped = self._loop, cast(Kind, self._trained.kind)[1]
         loop._batches_that_stepped -= stepped
         with self._counters.as_before(announced):
             self._trainer._logger_connector.on_batch_end()

@@ -31,13 +31,16 @@ def products():
     for (m, n, k), left, right in itertools.product(SIZES, ["rows", "columns"], ["rows", "columns", "part"]):
         yield OPERATIONS.mm.default, [operand(m, k, left), operand(k, n, right)]
         yield OPERATIONS.addmm.default, [torch.randn(n), operand(m, k, left), operand(k, n, right)]
+        yield OPERATIONS.addmm.default, [operand(m, n, right), operand(m, k, left), operand(k, n, "rows")]
     for m, n, k in DIVIDED:
         yield OPERATIONS.mm.default, [operand(m, k, "columns"), operand(k, n, "rows")]
         yield OPERATIONS.addmm.default, [torch.randn(n), operand(m, k, "rows"), operand(k, n, "columns")]
     strided = torch.randn(2 * 5, 2 * 6)[::2, ::2]
     yield OPERATIONS.mm.default, [strided, operand(6, 4, "rows")]
     yield OPERATIONS.mm.default, [operand(4, 5, "rows"), strided]  # left to the library: no side is contiguous
-    yield OPERATIONS.addmm.default, [torch.randn(3, 4), operand(3, 5, "rows"), operand(5, 4, "rows")]
+    yield OPERATIONS.addmm.default, [operand(3, 4, "part"), operand(3, 5, "rows"), operand(5, 4, "columns")]
+    for shape in ((1, 4), (3, 1), (1,), ()):
+        yield OPERATIONS.addmm.default, [torch.randn(shape), operand(3, 5, "rows"), operand(5, 4, "rows")]
     yield OPERATIONS.addmm.default, [torch.randn(1), operand(3, 5, "rows"), operand(5, 40, "rows")]
     yield OPERATIONS.mm.default, [operand(3, 5, "rows").double(), operand(5, 4, "rows").double()]
     yield OPERATIONS.mm.default, [operand(200, 180, "rows"), operand(180, 190, "columns")]  # large
