@@ -33,7 +33,17 @@ pytestmark = [
 
 WITH_HOOKS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several", "options"]
 WITH_HOOKS += ["callbacks", "sink_ends"]
-OTHERS = ["elsewhere", "by_hand", "collected", "generators", "hidden", "measures", "optimizers", "own_optimizers"]
+OTHERS = [
+    "elsewhere",
+    "by_hand",
+    "collected",
+    "generators",
+    "hidden",
+    "masks",
+    "measures",
+    "optimizers",
+    "own_optimizers",
+]
 OTHERS += ["parameters", "precision", "randomness", "rates", "reach", "schedulers", "setting", "state", "teachers"]
 OTHERS += ["values", "wrapped"]
 for subject in WITH_HOOKS:

@@ -20,6 +20,7 @@ from typing import Any
 
 from lightning_sink.engine.collectors import ListWatch, SumWatch
 from lightning_sink.engine.flows import is_only_added_to
+from lightning_sink.engine.referrers import is_held, put_in_place_of
 from lightning_sink.engine.watch import is_library
 
 _ASKS = frozenset(["type", "__class__"])
@@ -133,17 +134,12 @@ class Collected:
             report: Told of whatever else than collecting is done with them.
         """
         watched = Watched(report)
-        lists: list[tuple[Place, Any]] = []
         try:
             for place in self.places:
                 if place.is_there:
                     (watched.watch_sum if place.is_sum else watched.watch_list)(place)
-            lists = [(place, place.value) for place in self.places if not place.is_sum]
             yield watched
         finally:
-            for place, value in lists:
-                if place.value is not value:
-                    watched.tell(place, "in the place of which it puts another one")
             watched.end()
 
 
@@ -163,6 +159,7 @@ class Watched:
         self.items: dict[int, str] = {}
         self._report = report
         self._lists: dict[int, ListWatch] = {}
+        self._list_places: list[tuple[Place, int]] = []
         self._sums: dict[tuple[type, str], SumWatch] = {}
         self._places: list[Place] = []
 
@@ -173,6 +170,7 @@ class Watched:
             read = partial(self.tell, place, "and not only by appending to it")
             self._lists[id(held)] = ListWatch(held, partial(self._take, place), read)
             self.items.update((id(item), place.name) for item in held)
+        self._list_places.append((place, id(held)))
         vars(place.holder)[place.key] = self._lists[id(held)]
 
     def watch_sum(self, place: Place) -> None:
@@ -201,8 +199,16 @@ class Watched:
 
     def end(self) -> None:
         """Leaves everything as it was, but for what was collected."""
-        for watch in self._lists.values():
-            watch.end()
+        for place, key in self._list_places:
+            if place.value is self._lists[key]:
+                vars(place.holder)[place.key] = self._lists[key].held
+            else:
+                self.tell(place, "in the place of which it puts another one")
+        while self._lists:
+            owner = [self._lists.popitem()[1]]
+            owner[0].end()
+            if is_held(owner):
+                put_in_place_of(owner[0], owner[0].held)
         for sums in self._sums.values():
             sums.end()
 

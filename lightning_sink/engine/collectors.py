@@ -13,7 +13,6 @@ from typing import Any
 from lightning_sink.engine.attributes import are_the_same
 from lightning_sink.engine.flows import ADDED, is_only_added_to
 from lightning_sink.engine.given import given, plain
-from lightning_sink.engine.referrers import put_in_place_of
 
 ABSENT = object()
 """Stands for what is not there."""
@@ -28,20 +27,24 @@ class ListWatch(list[Any]):
         held: The list.
         take: Takes what is appended, `Given` in the place of numbers that the step gives.
         read: Told of whatever else is done with it.
+
+    Attributes:
+        held: As given.
     """
 
     receives = frozenset(["append", "extend", ADDED])
 
     def __init__(self, held: list[Any], take: Callable[[Any], None], read: Callable[[], None]) -> None:
         super().__init__(held)
-        self._held, self._take, self._read = held, take, read
+        self.held = held
+        self._take, self._read = take, read
         self._expected = held.copy()
 
     def append(self, item: Any) -> None:
         """Appends, and tells of it."""
         self._take(given(item))
         item = plain(item)
-        for items in (self._expected, self._held):
+        for items in (self._expected, self.held):
             items.append(item)
         super().append(item)
 
@@ -56,18 +59,17 @@ class ListWatch(list[Any]):
 
     def __radd__(self, items: list[Any]) -> list[Any]:
         self._read()
-        return items + self._held
+        return items + self.held
 
     def end(self) -> None:
-        """Gives everybody who holds this one the list."""
+        """Sees what C code has done, with this one or with the list, and does it with the other."""
         own = [*list.__iter__(self)]
         if not are_the_same(own, self._expected):
             self._read()
-            if are_the_same(self._held, self._expected):
-                self._held[:] = own
-        elif not are_the_same(self._held, self._expected):
+            if are_the_same(self.held, self._expected):
+                self.held[:] = own
+        elif not are_the_same(self.held, self._expected):
             self._read()
-        put_in_place_of(self, self._held)
 
 
 class SumWatch:
@@ -202,7 +204,7 @@ def _loads(code: CodeType, offset: int) -> str | None:
 def _reading(function: Callable[..., Any]) -> Callable[..., Any]:
     def read(self: Any, *arguments: Any, **options: Any) -> Any:
         self._read()
-        return function(self._held, *arguments, **options)
+        return function(self.held, *arguments, **options)
 
     return read
 

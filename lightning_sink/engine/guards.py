@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -61,19 +60,17 @@ class Uses:
         """Takes note of a stand-in."""
         self._made.append(weakref.ref(number))
 
-    def close(self, known: Collection[Number] = ()) -> list[Number]:
-        """Ends a span: from now on stand-ins are plain numbers. Returns those that the user's code has kept.
-
-        Args:
-            known: Stand-ins that others keep.
-        """
+    def close(self) -> None:
+        """Ends a span: from now on stand-ins are plain numbers."""
         self.closed = True
         self.memo.clear()
-        if self._kept(known):
-            gc.collect()  # what is left of the step may hold some in cycles
-        return self._kept(known)
 
-    def _kept(self, known: Collection[Number]) -> list[Number]:
+    def kept(self, known: Collection[Number] = ()) -> list[Number]:
+        """Returns the stand-ins that somebody keeps.
+
+        Args:
+            known: Those of which that is known.
+        """
         held = {id(number) for number in known}
         alive = (made() for made in self._made)
         return [number for number in alive if number is not None and id(number) not in held]

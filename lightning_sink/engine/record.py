@@ -12,6 +12,7 @@ steps is decided in `binding.py`, by comparing it with the recording of the step
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from lightning_sink.engine.apart import Apart
 from lightning_sink.engine.appends import containers_in
 from lightning_sink.engine.attributes import changed_names, random_state
 from lightning_sink.engine.collected import Place, Watched
+from lightning_sink.engine.constant_masks import by_places
 from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_dtype import with_types
 from lightning_sink.engine.default_generators import Generators
@@ -54,7 +56,7 @@ from lightning_sink.engine.step_counts import StepCounts
 from lightning_sink.engine.undo import Attributes, Undo
 from lightning_sink.engine.unrepeatable import why_unrepeatable
 from lightning_sink.engine.values import Values
-from lightning_sink.engine.watch import DRAWN, Hazard, user_line, watch_reads
+from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
 
 # Keeps what its backward needs only where gradients are on.
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
@@ -154,11 +156,24 @@ class Recorder(TorchDispatchMode, Tape):
         return body()
 
     def _release(self, tell: bool = True) -> None:
-        """Puts plain numbers where the step kept stand-ins."""
-        for number in self._uses.close(self._steps.numbers):
-            if tell:
-                self.hazard(f"the step keeps {number.words}")
+        """Puts plain numbers where the step kept stand-ins, and says so."""
+        self._uses.close()
+        say, known = self.hazard if tell else lambda what: None, self._steps.numbers
+        if self._uses.kept(known):
+            self._release_attributes({*map(id, known)}, say)
+        if self._uses.kept(known):
+            gc.collect()  # what is left of the step may hold some in cycles
+        for number in self._uses.kept(known):
+            say(f"the step keeps {number.words}")
             put_in_place_of(number, number.value)
+
+    def _release_attributes(self, known: set[int], say: Callable[[str], None]) -> None:
+        """Does so in the attributes of what belongs to the training: elsewhere it takes a search among all objects."""
+        for prefix, holder in self._before.parts.holders():
+            for key, item in list(vars(holder).items()):
+                if type(item) is Number and id(item) not in known:
+                    vars(holder)[key] = item.value
+                    say(f"the step keeps {item.words} in `{prefix}{key}`")
 
     def _collect(self, attributes: Attributes) -> None:
         """Takes what the span collected."""
@@ -290,6 +305,7 @@ class Recorder(TorchDispatchMode, Tape):
         if _is_made_of_numbers(func, args):
             self._writer.constant(args[0])
             func = torch.ops.aten.clone.default  # a program has what was made once, and may not write to that
+        func, args = by_places(func, args, self._places_of)
         leaves = members(Tensor, (*args, *kwargs.values()))
         self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
         node_args, node_kwargs = map_aggregate((args, kwargs), self._as_node)
@@ -313,6 +329,18 @@ class Recorder(TorchDispatchMode, Tape):
             node_args, node_kwargs = with_types(func, node_args, node_kwargs, out, self._writer.cast)
             self._writer.write(func, node_args, node_kwargs, out, draws)
         return out
+
+    def _places_of(self, mask: Tensor) -> list[Tensor] | None:
+        """Returns the places of a mask's ones, by dimension; None for a mask that may be another one in other steps."""
+        self._writer.node(mask)  # an input that stays as it is has to be known as one
+        origin = self._origins.of([mask])
+        if origin is None or origin.of_batch or mask.numel() == 0:
+            return None
+        self._values.look_at(origin, user_line() or innermost_line())
+        places = [place.clone() for place in mask.nonzero().unbind(1)]
+        for place in places:
+            self._writer.constant(place)
+        return places
 
     def _as_node(self, value: Any) -> Any:
         return self._writer.node(value) if isinstance(value, Tensor) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
 from collections.abc import Iterable
 from types import CellType, CodeType, FunctionType
@@ -33,6 +34,18 @@ def _unfreeze() -> None:
     """
     if gc.get_freeze_count():
         gc.unfreeze()
+
+
+def is_held(owner: list[Any]) -> bool:
+    """Tells whether anybody holds the value that a list of one holds, besides this list: a search takes 50 ms."""
+    return _count(owner) > _ALONE
+
+
+def _count(owner: list[Any]) -> int:
+    return sys.getrefcount(owner[0])
+
+
+_ALONE = _count([object()])
 
 
 def put_in_place_of(held: Any, new: Any) -> None:

@@ -111,14 +111,14 @@ class Values:
         if asked is not None:
             self._recording.questions.append(asked)
             self._frozen(f"{OF_BATCH} {_DECIDES}")
-        self._look_at(origin, where)
+        self.look_at(origin, where)
 
     def check(self) -> None:
         """Tells of what Python took out of tensors that the step writes to: the next one finds something else."""
         for index in sorted(self._read_at.keys() & self._recording.written_inputs):
             self._hazard(f"{_OF_STEP} {_DECIDES}", self._read_at[index])
 
-    def _look_at(self, origin: Origin, where: str) -> None:
+    def look_at(self, origin: Origin, where: str) -> None:
         """Takes note of inputs that were looked at: they stay as they are, or go with the batch into a question."""
         others = {index for index in origin.inputs if id(self._recording.inputs[index]) not in self._known}
         if origin.of_batch:

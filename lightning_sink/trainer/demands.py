@@ -131,11 +131,16 @@ def in_step_reason(trainer: Any, loaders: Iterable[Any] = ()) -> str:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
     if is_overridden("on_train_batch_start", trainer.lightning_module) and not OptionHooks(trainer).end_no_epoch:
         return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
-    # Workers have copies of their own, which no step changes.
-    own = (loader for loader in loaders if not getattr(loader, "num_workers", 0))
-    if holds_training(own, trainer.lightning_module, [trainer], _leads_back):
+    if look_back(trainer, loaders):
         return "a dataset, sampler or `collate_fn` holds the module, whose weights each step changes"
     return ""
+
+
+def look_back(trainer: Any, loaders: Iterable[Any]) -> bool:
+    """Tells whether a fetch from loaders runs code that holds the training: it may look at it, and change it."""
+    # Workers have copies of their own, which no step changes.
+    own = (loader for loader in loaders if not getattr(loader, "num_workers", 0))
+    return holds_training(own, trainer.lightning_module, [trainer], _leads_back)
 
 
 def _leads_back(item: Any) -> tuple[str, ...]:

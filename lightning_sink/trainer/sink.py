@@ -100,7 +100,8 @@ class TrainerSink(Sink):
         configs = self._trainer.lr_scheduler_configs
         self._schedulers = bool(configs)
         self._by_step = any(config.interval == "step" for config in configs)
-        self.disturbed = steps_by_users_code(self._trainer) or not self._transfer.is_plain
+        by_users_code = steps_by_users_code(self._trainer) or self._fetcher.looks_back
+        self.disturbed = by_users_code or not self._transfer.is_plain
 
     # -- the steps --------------------------------------------------------------------------------------------------
 

@@ -107,6 +107,20 @@ def test_another_list_in_its_place_is_told():
     assert before[0] == [1, 2]
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_only_where_somebody_keeps_it_all_objects_are_searched(kept, monkeypatch):
+    searched, search = [], gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *held: [searched.append(held), search(*held)][1])
+    holder, elsewhere = Holder(1), []
+    with learned(holder).watched(pytest.fail):
+        holder.kept.append(2)
+        if kept:
+            elsewhere.append((holder.kept,))
+    assert type(holder.kept) is list
+    assert bool(searched) == kept
+    assert all(held is holder.kept for (held,) in elsewhere)
+
+
 def test_a_list_that_is_extended_by_itself_ends():
     holder, told = Holder(1), []
     with learned(holder).watched(told.append):

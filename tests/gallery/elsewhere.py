@@ -78,6 +78,13 @@ class EpochKeptInAnObject(StartKeptInAnObject):
         return self.loss(batch)
 
 
+@case(eager="the step keeps `global_step` in `last`")
+class StepKeptInAnAttribute(Small):
+    def training_step(self, batch, batch_idx):
+        self.last = self.global_step
+        return self.loss(batch)
+
+
 class Api:
     calls = 0
 

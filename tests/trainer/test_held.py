@@ -127,3 +127,47 @@ def test_control_fetched_ahead_it_is_another_one(monkeypatch):
     )
     with pytest.raises(AssertionError):
         assert_parity(plain, sink, tolerance=1e-4)
+
+
+class Stream(IterableDataset):
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return self.make()
+
+
+class Plays(L.LightningModule):
+    """Makes its batches itself, and uses what it counts as it does: reinforcement learning."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.played, self.episodes = 0.0, [0]
+
+    def play(self):
+        for number in range(160):
+            if number % 40 == 39:
+                self.played += 1.0
+                self.episodes.append(number)
+            yield torch.full((4,), number / 160)
+        self.played += 5.0
+
+    def train_dataloader(self):
+        return DataLoader(Stream(self.play), batch_size=8)
+
+    def training_step(self, batch, batch_idx):
+        self.log("played", self.played, on_step=True, on_epoch=True)
+        return self.layer(batch).square().mean() * (1 + 0.1 * self.played) + 0.01 * len(self.episodes)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_what_a_fetch_changes_is_what_the_step_finds(engine):
+    """A loader that holds the module may change it, between any two steps."""
+    strategies = "auto", SinkStrategy(8, epoch="dataset", engine=engine)
+    plain, sink = (once(Plays, lambda: None, each, max_epochs=3, log_every_n_steps=1) for each in strategies)
+    assert_parity(plain, sink, exact=engine == "eager")
+    assert sink.module.played == plain.module.played == 27.0

@@ -1,0 +1,46 @@
+"""Indexing by a mask that is the same in each step: `logits[~torch.eye(n, dtype=torch.bool)]`.
+
+How many elements a mask picks depends on what is in it, so no program can have the operation as it is. Where nothing
+that changes went into the mask, it picks the same ones each time, and these can be picked by their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.private import schema_name
+
+_INDEXES = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+
+
+def by_places(
+    func: Any, args: tuple[Any, ...], places_of: Callable[[Tensor], list[Tensor] | None]
+) -> tuple[Any, tuple[Any, ...]]:
+    """Returns an operation with its arguments, with the places of what masks pick instead of the masks.
+
+    Args:
+        func: The operation.
+        args: Its arguments.
+        places_of: Returns the places of a mask's ones, by dimension; None where that is another mask in other steps.
+    """
+    name = schema_name(func)
+    if name in _INDEXES and any(_is_mask(index) for index in args[1]):
+        found = [places_of(index) if _is_mask(index) else [index] for index in args[1]]
+        if all(places is not None for places in found):
+            indices = [index for places in found if places is not None for index in places]
+            return func, (args[0], indices, *args[2:])
+    elif (
+        name == "aten::masked_select" and args[0].shape == args[1].shape and (places := places_of(args[1])) is not None
+    ):
+        return torch.ops.aten.index.Tensor, (args[0], places)
+    elif name == "aten::nonzero" and (places := places_of(args[0])) is not None:
+        return torch.ops.aten.stack.default, (places, 1)
+    return func, args
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype is torch.bool

@@ -1,0 +1,101 @@
+"""Indexing by masks: by those that are the same in each step, and by others."""
+
+import torch
+from torch import nn
+
+from gallery.case import Small, case
+
+DEPENDS = "gives a shape that depends on the data"
+
+
+class Contrasts(Small):
+    """Similarities of all rows but with themselves, as contrastive losses have them."""
+
+    def mask(self, rows):
+        return ~torch.eye(rows, dtype=torch.bool)
+
+    def training_step(self, batch, batch_idx):
+        rows = nn.functional.normalize(self(batch[0]), dim=1)
+        others = (rows @ rows.t())[self.mask(len(rows))].view(len(rows), -1)
+        return nn.functional.cross_entropy(others / 0.5, torch.zeros(len(rows), dtype=torch.long))
+
+
+case(inductor=True)(Contrasts)
+
+
+@case()
+class ContrastsByAMaskThatIsWrittenTo(Contrasts):
+    def mask(self, rows):
+        return torch.ones(rows, rows).fill_diagonal_(0).bool()
+
+
+@case()
+class ContrastsByARolledMask(Contrasts):
+    def mask(self, rows):
+        return torch.eye(rows, dtype=torch.bool).logical_not().roll(1, 0)
+
+
+@case(eager=DEPENDS, line="others = (rows @ rows.t())[self.mask(len(rows))]")
+class ContrastsByChance(Contrasts):
+    def mask(self, rows):
+        return torch.rand(rows, rows).argsort(1) > 0
+
+
+class Picks(Small):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.tensor([True, False, True]))
+        self.table = torch.arange(24).view(8, 3) % 5 < 2
+
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        parts = [
+            out[:, self.kept],
+            out[self.table],
+            out.masked_select(self.table),
+            out[torch.arange(len(out)) != 1],
+            out[:, torch.where(self.kept)[0]],
+            out[self.table.nonzero(as_tuple=True)],
+        ]
+        changed = out.clone()
+        changed[self.table] = out[self.table] * 2
+        changed[:, self.kept] += 1
+        return self.loss(batch) + sum(0.01 * part.square().mean() for part in (*parts, changed))
+
+
+case(inductor=True)(Picks)
+
+
+@case(options={"max_epochs": 3})
+class PicksOthersInEachEpoch(Picks):
+    def on_train_epoch_start(self):
+        self.kept.copy_(self.kept.roll(self.current_epoch))
+        self.table = self.table.roll(self.current_epoch)
+
+
+@case(eager="a value of a tensor decides")
+class PicksOthersInEachStep(Picks):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.kept.copy_(self.kept.roll(1))
+
+
+@case(eager=DEPENDS, line="chosen = out[batch[1] == 1]")
+class PicksByTheBatch(Small):
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        chosen = out[batch[1] == 1]
+        return self.loss(batch) + chosen.square().sum()
+
+
+@case(eager=DEPENDS)
+class PicksByItsWeights(Small):
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        return self.loss(batch) + out[:, self.net[2].bias > 0].square().sum()
+
+
+@case(eager=DEPENDS)
+class PicksByTheStep(Small):
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        return self.loss(batch) + out[torch.arange(len(out)) > torch.tensor(batch_idx % 4)].square().sum()
