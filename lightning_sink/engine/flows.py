@@ -2,21 +2,23 @@
 
 `self.log("loss", loss.item())` takes a number out of a tensor and does nothing but pass it on. `receivers` finds out,
 for the call that a frame is at, who gets its result: as it is, through arithmetic, as an element of a list, a tuple or
-a dictionary, by way of a local variable. Where it may go anywhere else, or the source cannot be read, it finds nothing.
-Positions within a line are known from Python 3.11 on; before that it finds nothing either.
+a dictionary, by way of a local variable, or of a function that returns it to its caller. Where it may go anywhere else,
+or the source cannot be read, it finds nothing. Positions within a line are known from Python 3.11 on; before that it
+finds nothing either.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain, islice
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from lightning_sink.engine.watch import unwatched
+from lightning_sink.engine.watch import is_user_frame, unwatched
 
 ADDED = "+="
 """How an attribute receives what is added to it."""
@@ -25,6 +27,9 @@ _Span = tuple[int | None, int | None, int | None, int | None]
 
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Flags of code that gives what it returns to nobody who calls it."""
+
 _SHOWS_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
 _COMPREHENSIONS = frozenset(["<dictcomp>", "<listcomp>"])
 """Frames of their own, up to Python 3.11."""
@@ -40,6 +45,16 @@ class Receiver(NamedTuple):
 
     path: tuple[str, ...]
     how: str
+
+
+class Returned(NamedTuple):
+    """A number that a function returns, or something that it is in.
+
+    Attributes:
+        place: Which element of the tuple that is returned has it; None for what is no tuple.
+    """
+
+    place: int | None
 
 
 class Getter(NamedTuple):
@@ -58,6 +73,20 @@ class Getter(NamedTuple):
 
 def receivers(frame: FrameType) -> list[Getter]:
     """Returns who gets what the call gives that a frame is at; none where that is not certain."""
+    try:
+        return _getters(frame, Returned(None), None)
+    except RecursionError:  # an expression as long as generated ones are
+        return []
+
+
+def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Getter]:
+    """Returns who gets a number that the call gives, as it is or in something else.
+
+    Args:
+        frame: The frame that calls.
+        given: What the call gives.
+        by: The code of the function that gives it; None for a method of C's.
+    """
     positions = getattr(frame.f_code, "co_positions", None)
     if positions is None:
         return []
@@ -65,11 +94,35 @@ def receivers(frame: FrameType) -> list[Getter]:
     while frames[0].f_code.co_name in _COMPREHENSIONS and frames[0].f_back is not None:
         frames.insert(0, frames[0].f_back)  # whose code tells what is done with it
     source = _source_of(tuple(each.f_code for each in frames), frame.f_code.co_filename)
-    try:
-        getters = [] if source is None else source.receivers(next(islice(positions(), frame.f_lasti // 2, None)))
-    except RecursionError:  # an expression as long as generated ones are
+    call = None if source is None else source.call(next(islice(positions(), frame.f_lasti // 2, None)))
+    if source is None or call is None or (by is not None and not _is_call_of(call, frames, by)):
         return []
-    return [_getter(frames, receiver) for receiver in getters]
+    found: list[Getter] = []
+    for receiver in source.receivers(call, given.place):
+        if isinstance(receiver, Receiver):
+            found.append(_getter(frames, receiver))
+            continue
+        caller, code = frames[0].f_back, frames[0].f_code
+        follows = caller is not None and is_user_frame(caller) and not code.co_flags & _PAUSES
+        getters = _getters(caller, receiver, code) if follows and caller is not None else []
+        if not getters:
+            return []
+        found += getters
+    return found
+
+
+def _is_call_of(call: ast.Call, frames: list[FrameType], code: CodeType) -> bool:
+    """Tells whether a call is one of the function with this code, and not of another one that calls it in turn."""
+    path = _path(call.func)
+    if not path:
+        return False
+    known = (scope for frame in reversed(frames) for scope in (frame.f_locals, frame.f_globals))
+    called = next((scope[path[0]] for scope in known if path[0] in scope), None)
+    for name in path[1:]:
+        holder, called = called, attribute_of(called, name)
+        if called is None:
+            called = inspect.getattr_static(type(holder), name, None)
+    return getattr(called, "__code__", None) is code and isinstance(called, (FunctionType, MethodType))
 
 
 def is_only_added_to(name: str, codes: Iterable[CodeType]) -> bool:
@@ -124,12 +177,26 @@ class _Source:
         self._calls = {_span(node): node for node in self._parents if isinstance(node, ast.Call)}
         functions = [node for node in self._parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
         self._functions = {_place(function): function for function in functions}
-        self._variables: dict[tuple[ast.AST, str], list[Receiver]] = {}
+        self._variables: dict[tuple[ast.AST, str], list[Receiver | Returned]] = {}
 
-    def receivers(self, span: Any) -> list[Receiver]:
-        """Returns who gets what the call gives that stands there; none where it may go elsewhere."""
-        call = self._calls.get(span)
-        return [] if call is None else self._receivers(call)
+    def call(self, span: Any) -> ast.Call | None:
+        """Returns the call that stands there."""
+        return self._calls.get(span)
+
+    def receivers(self, call: ast.Call, place: int | None) -> list[Receiver | Returned]:
+        """Returns who gets a number that a call gives; none where it may go elsewhere.
+
+        Args:
+            call: The call.
+            place: Which element of the tuple that it gives has the number; None where it gives none.
+        """
+        parent = self._parents[call]
+        targets = parent.targets if isinstance(parent, ast.Assign) else []
+        if place is not None and len(targets) == 1 and isinstance(targets[0], ast.Tuple):
+            names = targets[0].elts
+            alone = all(isinstance(name, ast.Name) for name in names) and place < len(names)
+            return self._receivers_of_variable(names[place]) if alone else []  # type: ignore[arg-type]
+        return self._receivers(call)
 
     def only_adds(self, code: CodeType, name: str) -> bool:
         """Tells whether a function does nothing with attributes of a name but adding to them."""
@@ -151,27 +218,59 @@ class _Source:
         same = isinstance(target, ast.Attribute) and _receiver(target) == _receiver(value.left) != []
         return value.right if same and isinstance(value.op, ast.Add) else None
 
-    def _receivers(self, node: ast.AST) -> list[Receiver]:
+    def _receivers(self, node: ast.AST) -> list[Receiver | Returned]:
         parent = self._parents[node]
         if isinstance(parent, ast.keyword):
             node, parent = parent, self._parents[parent]
         if isinstance(parent, ast.Call):
-            return [] if node is parent.func else _receiver(parent.func)
+            return [] if node is parent.func else [*_receiver(parent.func)]
+        if isinstance(parent, ast.Return):
+            return [Returned(None)]
+        if isinstance(parent, ast.Tuple) and isinstance(self._parents[parent], ast.Return):
+            return [Returned(parent.elts.index(node))]  # type: ignore[arg-type]
         if isinstance(parent, ast.AugAssign) and isinstance(parent.target, ast.Attribute):
-            return _receiver(parent.target, ADDED) if _adds(parent) else []
+            return [*_receiver(parent.target, ADDED)] if _adds(parent) else []
         if isinstance(parent, ast.AugAssign) and isinstance(parent.target, ast.Name):
             return self._receivers_of_variable(parent.target) if _computes(parent, node) else []
-        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
-            return self._receivers_of_variable(parent.targets[0])
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
+            return self._receivers_of_target(parent.targets[0])
         if isinstance(parent, ast.BinOp) and node is self._sum_of(parent.left):
-            return _receiver(parent.left, ADDED)
+            return [*_receiver(parent.left, ADDED)]
+        if isinstance(parent, ast.Attribute):
+            return self._receivers_of_elements(parent)
         return self._receivers(parent) if _passes_on(parent, node) else []
 
-    def _receivers_of_variable(self, variable: ast.Name) -> list[Receiver]:
+    def _receivers_of_target(self, target: ast.expr) -> list[Receiver | Returned]:
+        """Returns who gets what is put into a variable, or under a key into a dictionary that the function has made."""
+        if isinstance(target, ast.Name):
+            return self._receivers_of_variable(target)
+        if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
+            return []
+        function, name = self._function_of(target), target.value.id
+        if function is None or name in _arguments(function):
+            return []
+        stores = [node for node in _scope(function)[0] if node.id == name and isinstance(node.ctx, ast.Store)]
+        made = all(isinstance(getattr(self._parents[node], "value", None), (ast.Dict, ast.DictComp)) for node in stores)
+        return self._receivers_of_variable(target.value) if made and stores else []
+
+    def _receivers_of_elements(self, method: ast.Attribute) -> list[Receiver | Returned]:
+        """Returns who gets the values of a dictionary that a loop goes through: `for name, value in found.items():`."""
+        call = self._parents[method]
+        loop = self._parents.get(call)
+        if not isinstance(call, ast.Call) or call.func is not method or call.args or call.keywords:
+            return []
+        if not isinstance(loop, (ast.For, ast.comprehension)) or loop.iter is not call:
+            return []
+        target = loop.target
+        if method.attr == "items" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+            target = target.elts[1]
+        elif method.attr != "values":
+            return []
+        return self._receivers_of_variable(target) if isinstance(target, ast.Name) else []
+
+    def _receivers_of_variable(self, variable: ast.Name) -> list[Receiver | Returned]:
         """Returns who gets the values of a function's variable, if all that is done with it is to pass them on."""
-        function: ast.AST | None = variable
-        while function is not None and not isinstance(function, _FUNCTIONS):
-            function = self._parents.get(function)
+        function = self._function_of(variable)
         if function is None:
             return []
         key = function, variable.id
@@ -180,14 +279,21 @@ class _Source:
             self._variables[key] = self._receivers_of_name(function, variable.id)
         return self._variables[key]
 
-    def _receivers_of_name(self, function: ast.AST, name: str) -> list[Receiver]:
+    def _function_of(self, node: ast.AST) -> ast.AST | None:
+        found: ast.AST | None = node
+        while found is not None and not isinstance(found, _FUNCTIONS):
+            found = self._parents.get(found)
+        return found
+
+    def _receivers_of_name(self, function: ast.AST, name: str) -> list[Receiver | Returned]:
         own, inner = _scope(function)
         if name in inner or _SHOWS_VARIABLES & {node.id for node in own}:
             return []
         uses = [(node, self._parents[node]) for node in own if node.id == name]
         if not all(_computes(parent, node) for node, parent in uses if _is_changed(node, parent)):
             return []
-        found = [self._receivers(node) for node, _ in uses if isinstance(node.ctx, ast.Load)]
+        loads = [node for node, parent in uses if isinstance(node.ctx, ast.Load) and not _is_put_into(node, parent)]
+        found = [self._receivers(node) for node in loads]
         return list(dict.fromkeys(chain.from_iterable(found))) if all(found) else []
 
 
@@ -206,6 +312,15 @@ def _scope(function: ast.AST) -> tuple[list[ast.Name], set[str]]:
             own += [node] if isinstance(node, ast.Name) else []
             nodes += ast.iter_child_nodes(node)
     return own, inner
+
+
+def _arguments(function: ast.AST) -> set[str]:
+    return {node.arg for node in ast.walk(getattr(function, "args", function)) if isinstance(node, ast.arg)}
+
+
+def _is_put_into(node: ast.AST, parent: ast.AST) -> bool:
+    """Tells whether something is put under a key into what a variable holds."""
+    return isinstance(parent, ast.Subscript) and parent.value is node and isinstance(parent.ctx, ast.Store)
 
 
 def _is_changed(node: ast.AST, parent: ast.AST) -> bool:
@@ -236,6 +351,8 @@ def _passes_on(parent: ast.AST, node: ast.AST) -> bool:
         return node is parent.elt
     if isinstance(parent, ast.IfExp):
         return node is not parent.test
+    if isinstance(parent, ast.Subscript):
+        return node is parent.value and isinstance(parent.ctx, ast.Load)
     return isinstance(parent, (ast.List, ast.Tuple)) or (
         isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.USub)
     )
@@ -243,14 +360,19 @@ def _passes_on(parent: ast.AST, node: ast.AST) -> bool:
 
 def _receiver(node: ast.AST, how: str | None = None) -> list[Receiver]:
     """Returns an attribute as a receiver; none for what is none of a variable's."""
+    path = _path(node)
+    if len(path) < 2:
+        return []
+    return [Receiver(path, how) if how else Receiver(path[:-1], path[-1])]
+
+
+def _path(node: ast.AST) -> tuple[str, ...]:
+    """Returns a variable's name, or its and those of attributes; nothing for anything else."""
     names = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
         node = node.value
-    if not isinstance(node, ast.Name) or not names:
-        return []
-    path = (node.id, *reversed(names))
-    return [Receiver(path, how) if how else Receiver(path[:-1], path[-1])]
+    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
 
 
 def _place(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, int]:

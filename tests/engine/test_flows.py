@@ -1,11 +1,12 @@
 """Where the source says that a number goes, and nowhere else."""
 
 import sys
+from functools import lru_cache, partial
 from types import CodeType, SimpleNamespace
 
 import pytest
 
-from lightning_sink.engine.flows import is_only_added_to, receivers
+from lightning_sink.engine.flows import Getter, is_only_added_to, receivers
 
 pytestmark = pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="lines are not known to their ends")
 
@@ -21,10 +22,60 @@ class Value:
         return self.value
 
 
+def number_of(x):
+    return x.item() / 2
+
+
+def named(x):
+    return {"x": x.item()}
+
+
+def with_others(x):
+    number = x.item()
+    return x, [number], {"x": number}
+
+
+def either(x):
+    if x is None:
+        return {}, x
+    return x, {"x": x.item()}
+
+
+def put_in(x):
+    found = {}
+    found["one"] = 1.0
+    for name in "xy":
+        found[name] = x.item()
+    return found
+
+
+def of_another(x):
+    found = named(x)
+    return x, found
+
+
+def by_steps(x):
+    yield x.item()
+
+
+@lru_cache
+def remembered(x):
+    return x.item()
+
+
 class Owner:
     def __init__(self):
         self.losses, self.total = [], 0.0
         self.net = SimpleNamespace(seen=[], total=0.0)
+        self.own = number_of
+
+    def shared(self, x, stage="train"):
+        loss, parts = with_others(x)[:2]
+        return loss, {f"{stage}_x": x.item()}
+
+    @property
+    def kept(self):
+        return self.value.item()
 
     def log(self, name, value, **options):
         pass
@@ -106,6 +157,42 @@ def by_a_dictionary(self, x):
     self.log_dict(numbers)
 
 
+def returned_by_a_function(self, x):
+    self.log("x", number_of(x) * 2)
+
+
+def returned_by_a_method(self, x):
+    _, numbers = self.shared(x, stage="val")
+    for name, number in numbers.items():
+        self.log(name, number)
+    self.log("again", numbers["val_x"])
+
+
+def returned_by_an_attribute(self, x):
+    self.log("x", self.own(x))
+
+
+def returned_by_two(self, x):
+    loss, found = of_another(x)
+    self.log_dict({f"train/{name}": number for name, number in found.items()})
+
+
+def returned_in_a_dictionary_that_is_filled(self, x):
+    self.log_dict(put_in(x))
+
+
+def gone_through(self, x):
+    found = {"x": x.item()}
+    for number in found.values():
+        self.losses.append(number)
+
+
+def by_a_dictionary_that_is_read(self, x):
+    numbers = {"x": x.item()}
+    self.log_dict(numbers)
+    self.log("x", numbers["x"])
+
+
 LOG, APPEND, ADD = ("self", "", "log"), ("self", "losses", "append"), ("self", "total", "+=")
 GOES = {
     as_it_is: [LOG],
@@ -122,6 +209,13 @@ GOES = {
     by_a_variable_of_two_branches: [LOG],
     by_a_sum_of_its_own: [LOG],
     by_a_dictionary: [("self", "", "log_dict")],
+    returned_by_a_function: [LOG],
+    returned_by_a_method: [LOG],
+    returned_by_an_attribute: [LOG],
+    returned_by_two: [("self", "", "log_dict")],
+    returned_in_a_dictionary_that_is_filled: [("self", "", "log_dict")],
+    gone_through: [APPEND],
+    by_a_dictionary_that_is_read: [("self", "", "log_dict"), LOG],
 }
 
 
@@ -131,7 +225,7 @@ def test_receivers(function):
     function(owner, x)
     holders = {"self": owner, "net": owner.net}
     expected = [(holders[holder], attribute, how) for holder, attribute, how in GOES[function]]
-    assert sorted(x.found, key=str) == sorted(expected, key=str)
+    assert sorted({str(getter) for getter in x.found}) == sorted(map(str, map(Getter._make, expected)))
 
 
 def thrown_away(self, x):
@@ -199,6 +293,79 @@ def multiplied(self, x):
     self.total *= x.item()
 
 
+def returned_and_looked_at(self, x):
+    self.log("x", 1.0 if number_of(x) > 1 else 0.0)
+
+
+def returned_to_c(self, x):
+    self.log("x", sum(map(number_of, [x])))
+
+
+def returned_through_a_wrapper(self, x):
+    self.log("x", remembered(x))
+
+
+def returned_through_a_partial(self, x):
+    half = partial(number_of, x)
+    self.log("x", half())
+
+
+def returned_at_one_of_two_places(self, x):
+    one, _ = either(x)
+    self.log("x", one)
+
+
+def returned_and_kept(self, x):
+    found = named(x)
+    self.net.found = found
+    self.log_dict(found)
+
+
+def returned_and_counted(self, x):
+    found = named(x)
+    self.log("x", len(found))
+    self.log_dict(found)
+
+
+def returned_by_steps(self, x):
+    for number in by_steps(x):
+        self.log("x", number)
+
+
+def returned_by_a_property(self, x):
+    self.value = x
+    self.log("x", self.kept)
+
+
+def returned_to_more_names(self, x):
+    one, two, *rest = with_others(x)
+    self.log("x", two[0])
+
+
+def put_into_what_is_not_its_own(self, x):
+    found = vars(self.net)
+    found["x"] = x.item()
+    self.log_dict(found)
+
+
+def put_into_what_it_is_given(self, x, found=None):
+    found = found or self.net.seen
+    found[0:] = [x.item()]
+    self.log("x", found[0])
+
+
+def put_in_as_a_key(self, x):
+    found = {}
+    found[x.item()] = 1.0
+    self.log_dict(found)
+
+
+def gone_through_by_name(self, x):
+    found = {"x": x.item()}
+    for name, number in sorted(found.items()):
+        self.log(name, number)
+
+
 def an_index(self, x):
     self.losses[int(x.item()) :] = []
 
@@ -257,12 +424,6 @@ def by_a_global(self, x):
     self.log("x", number)
 
 
-def by_a_dictionary_that_is_read(self, x):
-    numbers = {"x": x.item()}
-    self.log_dict(numbers)
-    self.log("x", numbers["x"])
-
-
 def by_a_generator(self, x):
     self.losses.extend(x.item() for _ in range(2))
 
@@ -277,7 +438,10 @@ NOWHERE = [
     *[multiplied, an_index, by_a_variable_that_decides, by_a_variable_that_divides, by_a_variable_of_itself],
     *[added_with_more, added_to_another],
     *[by_two_variables, by_a_variable_of_a_function_within, by_a_variable_that_is_seen, by_a_global],
-    *[by_a_dictionary_that_is_read, by_a_generator, unpacked],
+    *[by_a_generator, unpacked, returned_and_looked_at, returned_to_c, returned_through_a_wrapper],
+    *[returned_through_a_partial, returned_at_one_of_two_places, returned_and_kept, returned_and_counted],
+    *[returned_by_steps, returned_by_a_property, returned_to_more_names, put_into_what_is_not_its_own],
+    *[put_into_what_it_is_given, put_in_as_a_key, gone_through_by_name],
 ]
 
 

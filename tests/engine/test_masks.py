@@ -25,7 +25,7 @@ BERNOULLI = torch.ops.aten.bernoulli_.float
 @pytest.fixture(scope="module")
 def loop():
     """Machine code of a step that drops out."""
-    return compile_inductor(record(lambda x: nn.functional.dropout(x, 0.3) * 2, torch.randn(2, 3)))._loop
+    return compile_inductor(record(lambda x: nn.functional.dropout(x, 0.3) * 2, torch.randn(2, 3))).loop
 
 
 def mask(shape, probability, **options):

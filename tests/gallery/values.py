@@ -47,6 +47,39 @@ class LogsNumbersInEveryWay(Small):
         return loss / 2
 
 
+@case(inductor=True, **numbers())
+class LogsWhatAHelperReturns(Small):
+    def parts(self, out, target):
+        loss = nn.functional.cross_entropy(out, target)
+        found = {"largest": out.max().item()}
+        for name in ("one", "other"):
+            found[name] = loss.item() / (1 + len(name))
+        return loss, found
+
+    def shared_step(self, batch, stage):
+        loss, found = self.parts(self(batch[0]), batch[1])
+        return loss, {f"{stage}/{name}": number for name, number in found.items()}
+
+    def training_step(self, batch, batch_idx):
+        loss, found = self.shared_step(batch, stage="train")
+        for name, number in found.items():
+            self.log(name, number, on_step=True, on_epoch=True)
+        self.log("again", found["train/one"] * 2)
+        return loss
+
+
+@case(eager=DECIDES, line='return {"loss": loss.item()}')
+class LooksAtWhatAHelperReturns(Small):
+    def parts(self, loss):
+        return {"loss": loss.item()}
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        for name, number in self.parts(loss).items():
+            self.log(name, number if number < 1 else 1.0)
+        return loss
+
+
 @case(eager=DECIDES, line='self.log("loss", loss.item())')
 class AnOverriddenLogGetsTheNumber(Logs):
     def log(self, name, value, *args, **options):
