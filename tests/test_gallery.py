@@ -33,19 +33,9 @@ pytestmark = [
 
 WITH_HOOKS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several", "options"]
 WITH_HOOKS += ["callbacks", "sink_ends"]
-OTHERS = [
-    "elsewhere",
-    "by_hand",
-    "collected",
-    "generators",
-    "hidden",
-    "masks",
-    "measures",
-    "optimizers",
-    "own_optimizers",
-]
-OTHERS += ["parameters", "precision", "randomness", "rates", "reach", "schedulers", "setting", "state", "teachers"]
-OTHERS += ["values", "wrapped"]
+OTHERS = ["elsewhere", "by_hand", "collected", "epochs", "generators", "hidden", "masks", "measures", "optimizers"]
+OTHERS += ["own_optimizers", "parameters", "precision", "randomness", "rates", "reach", "schedulers", "setting"]
+OTHERS += ["state", "teachers", "values", "wrapped"]
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES
 HOOKED = [case for case in CASES if case.refused is None and case.raises is None and case.ordered]
