@@ -11,8 +11,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lightning_sink.engine.attributes import are_the_same
-from lightning_sink.engine.flows import ADDED, is_only_added_to
+from lightning_sink.engine.flows import is_only_added_to
 from lightning_sink.engine.given import given, plain
+from lightning_sink.engine.passed_on import ADDED
 
 ABSENT = object()
 """Stands for what is not there."""

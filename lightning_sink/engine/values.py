@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.collectors import ListWatch
-from lightning_sink.engine.flows import ADDED, attribute_of, receivers
+from lightning_sink.engine.flows import attribute_of, receivers
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.origins import Origin
+from lightning_sink.engine.passed_on import ADDED
 from lightning_sink.engine.questions import OF_BATCH, question
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.result_types import is_large
