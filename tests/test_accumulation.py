@@ -220,6 +220,48 @@ def test_steps_that_are_not_all_alike(rows, make, in_rows):
     assert in_rows is None or bool(rows) == in_rows
 
 
+class Lengths:
+    """Batches of which some have another number of rows, always at the same place in a window."""
+
+    def __init__(self, other, every):
+        sizes = [other if number % every == 1 else 8 for number in range(96)]
+        generator = torch.Generator().manual_seed(3)
+        self.batches = [
+            (torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator))
+            for size in sizes
+        ]
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+class Silent(L.LightningModule):
+    """Logs nothing, so that its steps differ by nothing but their batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y, reduction="sum") / len(x)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("engine", ["traced", pytest.param("inductor", marks=missing)])
+@pytest.mark.parametrize("other", [5, 11])
+@pytest.mark.parametrize("every", [4, 8])
+def test_windows_of_batches_of_several_sizes(rows, engine, other, every):
+    options = {"accumulate_grad_batches": 4, "max_epochs": 3}
+    compare(Silent, engine, -1, data=lambda: Lengths(other, every), **options)
+    assert not rows or every == 8
+
+
 def test_control_windows_that_are_cut_elsewhere_are_noticed(monkeypatch):
     original = L.pytorch.loops.training_epoch_loop._TrainingEpochLoop._should_accumulate
     expected = once(Quiet, many, max_epochs=1, accumulate_grad_batches=4)

@@ -6,7 +6,9 @@ when they are due and no earlier. What a loader reaches through global variables
 
 from __future__ import annotations
 
+import dis
 import gc
+import inspect
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -50,6 +52,45 @@ def holds_training(
             seen.add(id(item))
             waiting.extend(_held(item, set(hidden(item))))
     return False
+
+
+def may_change(function: Any) -> bool:
+    """Tells whether a method looks as if it, or others of its object that it calls, may change something.
+
+    One that only puts a batch together changes nothing that a step takes for granted. Any other function may.
+    """
+    if not isinstance(function, types.MethodType):
+        return True
+    owner, waiting, seen = type(function.__self__), [function.__func__.__code__], set[types.CodeType]()
+    while waiting:
+        code = waiting.pop()
+        if _changes(code):
+            return True
+        seen.add(code)
+        found = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        methods = (inspect.getattr_static(owner, name, None) for name in code.co_names)
+        found += [each.__code__ for each in methods if isinstance(each, types.FunctionType) and _is_users(each)]
+        waiting += [each for each in found if each not in seen]
+    return False
+
+
+def _is_users(method: types.FunctionType) -> bool:
+    """Tells whether a method is no library's: tensors have some of the same names (`float`, `to`)."""
+    return method.__module__.partition(".")[0] not in ("torch", "lightning", "pytorch_lightning", "lightning_fabric")
+
+
+def _changes(code: types.CodeType) -> bool:
+    stores = any(each.opname in _STORES for each in dis.get_instructions(code))
+    return stores or any(name in _CHANGING or (name.endswith("_") and name[0] != "_") for name in code.co_names)
+
+
+_STORES = frozenset(["STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL", "STORE_SLICE"])
+_CHANGING = frozenset(
+    ["append", "extend", "insert", "add", "update", "pop", "popitem", "popleft", "appendleft", "clear"]
+)
+_CHANGING |= {"remove", "discard", "setdefault", "sort", "reverse", "setattr", "delattr", "__setattr__", "__dict__"}
+_CHANGING |= {"vars", "exec", "eval", "globals", "register_buffer", "load_state_dict", "step", "train", "put"}
+_CHANGING |= {"freeze", "unfreeze", "log", "log_dict", "save_hyperparameters"}
 
 
 def _address(tensor: Tensor) -> int:

@@ -124,7 +124,7 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
     turns = program.turns
     if not (sink.schedules(program.note) or any(turn.counts or turn.guards for turn in turns)):
         return Numbers(steps)
-    found, stale = Numbers(0), list[bool]()
+    found, stale, too_many = Numbers(0), list[bool](), 0
     with closing(sink.passing(steps, program.note, lambda: stale.append(hyper.update()))) as passing:
         while True:
             try:
@@ -132,8 +132,7 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
             except StopIteration:
                 break
             except Exception:  # a schedule failed behind the last step, which is left to be run, and to fail, by itself
-                del found.rows[-1:]
-                sink.pass_again(behind + len(found.rows), program.note)
+                too_many = 1
                 break
             turn = turns[len(found.rows) % len(turns)]
             found.stale = any(stale)
@@ -142,8 +141,9 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
             for tensor, get in turn.counts:
                 tensor.fill_(get())
             found.rows.append([tensor.clone() for _, tensor in turn.numbers])
-    if over := len(found.rows) % len(turns):
-        del found.rows[-over:]
-        sink.pass_again(behind + len(found.rows), program.note)
-    found.steps = len(found.rows)
+    found.steps = max(0, len(found.rows) - too_many)
+    found.steps -= found.steps % len(turns)  # whole rounds
+    if too_many or found.steps < len(found.rows):
+        del found.rows[found.steps :]
+        sink.pass_again(behind + found.steps, program.note)
     return found

@@ -231,11 +231,12 @@ class CompiledEngine(Engine):
     def _repeating(self, sink: Sink, step: Step, program: Program) -> Program | Window | None:
         """Returns what may run the steps that come next, behind one that a program has just run."""
         if self._unsettled is None:
+            self._windows.forget()
             return None
         outputs, turns = self._unsettled[1], sink.turns()
         if turns == 1:
             return program if program.may_repeat(outputs) else None
-        self._windows.add(step.kind, program, outputs)
+        self._windows.add(step.key, program, outputs)
         return self._windows.find(sink, turns) if turns else None
 
     def _run_ahead(self, sink: Sink, step: Step, program: Program | Window) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lightning_sink.engine.private import schema_name
 
-_INDEXES = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+_INDEXES = frozenset(["aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"])
+_ATEN = torch.ops.aten
 
 
 def by_places(
@@ -27,20 +28,18 @@ def by_places(
         args: Its arguments.
         places_of: Returns the places of a mask's ones, by dimension; None where that is another mask in other steps.
     """
-    name = schema_name(func)
-    if name in _INDEXES and any(_is_mask(index) for index in args[1]):
+    if schema_name(func) in _INDEXES and any(_is_mask(index) for index in args[1]):
         found = [places_of(index) if _is_mask(index) else [index] for index in args[1]]
         if all(places is not None for places in found):
             indices = [index for places in found if places is not None for index in places]
             return func, (args[0], indices, *args[2:])
-    elif (
-        name == "aten::masked_select" and args[0].shape == args[1].shape and (places := places_of(args[1])) is not None
-    ):
-        return torch.ops.aten.index.Tensor, (args[0], places)
-    elif name == "aten::nonzero" and (places := places_of(args[0])) is not None:
-        return torch.ops.aten.stack.default, (places, 1)
+    elif func is _ATEN.masked_select.default and args[0].shape == args[1].shape:  # not where one is spread for it
+        if _is_mask(args[1]) and (places := places_of(args[1])):
+            return _ATEN.index.Tensor, (args[0], places)
+    elif func is _ATEN.nonzero.default and _is_mask(args[0]) and (places := places_of(args[0])):
+        return _ATEN.stack.default, (places, 1)
     return func, args
 
 
 def _is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.dtype is torch.bool
+    return isinstance(index, Tensor) and index.dtype is torch.bool and index.dim() > 0

@@ -243,7 +243,7 @@ class Sink(ABC):
         Args:
             step: The step that a program has just run; the ones that come next are of its kind and signature.
             note: Its note; theirs will be equal. Of steps that take turns, that of `note_of_turns`: they are of the
-                kinds that these have, in turns, and whole rounds.
+                kinds that these have, in turns, all of the present one's signature, and whole rounds.
             most: How many at most.
             behind: How many were given before and are being run: these come behind them.
         """

@@ -8,7 +8,7 @@ the same window has left there. `window_of` links these; a `Window` stands for a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -20,6 +20,7 @@ from torch import Tensor
 from lightning_sink.engine.appends import Appends
 from lightning_sink.engine.loop import TurnTaking
 from lightning_sink.engine.program import Program
+from lightning_sink.engine.programs import Key
 from lightning_sink.engine.row import Row
 from lightning_sink.engine.step import Column, Result, Sink
 
@@ -120,10 +121,11 @@ def window_of(programs: Sequence[Program], note: Any) -> Window | None:
         if None in places.values():
             return None
         links.append({position: place for position, place in places.items() if place is not None})
-        filled = {slot.name: (which, program.num_given + index) for index, slot in enumerate(program.filled)}
-        if left.keys() & filled.keys():
+        touched: dict[str, tuple[int, int] | None] = {slot.name: None for slot in program.cleared}
+        touched |= {slot.name: (which, program.num_given + index) for index, slot in enumerate(program.filled)}
+        if left.keys() & touched.keys():
             return None  # which of them is left would depend on where a row ends
-        left |= filled | {slot.name: None for slot in program.cleared}
+        left |= touched
     finds_same = all(program.finds({name: place is not None for name, place in left.items()}) for program in programs)
     return Window(programs, links, note) if finds_same else None
 
@@ -132,24 +134,27 @@ class Windows:
     """The programs that have run one after another, each by itself, and the window that was found last."""
 
     def __init__(self) -> None:
-        self._ran: deque[tuple[Hashable, Program, list[torch.dtype] | None]] = deque(maxlen=_MOST_TURNS)
+        self._ran: deque[tuple[Key, Program, list[torch.dtype] | None]] = deque(maxlen=_MOST_TURNS)
         self._known: tuple[tuple[Program, ...], Window | None] = (), None
 
     def forget(self) -> None:
         """Steps have run otherwise, or in a row: those before them and behind them are no window."""
         self._ran.clear()
 
-    def add(self, kind: Hashable, program: Program, outputs: tuple[Tensor, ...]) -> None:
-        """Takes note of a program that has run a step of some kind, and of what that gave."""
-        self._ran.append((kind, program, program.kept_types(outputs) if program.may_keep(outputs) else None))
+    def add(self, key: Key, program: Program, outputs: tuple[Tensor, ...]) -> None:
+        """Takes note of a program that has run a step, and of what that gave."""
+        self._ran.append((key, program, program.kept_types(outputs) if program.may_keep(outputs) else None))
 
     def find(self, sink: Sink, turns: int) -> Window | None:
         """Returns what may run the steps that come next, where so many take turns; None where nothing does."""
         if not 1 < turns <= len(self._ran):
             return None
-        kinds, programs, types = zip(*islice(self._ran, len(self._ran) - turns, None), strict=True)
+        keys, programs, types = zip(*islice(self._ran, len(self._ran) - turns, None), strict=True)
+        kinds, signatures = zip(*keys, strict=True)
         if None in types or any(own != types[0] for own in types):
             return None
+        if any(signature != signatures[0] for signature in signatures):
+            return None  # the batches that come next are all alike
         if any(program.looked_at != programs[-1].looked_at for program in programs):
             return None
         note = sink.note_of_turns(kinds, [program.note for program in programs])

@@ -22,8 +22,9 @@ from lightning.pytorch.tuner.lr_finder import _LRCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
-from lightning_sink.data.held import holds_training
+from lightning_sink.data.held import holds_training, may_change
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Limits
@@ -137,10 +138,24 @@ def in_step_reason(trainer: Any, loaders: Iterable[Any] = ()) -> str:
 
 
 def look_back(trainer: Any, loaders: Iterable[Any]) -> bool:
-    """Tells whether a fetch from loaders runs code that holds the training: it may look at it, and change it."""
-    # Workers have copies of their own, which no step changes.
-    own = (loader for loader in loaders if not getattr(loader, "num_workers", 0))
-    return holds_training(own, trainer.lightning_module, [trainer], _leads_back)
+    """Tells whether a fetch from loaders runs code that holds the training, and may look at it."""
+    return holds_training(_own(loaders), trainer.lightning_module, [trainer], _leads_back)
+
+
+def may_change_training(trainer: Any, loaders: Iterable[Any]) -> bool:
+    """Tells whether a fetch from loaders runs code that holds the training, and looks as if it may change it."""
+    for loader in _own(loaders):
+        parts = [loader]
+        if type(loader) is DataLoader and not may_change(loader.collate_fn):
+            parts = [value for name, value in vars(loader).items() if name != "collate_fn"]
+        if holds_training(parts, trainer.lightning_module, [trainer], _leads_back):
+            return True
+    return False
+
+
+def _own(loaders: Iterable[Any]) -> Iterable[Any]:
+    """Returns those without workers, which have copies of their own that no step changes."""
+    return [loader for loader in loaders if not getattr(loader, "num_workers", 0)]
 
 
 def _leads_back(item: Any) -> tuple[str, ...]:

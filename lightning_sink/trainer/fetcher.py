@@ -78,15 +78,15 @@ class SinkFetcher(_DataFetcher):
         inner: The fetcher that Lightning chose, with its iterator made.
         loaders: The training loaders.
         queue: The queue; its source is the inner fetcher.
-        looks_back: Whether a fetch may change what the steps take for granted (`look_back`).
+        changes: Whether a fetch may change what the steps take for granted.
 
     Attributes:
-        looks_back: As given.
+        changes: As given.
         before_wait: Called when no batch lies ready; may raise. None for nothing.
     """
 
-    def __init__(self, inner: _DataFetcher, loaders: TrainingLoaders, queue: BatchQueue, looks_back: bool) -> None:
-        self._inner, self.looks_back = inner, looks_back
+    def __init__(self, inner: _DataFetcher, loaders: TrainingLoaders, queue: BatchQueue, changes: bool) -> None:
+        self._inner, self.changes = inner, changes
         super().__init__()
         self._loaders, self.queue = loaders, queue
         self.before_wait: Callable[[], None] | None = None

@@ -83,8 +83,8 @@ class SinkFitLoop(_FitLoop):
             self.queue = self.sink_strategy.make_queue(batches)
         else:
             self.queue.restart(batches)
-        looks_back = demands.look_back(self.trainer, loaders.flattened)
-        self._data_fetcher = SinkFetcher(fetcher, loaders, self.queue, looks_back)
+        changes = demands.may_change_training(self.trainer, loaders.flattened)
+        self._data_fetcher = SinkFetcher(fetcher, loaders, self.queue, changes)
         loaders.traversals.on_restart = self._say_restart
         if loaders.traversals.doubt:
             warn_at(loaders.traversals.doubt, user_line())

@@ -100,7 +100,7 @@ class TrainerSink(Sink):
         configs = self._trainer.lr_scheduler_configs
         self._schedulers = bool(configs)
         self._by_step = any(config.interval == "step" for config in configs)
-        by_users_code = steps_by_users_code(self._trainer) or self._fetcher.looks_back
+        by_users_code = steps_by_users_code(self._trainer) or self._fetcher.changes
         self.disturbed = by_users_code or not self._transfer.is_plain
 
     # -- the steps --------------------------------------------------------------------------------------------------

@@ -99,3 +99,19 @@ class PicksByTheStep(Small):
     def training_step(self, batch, batch_idx):
         out = self(batch[0])
         return self.loss(batch) + out[torch.arange(len(out)) > torch.tensor(batch_idx % 4)].square().sum()
+
+
+@case(eager=DEPENDS, line="picked = torch.masked_select(out.mean(), torch.tensor(True))")
+class PicksANumber(Small):
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        picked = torch.masked_select(out.mean(), torch.tensor(True))
+        return self.loss(batch) + picked.square().sum()
+
+
+@case(eager=DEPENDS)
+class FillsWhatItPicks(Small):
+    def training_step(self, batch, batch_idx):
+        places = torch.empty(0, dtype=torch.long)
+        torch.nonzero(torch.eye(3, dtype=torch.bool), out=places)
+        return self.loss(batch) + 0.0 * places.sum()

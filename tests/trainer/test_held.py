@@ -171,3 +171,47 @@ def test_what_a_fetch_changes_is_what_the_step_finds(engine):
     plain, sink = (once(Plays, lambda: None, each, max_epochs=3, log_every_n_steps=1) for each in strategies)
     assert_parity(plain, sink, exact=engine == "eager")
     assert sink.module.played == plain.module.played == 27.0
+
+
+class Collates(Net):
+    """Puts its batches together itself."""
+
+    def __init__(self, collate):
+        super().__init__()
+        self.scale, self.seen, self.notes = 2.0, 0, []
+        self.chosen = collate
+
+    def train_dataloader(self):
+        return DataLoader(loader().dataset, batch_size=8, collate_fn=getattr(self, self.chosen))
+
+    def training_step(self, batch, batch_idx):
+        self.log("seen", float(self.seen + len(self.notes)))
+        return super().training_step(batch, batch_idx)
+
+    def read(self, rows):
+        x, y = (torch.stack(part) for part in zip(*rows, strict=True))
+        return self.scaled(x).float(), y
+
+    def scaled(self, x):
+        return x * self.scale + torch.tensor([row * 0 for row in range(6)])
+
+    def counts(self, rows):
+        self.seen += 1
+        return self.read(rows)
+
+    def notes_in_a_list(self, rows):
+        return self.noted(rows)
+
+    def noted(self, rows):
+        self.notes.append(len(rows))
+        return self.read(rows)
+
+
+@pytest.mark.parametrize("collate", ["read", "counts", "notes_in_a_list"])
+def test_a_method_that_puts_batches_together(collate):
+    """It is looked at behind each fetch what it may have changed, unless it only reads: that takes time."""
+    strategies = "auto", SinkStrategy(8, epoch="dataset", engine="traced")
+    plain, sink = (once(lambda: Collates(collate), lambda: None, each, max_epochs=2) for each in strategies)
+    assert_parity(plain, sink)
+    changes = demands.may_change_training(sink.trainer, [sink.module.train_dataloader()])
+    assert changes == (collate != "read")
