@@ -147,7 +147,7 @@ def may_change_training(trainer: Any, loaders: Iterable[Any]) -> bool:
     for loader in _own(loaders):
         parts = [loader]
         if type(loader) is DataLoader and not may_change(loader.collate_fn):
-            parts = [value for name, value in vars(loader).items() if name != "collate_fn"]
+            parts = [loader.dataset, loader.sampler, loader.batch_sampler]
         if holds_training(parts, trainer.lightning_module, [trainer], _leads_back):
             return True
     return False
