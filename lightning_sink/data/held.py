@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
 
 _MOST = 10_000
 """Objects that are looked at: what belongs to a dataset and not to its data is a few."""
@@ -52,6 +53,13 @@ def holds_training(
             seen.add(id(item))
             waiting.extend(_held(item, set(hidden(item))))
     return False
+
+
+def parts_that_may_change(loader: Any) -> list[Any]:
+    """Returns the parts of a loader whose code may change things, where nothing but that matters."""
+    if type(loader) is DataLoader and not may_change(loader.collate_fn):
+        return [loader.dataset, loader.sampler, loader.batch_sampler]
+    return [loader]
 
 
 def may_change(function: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_sink.checks import choice, integer, wrong
-from lightning_sink.data.held import holds_training
+from lightning_sink.data.held import holds_training, parts_that_may_change
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
@@ -53,6 +53,7 @@ class DataSink:
         self._engine: Engine | None = None
         self._queue: BatchQueue | None = None
         self._source: DatasetBatches | None = None
+        self._may_change = False
         self._report = QueueReport()
         self._outputs = Outputs()
         self._history: dict[str, Any] | None = None
@@ -77,7 +78,14 @@ class DataSink:
         engine, queue, state = self._begin()
         with DeferredInterrupt() as interrupt:
             sink = FunctionSink(
-                self._function, queue, self.sink_size, state, self._schedulers, self._signature, interrupt
+                self._function,
+                queue,
+                self.sink_size,
+                state,
+                self._schedulers,
+                self._signature,
+                interrupt,
+                self._may_change,
             )
             try:
                 queue.expect(self.sink_size)
@@ -154,7 +162,9 @@ class DataSink:
             )
         if self._queue is None:
             self._source = DatasetBatches(self._dataset, lambda: self._queue.horizon() if self._queue else 1)
-            held = not getattr(self._dataset, "num_workers", 0) and holds_training([self._dataset], module)
+            is_own = not getattr(self._dataset, "num_workers", 0)  # workers have copies, which no step changes
+            held = is_own and holds_training([self._dataset], module)
+            self._may_change = held and holds_training(parts_that_may_change(self._dataset), module)
             because = "the dataset holds a module whose weights each step changes" if held else ""
             self._queue = BatchQueue(self._source, self._options, in_step_because=because, say=self._asked.say)
         return self._engine, self._queue, state

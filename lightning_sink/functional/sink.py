@@ -33,6 +33,7 @@ class FunctionSink(Sink):
         schedulers: Schedulers that are stepped behind each step.
         signature: What each batch must look like; None where it may be anything.
         interrupt: Holds signals back while a step runs.
+        may_change: Whether a fetch may change what the step takes for granted.
 
     Attributes:
         outputs: What each step returned.
@@ -48,11 +49,12 @@ class FunctionSink(Sink):
         schedulers: Sequence[Any],
         signature: Signature | None,
         interrupt: DeferredInterrupt,
+        may_change: bool,
     ) -> None:
         super().__init__()
         self.outputs = Outputs()
         self.done = 0
-        self.disturbed = not all(map(only_computes, schedulers))
+        self.disturbed = may_change or not all(map(only_computes, schedulers))
         self._function, self._queue, self._length, self._state = function, queue, length, state
         self._schedulers, self._signature, self._interrupt = schedulers, signature, interrupt
         self._place = ""

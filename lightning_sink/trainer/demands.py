@@ -22,9 +22,8 @@ from lightning.pytorch.tuner.lr_finder import _LRCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from lightning_sink.data.held import holds_training, may_change
+from lightning_sink.data.held import holds_training, parts_that_may_change
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Limits
@@ -144,13 +143,8 @@ def look_back(trainer: Any, loaders: Iterable[Any]) -> bool:
 
 def may_change_training(trainer: Any, loaders: Iterable[Any]) -> bool:
     """Tells whether a fetch from loaders runs code that holds the training, and looks as if it may change it."""
-    for loader in _own(loaders):
-        parts = [loader]
-        if type(loader) is DataLoader and not may_change(loader.collate_fn):
-            parts = [loader.dataset, loader.sampler, loader.batch_sampler]
-        if holds_training(parts, trainer.lightning_module, [trainer], _leads_back):
-            return True
-    return False
+    parts = [part for loader in _own(loaders) for part in parts_that_may_change(loader)]
+    return holds_training(parts, trainer.lightning_module, [trainer], _leads_back)
 
 
 def _own(loaders: Iterable[Any]) -> Iterable[Any]:

@@ -646,3 +646,40 @@ def test_a_list_that_looks_like_a_loader():
     with data_sink(lambda x: model(x).sum(), Batches([torch.ones(4, 6)] * 5), 12, engine="eager") as sink:
         sink()
         assert sink.steps == 12
+
+
+class Played:
+    """A dataset that plays with the model, and changes what its step reads."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __iter__(self):
+        for number in range(40):
+            self.model.scale = 1.0 + number // 7
+            yield torch.full((4, 4), number / 40)
+
+
+def played(compiled):
+    torch.manual_seed(3)
+    model = nn.Linear(4, 1)
+    optimizer = optim.SGD(model.parameters(), 0.01)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean() * model.scale
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    if compiled:
+        with data_sink(step, Played(model), 40, engine="traced") as sink:
+            sink()
+    else:
+        for x in Played(model):
+            step(x)
+    return model.weight
+
+
+def test_what_a_fetch_changes_is_what_the_step_finds():
+    torch.testing.assert_close(played(compiled=True), played(compiled=False))
