@@ -103,7 +103,7 @@ def main() -> None:
         for step in steps:
             step(*tensors)
         compare(name, *(partial(seconds, step, tensors) for step in steps))
-    loop = compiled(torch.ops.aten.mm.default, [torch.ones(2, 2)] * 2, ())._loop
+    loop = compiled(torch.ops.aten.mm.default, [torch.ones(2, 2)] * 2, ()).loop
     for shape in MASKS:
         fresh = torch.empty(shape)
         draw = Draw(torch.ops.aten.bernoulli_.float, (0.9,), {}, (shape, fresh.stride(), fresh.dtype, fresh.device))

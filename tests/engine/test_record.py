@@ -72,10 +72,11 @@ def test_hazards(body, word):
 
 
 @pytest.mark.parametrize("index", [torch.tensor([0, 2]), torch.tensor([True, False, True])], ids=["numbers", "mask"])
-def test_only_a_mask_gives_a_shape_that_depends_on_the_data(index):
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_only_a_mask_of_the_batchs_gives_a_shape_that_depends_on_the_data(index, of_batch):
     x = torch.ones(3)
-    _, _, recording = record(lambda: x[index])
-    assert bool(recording.hazards) is (index.dtype is torch.bool)
+    _, _, recording = record(lambda: x[index], batch=[index] if of_batch else [])
+    assert bool(recording.hazards) is (index.dtype is torch.bool and of_batch)
 
 
 def test_an_error_of_the_recording_is_undone_and_the_step_run_again():
