@@ -11,7 +11,7 @@ import gc
 import inspect
 import types
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -67,19 +67,26 @@ def may_change(function: Any) -> bool:
 
     One that only puts a batch together changes nothing that a step takes for granted. Any other function may.
     """
-    if not isinstance(function, types.MethodType):
+    if not isinstance(function, types.MethodType) or not isinstance(function.__func__, types.FunctionType):
         return True
-    owner, waiting, seen = type(function.__self__), [function.__func__.__code__], set[types.CodeType]()
+    owner, waiting, seen = type(function.__self__), [function.__func__], set[types.CodeType]()
     while waiting:
-        code = waiting.pop()
-        if _changes(code):
+        method = waiting.pop()
+        seen.add(method.__code__)
+        # What is in its closure may be the function that it was made of, by a decorator.
+        if method.__closure__ or any(map(_changes, codes := [*_codes_in(method.__code__)])):
             return True
-        seen.add(code)
-        found = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        methods = (inspect.getattr_static(owner, name, None) for name in code.co_names)
-        found += [each.__code__ for each in methods if isinstance(each, types.FunctionType) and _is_users(each)]
-        waiting += [each for each in found if each not in seen]
+        named = (inspect.getattr_static(owner, name, None) for code in codes for name in code.co_names)
+        methods = [each for each in named if isinstance(each, types.FunctionType) and _is_users(each)]
+        waiting += [each for each in methods if each.__code__ not in seen]
     return False
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes_in(constant)
 
 
 def _is_users(method: types.FunctionType) -> bool:

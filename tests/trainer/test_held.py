@@ -1,6 +1,7 @@
 """Data that depends on the present weights is fetched when it is due."""
 
 from functools import partial
+from types import MethodType
 
 import lightning as L
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_sink import SinkStrategy
+from lightning_sink.data.held import may_change
 from lightning_sink.trainer import demands
 from lightning_sink.trainer.demands import in_step_reason
 from parity import Net, assert_parity, loader, once
@@ -173,6 +175,10 @@ def test_what_a_fetch_changes_is_what_the_step_finds(engine):
     assert sink.module.played == plain.module.played == 27.0
 
 
+def decorated(function):
+    return lambda *arguments: function(*arguments)
+
+
 class Collates(Net):
     """Puts its batches together itself."""
 
@@ -199,6 +205,11 @@ class Collates(Net):
         self.seen += 1
         return self.read(rows)
 
+    @decorated
+    def counts_behind_a_decorator(self, rows):
+        self.seen += 1
+        return self.read(rows)
+
     def notes_in_a_list(self, rows):
         return self.noted(rows)
 
@@ -207,10 +218,19 @@ class Collates(Net):
         return self.read(rows)
 
 
-@pytest.mark.parametrize("collate", ["read", "counts", "notes_in_a_list"])
+@pytest.mark.parametrize("collate", ["read", "counts", "counts_behind_a_decorator", "notes_in_a_list"])
 def test_a_method_that_puts_batches_together(collate):
     """It is looked at behind each fetch what it may have changed, unless it only reads: that takes time."""
     strategies = "auto", SinkStrategy(8, epoch="dataset", engine="traced")
     plain, sink = (once(lambda: Collates(collate), lambda: None, each, max_epochs=2) for each in strategies)
     assert_parity(plain, sink)
     assert demands.may_change_training(sink.trainer, [sink.trainer.train_dataloader]) == (collate != "read")
+
+
+class Callable:
+    def __call__(self, owner, rows):
+        return rows
+
+
+def test_a_method_that_is_no_function_may_change_anything():
+    assert may_change(MethodType(Callable(), Net()))
