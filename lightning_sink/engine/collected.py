@@ -7,21 +7,18 @@ nothing else. What one step collected is `Appends` (`appends.py`).
 
 from __future__ import annotations
 
-import inspect
-import os
-import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import add
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
-from lightning_sink.engine.collectors import ListWatch, SumWatch
+from lightning_sink.engine.attribute_watch import AttributeWatch, is_plain, may_read_past
+from lightning_sink.engine.collectors import ListWatch, Sum
 from lightning_sink.engine.flows import is_only_added_to
 from lightning_sink.engine.referrers import is_held, put_in_place_of
-from lightning_sink.engine.watch import is_library
 
 _ASKS = frozenset(["type", "__class__"])
 
@@ -117,13 +114,13 @@ class Collected:
         """
         lists = {id(content) for content in grown}
         asked = {name for code in codes if _ASKS & {*code.co_names} for name in code.co_names}
-        changed = () if _may_read_past(codes) else changed
+        changed = () if may_read_past(codes) else changed
         for prefix, holder in holders if lists or changed else ():
             held, known = vars(holder), self.names(holder) | asked | self.left_out
             found = [key for key, value in held.items() if id(value) in lists and key not in known]
             self.places += [Place(prefix + key, holder, key) for key in found]
             sums = [key for where, key in changed if where == id(held) and key not in known]
-            sums = [key for key in sums if is_only_added_to(key, codes) and _is_plain(type(holder), key)]
+            sums = [key for key in sums if is_only_added_to(key, codes) and is_plain(type(holder), key)]
             self.places += [Place(prefix + key, holder, key, is_sum=True) for key in sums]
 
     @contextmanager
@@ -160,8 +157,8 @@ class Watched:
         self._report = report
         self._lists: dict[int, ListWatch] = {}
         self._list_places: list[tuple[Place, int]] = []
-        self._sums: dict[tuple[type, str], SumWatch] = {}
-        self._places: list[Place] = []
+        self._watches: dict[tuple[type, str], AttributeWatch] = {}
+        self._sums: list[tuple[Place, Sum]] = []
 
     def watch_list(self, place: Place) -> None:
         """Puts something in the place of a list."""
@@ -176,22 +173,23 @@ class Watched:
     def watch_sum(self, place: Place) -> None:
         """Puts something before a number."""
         key = type(place.holder), place.key
-        watch = self._sums.get(key) or SumWatch.of(*key)
+        watch = self._watches.get(key) or AttributeWatch.of(*key)
         if watch is None:
             self.tell(place, "while a step of another thread is recorded")
             return
-        self._sums[key] = watch
-        watch.watch(place.holder, partial(self._take, place), partial(self.tell, place))
-        self._places.append(place)
+        self._watches[key] = watch
+        held = Sum(vars(place.holder), place.key, partial(self._take, place), partial(self.tell, place))
+        watch.watch(place.holder, held)
+        self._sums.append((place, held))
 
     def has_sum(self, holder: Any, key: str) -> bool:
         """Tells whether an attribute is a number that is watched."""
-        return any(place.holder is holder and place.key == key for place in self._places)
+        return any(place.holder is holder and place.key == key for place, _ in self._sums)
 
     def check(self, codes: Iterable[CodeType]) -> None:
         """Tells of numbers that some code may read past the attribute."""
-        if self._places and _may_read_past(codes):
-            self.tell(self._places[0], "and asks for all that there is (`vars()`, `__dict__`)")
+        if self._sums and may_read_past(codes):
+            self.tell(self._sums[0][0], "and asks for all that there is (`vars()`, `__dict__`)")
 
     def tell(self, place: Place, what: str) -> None:
         """Reports what is done with a place."""
@@ -209,28 +207,10 @@ class Watched:
             owner[0].end()
             if is_held(owner):
                 put_in_place_of(owner[0], owner[0].held)
-        for sums in self._sums.values():
-            sums.end()
+        for _, held in self._sums:
+            held.changed()
+        for watch in self._watches.values():
+            watch.end()
 
     def _take(self, place: Place, item: Any) -> None:
         self.taken.append((place, item))
-
-
-_PYTHONS = "<frozen", *(f"{os.path.dirname(os.__file__)}{os.sep}{name}" for name in sys.stdlib_module_names)
-"""How the files of Python's own modules begin."""
-
-_READS_PAST = frozenset(["vars", "__dict__", "dir", "getmembers", "getattr_static", "copy", "deepcopy"])
-_READS_PAST |= {"__getstate__", "__reduce_ex__"}
-
-
-def _may_read_past(codes: Iterable[CodeType]) -> bool:
-    """Tells whether code of the user's may see attributes, or what stands on their class, without asking for them."""
-    users = (code for code in codes if not code.co_filename.startswith(_PYTHONS))
-    return any(_READS_PAST & {*code.co_names} for code in users)
-
-
-def _is_plain(kind: type, key: str) -> bool:
-    """Tells whether getting and setting an attribute runs no code of the user's."""
-    methods = (inspect.getattr_static(kind, name) for name in ("__setattr__", "__getattribute__"))
-    are_users = any(isinstance(method, FunctionType) and not is_library(method.__module__) for method in methods)
-    return not are_users and not hasattr(type(inspect.getattr_static(kind, key, None)), "__get__")

@@ -1,22 +1,18 @@
-"""What stands for a list, or before a number, while a recorded step collects in it, and sees what is done with it."""
+"""What stands for a list, or a number, while a recorded step collects in it, and sees what is done with it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from dis import get_instructions
 from functools import lru_cache
-from threading import Lock
 from types import CodeType, FrameType
 from typing import Any
 
+from lightning_sink.engine.attribute_watch import ABSENT
 from lightning_sink.engine.attributes import are_the_same
 from lightning_sink.engine.flows import is_only_added_to
 from lightning_sink.engine.given import given, plain
 from lightning_sink.engine.passed_on import ADDED
-
-ABSENT = object()
-"""Stands for what is not there."""
 
 
 class ListWatch(list[Any]):
@@ -73,115 +69,55 @@ class ListWatch(list[Any]):
             self._read()
 
 
-class SumWatch:
-    """Stands on a class, for the time of a recorded step, before an attribute of its objects that steps add to.
+_READ = "and not only by adding to it"
+_REPLACED = "in the place of which it puts another one"
+
+
+class Sum:
+    """One number that is added to, as `AttributeWatch` asks for it.
 
     The number stays where it is. Code of which the source says that it only adds to the attribute gets an `_Adder`,
     which is gone before the next line; whoever else asks for it gets the number, and that is told.
 
     Args:
-        kind: The class.
-        key: The attribute's name.
-    """
-
-    _one_at_a_time = Lock()
-
-    def __init__(self, kind: type, key: str) -> None:
-        self._kind, self._key = kind, key
-        self._default: Any
-        self._own = vars(kind).get(key, ABSENT)
-        found = next((vars(base)[key] for base in kind.__mro__ if key in vars(base)), ABSENT)
-        self._default = found._default if type(found) is SumWatch else found
-        self._sums: dict[int, _Sum] = {}
-        type.__setattr__(kind, key, self)
-
-    @classmethod
-    def of(cls, kind: type, key: str) -> SumWatch | None:
-        """Returns one; None where another thread has one there."""
-        with cls._one_at_a_time:
-            return None if type(vars(kind).get(key)) is cls else cls(kind, key)
-
-    def watch(self, holder: Any, take: Callable[[Any], None], tell: Callable[[str], None]) -> None:
-        """Watches an object of the class.
-
-        Args:
-            holder: The object.
-            take: Takes what is added, `Given` for a number that the step gives.
-            tell: Told of whatever else is done with it.
-        """
-        self._sums[id(holder)] = _Sum(vars(holder), self._key, take, tell)
-
-    def __get__(self, holder: Any, kind: type | None = None) -> Any:
-        held = {} if holder is None else vars(holder)
-        value = held.get(self._key, self._default)
-        if value is ABSENT:
-            raise AttributeError(f"{self._kind.__name__!r} object has no attribute {self._key!r}")
-        known = self._sums.get(id(holder))
-        if known is None:
-            return value
-        if _is_read_to_add(sys._getframe(1), self._key):
-            return _Adder(known, value)
-        known.tell(_READ)
-        return value
-
-    def __set__(self, holder: Any, value: Any) -> None:
-        known = self._sums.get(id(holder))
-        vars(holder)[self._key] = value
-        if known is not None:
-            known.check()
-
-    def __delete__(self, holder: Any) -> None:
-        if self._key not in vars(holder):
-            raise AttributeError(self._key)
-        del vars(holder)[self._key]
-
-    def end(self) -> None:
-        """Leaves the class as it was."""
-        for known in self._sums.values():
-            known.check()
-        if self._own is ABSENT:
-            type.__delattr__(self._kind, self._key)
-        else:
-            type.__setattr__(self._kind, self._key, self._own)
-
-
-_READ = "and not only by adding to it"
-_REPLACED = "in the place of which it puts another one"
-
-
-class _Sum:
-    """One number that is added to.
-
-    Args:
         held: The dictionary that it is in.
         key: Its name there.
-        take: Takes what is added.
-        tell: Told of what else is done with it.
+        take: Takes what is added, `Given` for a number that the step gives.
+        tell: Told of whatever else is done with it.
     """
 
     def __init__(
         self, held: dict[str, Any], key: str, take: Callable[[Any], None], tell: Callable[[str], None]
     ) -> None:
-        self._held, self._key, self._take, self.tell = held, key, take, tell
+        self._held, self._key, self._take, self._tell = held, key, take, tell
         self._expected = held[key]
 
+    def got(self, value: Any, frame: FrameType) -> Any:
+        """Returns what a frame gets that asks for it."""
+        if _is_read_to_add(frame, self._key):
+            return _Adder(self, value)
+        self._tell(_READ)
+        return value
+
     def add(self, value: Any, other: Any) -> Any:
+        """Returns the sum of what it held when it was asked for and of what is added."""
         if type(plain(other)) not in (int, float) or self._held.get(self._key, ABSENT) is not value:
-            self.tell(_READ)  # what is added has set it to another number itself, which is lost
+            self._tell(_READ)  # what is added has set it to another number itself, which is lost
             return value + other
         self._take(given(other))
         self._expected = value + plain(other)
         return self._expected
 
-    def check(self) -> None:
+    def changed(self) -> None:
+        """Sees whether it holds what was added up."""
         if self._held.get(self._key, ABSENT) is not self._expected:
-            self.tell(_REPLACED)
+            self._tell(_REPLACED)
 
 
 class _Adder:
     """What is on the left of `+=`, or of `+`, for as long as that takes."""
 
-    def __init__(self, of: _Sum, value: float) -> None:
+    def __init__(self, of: Sum, value: float) -> None:
         self._of, self._value = of, value
 
     def __iadd__(self, other: Any) -> Any:

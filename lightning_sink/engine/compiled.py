@@ -19,7 +19,7 @@ from lightning_sink.engine.counts import Counts
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import note_step, with_type
-from lightning_sink.engine.granted import Glance, Granted, Outside, State, agree, changed_in
+from lightning_sink.engine.granted import Glance, Granted, Outside, State, agree
 from lightning_sink.engine.hyper import Hyperparameters
 from lightning_sink.engine.loop import CompiledStep, Compiler, TurnTaking
 from lightning_sink.engine.maker import ProgramMaker
@@ -70,6 +70,7 @@ class CompiledEngine(Engine):
     ) -> None:
         self.name = name
         self._verify = verify
+        self._parts = parts
         self._granted = Granted(parts, optimizers, ignore, outside)
         self._generators = Generators(parts.device)
         self._glance: Glance = [], []
@@ -174,9 +175,9 @@ class CompiledEngine(Engine):
         if self._maker.run(sink, step, self._sinks):
             # Attributes that the first steps set are there now; what was looked at when the sink began is not.
             state = self._present_state(sink)
-            if state != self._state:
+            if self._changed(state) is not None:
                 self._programs.keep_last(step.key)  # steps of other kinds found something else when they were recorded
-                self._state = state
+            self._state = state
 
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.looked_at != self._plain_steps:
@@ -345,6 +346,7 @@ class CompiledEngine(Engine):
             self._glance = glance
             self._begin(sink)
             return
+        self._parts.varying.update()
         # Programs take their tensors anew: that is cheap, and what is in them may decide something.
         self._looked_at += self._looked_at == self._plain_steps
         self._plain_steps += 1
@@ -354,11 +356,21 @@ class CompiledEngine(Engine):
         if self._hyper.refresh() or self._hyper.update():
             self._maker.forget()
         state = self._present_state(sink)
-        if state != self._state:
-            self._maker.forget(changed_in(state[0], self._state and self._state[0]))
-            self._state = state
+        changed = self._changed(state)
+        if changed is not None:
+            self._maker.forget(changed)
+            self._parts.varying.suspect(changed)
+        self._parts.varying.update()
+        self._state = state
         self._plain_steps += 1
         self._looked_at = self._plain_steps
+
+    def _changed(self, state: tuple[State, Hashable]) -> list[str] | None:
+        """Returns the names of what has changed that programs take for granted; None where nothing has."""
+        before = self._state
+        if before is not None and state[1] == before[1]:
+            return self._granted.changed_in(state[0], before[0])
+        return self._granted.changed_in(state[0], before and before[0]) or []
 
     def _present_state(self, sink: Sink) -> tuple[State, Hashable]:
         if sink.disturbed:

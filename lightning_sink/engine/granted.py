@@ -45,11 +45,6 @@ State = tuple[Hashable, Hashable, tuple[tuple[str, Hashable], ...], Hashable, Ha
 """All that programs take for granted at one moment; what is Python's of it in the middle, by name."""
 
 
-def changed_in(state: State, before: State | None) -> list[str]:
-    """Returns the names of Python values that a state does not share with the one before, if there was one."""
-    return [] if before is None else changed_names(dict(before[2]), dict(state[2]))
-
-
 def _count(looks: Iterable[Hashable]) -> int:
     return sum(_count(look) if isinstance(look, tuple) else 1 for look in looks)
 
@@ -105,9 +100,9 @@ class Granted:
     def glance(self) -> Glance:
         """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer."""
         held: list[Any] = []
-        for _, holder in self._parts.holders():
-            sums = self._parts.collected.sums(holder)
-            held += [type(value) if name in sums else value for name, value in vars(holder).items()]
+        for prefix, holder in self._parts.holders():
+            free = self._parts.collected.sums(holder) | self._parts.varying.keys(prefix)
+            held += [type(value) if name in free else value for name, value in vars(holder).items()]
         held += self._variables.values()
         held += chain.from_iterable(self._nested)
         for kept in (kept for optimizer in self._optimizers for kept in optimizer.state.values()):
@@ -122,8 +117,8 @@ class Granted:
     def find_containers(self) -> None:
         """Finds what the next glances look into."""
         values: list[Any] = []
-        for _, holder in self._parts.holders():
-            left_out = TENSOR_HOLDERS | self._parts.collected.names(holder)
+        for prefix, holder in self._parts.holders():
+            left_out = TENSOR_HOLDERS | self._parts.collected.names(holder) | self._parts.varying.keys(prefix)
             values += [value for name, value in vars(holder).items() if name not in left_out]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]
@@ -155,6 +150,20 @@ class Granted:
         training = tuple([module.training for module in modules])
         gradients = tuple([tensor.requires_grad for tensor in tensors])
         return training, gradients, tuple(self.python().items()), _switches(self._parts.device.type), global_hooks()
+
+    def changed_in(self, state: State, before: State | None) -> list[str] | None:
+        """Returns the names of Python values that a state does not share with the one before; None if all is as it was.
+
+        What changes and no program depends on counts as what it was.
+        """
+        if before is None:
+            return []
+        if state == before:
+            return None
+        old, new = dict(before[2]), dict(state[2])
+        changed = changed_names(old, new)
+        is_covered = all(self._parts.varying.cover(name, old.get(name), new.get(name)) for name in changed)
+        return None if is_covered and (*state[:2], *state[3:]) == (*before[:2], *before[3:]) else changed
 
     def forget(self) -> None:
         """Lets go of the functions, and of what was seen."""

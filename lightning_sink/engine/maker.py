@@ -196,6 +196,8 @@ class ProgramMaker:
         self._granted.learn(recorder.ran)
         observation = observe(recorder, before, Snapshot(self._parts, self._optimizers), step, result)
         self._note_volatile(observation)
+        if self._parts.varying.take_back(observation.recording):
+            return False
         bindings = candidate.compare(observation, self._volatile)
         if bindings is not None:
             return self._make(step.key, candidate, observation, bindings)
@@ -226,5 +228,6 @@ class ProgramMaker:
         if not candidate.last:
             self._candidates.drop(key)
         counts = self._counts.among([binding.tensor for binding in bindings if binding.tensor is not None])
-        self._programs.add(key, Program(observation, bindings, function, counts, self._hyper.tensors.values()))
+        lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
+        self._programs.add(key, Program(observation, bindings, function, counts, lifted))
         return True

@@ -86,7 +86,7 @@ class Number:
             return self.value
         host, outcome = self._host, exactly(self.value)
         later = None if host is None else lambda: exactly(host())
-        self._uses.froze(f"{self.words} {_PLAINLY}", (self._name, "is"), outcome, later)
+        self._uses.froze(f"{self.words} {PLAINLY}", (self._name, "is"), outcome, later)
         return self.value
 
     def _compare(self, symbol: Callable[[Any, Any], Any], other: Any) -> Any:
@@ -310,7 +310,7 @@ def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
     return number.tensor.to(dtype or default, copy=True)
 
 
-_PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not by `self.log`, torch, `math.cos`)"
+PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not by `self.log`, torch, `math.cos`)"
 
 
 _UFUNCS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv}

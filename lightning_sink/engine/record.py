@@ -103,7 +103,9 @@ class Recorder(TorchDispatchMode, Tape):
         self._writer = GraphWriter(self.recording, self._take_input)
         self._undo = Undo()
         self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
-        self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin()])
+        varying = before.parts.varying
+        varying.begin(before.parts.holders())
+        self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin(), *varying.tensors])
         self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused, self.hazard, self._frozen)
         self._paused = False
         self._failed = False
@@ -117,7 +119,8 @@ class Recorder(TorchDispatchMode, Tape):
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` recorded; if that raises, undoes it and runs it plainly, so that only a real error surfaces."""
         generated = self._generators.state()
-        present, attributes = self._before.again(), Attributes(self._before.parts)
+        parts = self._before.parts
+        present, attributes = self._before.again(), Attributes(parts)
         self._undo.forget()
         python, drawn = self._look(), random_state()
         self._uses.closed = False
@@ -126,7 +129,9 @@ class Recorder(TorchDispatchMode, Tape):
                 # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
                 # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-                self._watched = stack.enter_context(self._before.parts.collected.watched(self.hazard))
+                self._watched = stack.enter_context(parts.collected.watched(self.hazard))
+                is_apart = lambda: self._options.are_being_set  # noqa: E731
+                stack.enter_context(parts.varying.watched(parts.holders(), self.ran, self._uses, is_apart))
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
                 stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.attributes import TENSOR_HOLDERS, is_a
 from lightning_sink.engine.collected import Collected
+from lightning_sink.engine.varying import Varying
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that have memory of their own and nothing else."""
@@ -156,12 +157,14 @@ class Parts:
         others: Objects that take part in the step besides; the modules that they hold belong to them.
         is_apart: Tells of a submodule whether the owner of the training keeps it up to date by itself.
         collected: Those among the attributes in which steps collect.
+        varying: Those that change between sinks.
     """
 
     module: nn.Module
     others: Sequence[Any] = ()
     is_apart: Callable[[nn.Module], bool] = lambda module: False
     collected: Collected = field(default_factory=Collected)
+    varying: Varying = field(default_factory=Varying)
 
     @property
     def device(self) -> torch.device:

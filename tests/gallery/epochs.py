@@ -126,6 +126,35 @@ class ReadsWhatComesLater(ByEpoch):
         return self.late if hasattr(self, "late") else 1.0
 
 
+@case(options={"max_epochs": 4}, inductor=True)
+class AnnealsAWeight(ByEpoch):
+    """Which programs have as an input."""
+
+    def change(self, scale):
+        self.weight = scale
+
+    def scale_now(self):
+        self.log("weight", self.weight)
+        return self.weight if self.weight < 1.5 else 2.0 * self.weight
+
+
+@epochs
+class RemembersEpochs(ByEpoch):
+    """In attributes of several kinds; no step asks for any."""
+
+    def __init__(self):
+        super().__init__()
+        self.history, self.best = [], None
+
+    def change(self, scale):
+        self.history.append({"scale": scale, "best": self.best})
+        self.best = min(scale, self.best or scale)
+        self.title = f"epoch {self.current_epoch}"
+
+    def scale_now(self):
+        return 1.0
+
+
 @epochs
 class ReadsWhatACallbackHolds(ByEpoch):
     def configure_callbacks(self):

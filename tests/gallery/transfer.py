@@ -34,7 +34,7 @@ class LooksAtTheTrainerInTransfer(Small):
         return batch[0] * (1 + 0.01 * self.trainer.global_step), batch[1]
 
 
-@case(eager="keeps changing", size=-1)
+@case(size=-1)
 class KeepsANumberInTransfer(Small):
     """Mixing as many write it: how much is drawn for each batch and kept for the loss."""
 
@@ -114,12 +114,10 @@ class FreezesALayerWithItsScheduler(Scheduled):
         self.net[0].requires_grad_(scheduler.last_epoch < 12)
 
 
-KINDS = [ChangesANumberInTransfer, FreezesALayerInTransfer]
+KINDS = [ChangesANumberInTransfer, FreezesALayerInTransfer]  # whose counter changes at every batch, and no step reads
 for kind in [*KINDS, ChangesANumberWithItsScheduler, FreezesALayerWithItsScheduler]:
     for size in (4, -1):
-        # Its counter changes at every batch, and nobody sees that no step reads it.
-        counts = issubclass(kind, CountsBatchesInTransfer)
-        add(f"{kind.__name__}, sinks of {size}", kind, size=size, eager="keeps changing" if counts else None)
+        add(f"{kind.__name__}, sinks of {size}", kind, size=size)
 
 
 class ChangesNow(Small):

@@ -1,0 +1,107 @@
+"""What stands on a class, for the time of a recorded step, before an attribute of its objects, and sees it be used.
+
+`AttributeWatch` owns the place on the class. What is to be known of one object's attribute is for who watches it: steps
+that add to it (`collectors.py`), or that use it at all (`unused.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Iterable
+from threading import Lock
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Protocol
+
+from lightning_sink.engine.watch import is_library
+
+ABSENT = object()
+"""Stands for what is not there."""
+
+
+class Watcher(Protocol):
+    """What is told of one object's attribute."""
+
+    def got(self, value: Any, frame: FrameType) -> Any:
+        """Returns what a frame gets that asks for it."""
+
+    def changed(self) -> None:
+        """Called when it was set or deleted."""
+
+
+class AttributeWatch:
+    """Stands before an attribute; the value stays where it is.
+
+    Args:
+        kind: The class.
+        key: The attribute's name.
+    """
+
+    _one_at_a_time = Lock()
+
+    def __init__(self, kind: type, key: str) -> None:
+        self._kind, self._key = kind, key
+        self._default: Any
+        self._own = vars(kind).get(key, ABSENT)
+        found = next((vars(base)[key] for base in kind.__mro__ if key in vars(base)), ABSENT)
+        self._default = found._default if type(found) is AttributeWatch else found
+        self._watchers: dict[int, Watcher] = {}
+        type.__setattr__(kind, key, self)
+
+    @classmethod
+    def of(cls, kind: type, key: str) -> AttributeWatch | None:
+        """Returns one; None where another thread has one there."""
+        with cls._one_at_a_time:
+            return None if type(vars(kind).get(key)) is cls else cls(kind, key)
+
+    def watch(self, holder: Any, watcher: Watcher) -> None:
+        """Watches an object of the class."""
+        self._watchers[id(holder)] = watcher
+
+    def __get__(self, holder: Any, kind: type | None = None) -> Any:
+        held = {} if holder is None else vars(holder)
+        value = held.get(self._key, self._default)
+        if value is ABSENT:
+            raise AttributeError(f"{self._kind.__name__!r} object has no attribute {self._key!r}")
+        watcher = self._watchers.get(id(holder))
+        return value if watcher is None else watcher.got(value, sys._getframe(1))
+
+    def __set__(self, holder: Any, value: Any) -> None:
+        vars(holder)[self._key] = value
+        if (watcher := self._watchers.get(id(holder))) is not None:
+            watcher.changed()
+
+    def __delete__(self, holder: Any) -> None:
+        if self._key not in vars(holder):
+            raise AttributeError(self._key)
+        del vars(holder)[self._key]
+        if (watcher := self._watchers.get(id(holder))) is not None:
+            watcher.changed()
+
+    def end(self) -> None:
+        """Leaves the class as it was."""
+        if self._own is ABSENT:
+            type.__delattr__(self._kind, self._key)
+        else:
+            type.__setattr__(self._kind, self._key, self._own)
+
+
+def is_plain(kind: type, key: str) -> bool:
+    """Tells whether getting and setting an attribute runs no code of the user's."""
+    methods = (inspect.getattr_static(kind, name) for name in ("__setattr__", "__getattribute__"))
+    are_users = any(isinstance(method, FunctionType) and not is_library(method.__module__) for method in methods)
+    return not are_users and not hasattr(type(inspect.getattr_static(kind, key, None)), "__get__")
+
+
+_PYTHONS = "<frozen", *(f"{os.path.dirname(os.__file__)}{os.sep}{name}" for name in sys.stdlib_module_names)
+"""How the files of Python's own modules begin."""
+
+_READS_PAST = frozenset(["vars", "__dict__", "dir", "getmembers", "getattr_static", "copy", "deepcopy"])
+_READS_PAST |= {"__getstate__", "__reduce_ex__", "dumps"}
+
+
+def may_read_past(codes: Iterable[CodeType]) -> bool:
+    """Tells whether code of the user's may see attributes, or what stands on their class, without asking for them."""
+    users = (code for code in codes if not code.co_filename.startswith(_PYTHONS))
+    return any(_READS_PAST & {*code.co_names, *code.co_consts} for code in users)

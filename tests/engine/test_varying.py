@@ -1,0 +1,348 @@
+"""Attributes that change between sinks: those that no step uses cost nothing, and any use of another one counts."""
+
+import json
+import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter, methodcaller
+
+import pytest
+import torch
+from loop import Training, batches, both, loss_of, mlp, sgd
+from torch import nn
+
+from lightning_sink.engine.varying import Varying
+
+SINKS = [batches(10) for _ in range(6)]
+UNDISTURBED = 57
+"""Steps that programs run where nothing changes: the first makes the optimizer's state, and two more are recorded."""
+
+
+class Net(nn.Module):
+    """What a step may ask of the module that it trains."""
+
+    default = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+        self.begun, self.scale = 0.0, 1.0
+        self.epochs, self.best = [], {}
+        self.flag = True
+
+    def forward(self, x):
+        return self.net(x)
+
+    def scaled(self):
+        return self.scale
+
+
+def training(change, use):
+    """A step whose loss depends on `use`, of a module that `change` changes before each sink."""
+
+    def make():
+        module = Net()
+        return Training(
+            module,
+            sgd(module),
+            lambda batch, index: loss_of(module, batch) * (1 + use(module, index)),
+            between=lambda training, sink: change(module, sink),
+        )
+
+    return make
+
+
+def change_all(module, sink):
+    module.begun = sink * 1.5
+    module.epochs.append(sink)
+    module.best["loss"] = 1 / (1 + sink)
+    module.name = f"sink {sink}"
+
+
+def test_what_no_step_uses_costs_two_steps_once():
+    unused = training(change_all, lambda module, index: 0.0)
+    _, undisturbed = both(training(lambda module, sink: None, lambda module, index: 0.0), SINKS, verify=0)
+    _, sink = both(unused, SINKS, verify=0)
+    assert sink.hazards == []
+    assert undisturbed.compiled == UNDISTURBED
+    assert sink.compiled == UNDISTURBED - 2  # recorded in the second sink, and in none after
+
+
+@pytest.mark.parametrize("verify", [0, 2])
+def test_control_what_is_not_watched_makes_a_difference(verify, monkeypatch):
+    monkeypatch.setattr(Varying, "takes", lambda self, name, value: False)
+    with pytest.raises(AssertionError, match="loss"):
+        both(training(rescale, USES["attribute"]), SINKS, verify=verify)
+
+
+def rescale(module, sink):
+    module.scale = 1.0 + sink
+
+
+def from_a_method(module, index):
+    return module.scaled()
+
+
+def past_the_attribute(module, index):
+    return vars(module)["scale"]
+
+
+def by_a_name_in_a_constant(module, index):
+    return getattr(module, "__dict__")["scale"]  # noqa: B009
+
+
+def with_a_default(module, index):
+    return getattr(module, "scale", 1.0)
+
+
+def of_the_json(module, index):
+    return float(len(json.dumps(module.scale)))
+
+
+def of_the_pickle(module, index):
+    state = pickle.loads(pickle.dumps(module))
+    return state.scale
+
+
+def keeps(module, index):
+    module.last = module.scale
+    return module.last
+
+
+def in_one_step_of_ten(module, index):
+    return module.scale if index % 10 == 9 else 0.0
+
+
+COMPUTED_WITH = {
+    "attribute": lambda module, index: module.scale,
+    "method": from_a_method,
+    "attrgetter": lambda module, index: attrgetter("scale")(module),
+    "methodcaller": lambda module, index: methodcaller("__getattribute__", "scale")(module),
+    "object's own": lambda module, index: object.__getattribute__(module, "scale"),
+    "a made-up name": lambda module, index: getattr(module, "".join(["sc", "ale"])),
+    "with a default": with_a_default,
+    "hasattr": lambda module, index: float(hasattr(module, "scale")) + with_a_default(module, index),
+    "a cosine": lambda module, index: math.cos(module.scale),
+    "a power": lambda module, index: 0.9**module.scale,
+    "an inverse": lambda module, index: 1 / module.scale,
+    "a tensor": lambda module, index: torch.tensor(module.scale),
+    "a bound": lambda module, index: torch.ones(3).clamp(max=module.scale / 2).mean(),
+    "a weight": lambda module, index: torch.lerp(torch.zeros(2), torch.ones(2), module.scale / 10).mean(),
+    "itself": lambda module, index: float(module.scale is module.scale),
+    "with the batch's index": lambda module, index: 0.01 * module.scale * index,
+}
+DECIDE = {
+    "if": lambda module, index: 1.0 if module.scale > 3 else 0.0,
+    "minimum": lambda module, index: min(module.scale, 2.5),
+    "in one step of ten": in_one_step_of_ten,
+}
+NEEDED_PLAINLY = {
+    "past the attribute": past_the_attribute,
+    "a name in a constant": by_a_name_in_a_constant,
+    "json": of_the_json,
+    "pickle": of_the_pickle,
+    "float()": lambda module, index: float(module.scale),
+    "int()": lambda module, index: int(module.scale),
+    "round": lambda module, index: round(module.scale / 2),
+    "text": lambda module, index: float(len(f"{module.scale}")),
+    "dropout": lambda module, index: nn.functional.dropout(torch.ones(4), module.scale / 10).mean(),
+    "kept": keeps,
+}
+USES = COMPUTED_WITH | DECIDE | NEEDED_PLAINLY
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_a_step_uses_counts(use):
+    _, sink = both(training(rescale, USES[use]), SINKS, verify=0)
+    if use in NEEDED_PLAINLY:
+        assert sink.compiled <= UNDISTURBED - 10  # two steps in each sink are recorded
+    else:
+        # Recorded in the second sink, which has found another value; and for each way through the step.
+        assert UNDISTURBED - sink.compiled == 2 if use in COMPUTED_WITH else 4 <= UNDISTURBED - sink.compiled <= 5
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0, 3), (1.0, 2, 3.0), (0.0, -0.0, 0.0), (1.0, None, 2.0), (True, 1.0, 0.5)])
+def test_values_of_several_types(values):
+    def change(module, sink):
+        module.scale = values[sink % len(values)]
+
+    def use(module, index):
+        scale = module.scale
+        return math.copysign(0.5, scale) + type_of(scale) if scale is not None else 0.25
+
+    both(training(change, use), SINKS, verify=0)
+
+
+def type_of(value):
+    return {int: 0.125, bool: 0.25}.get(value.__class__, 0.0)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_values_that_are_no_numbers(value):
+    def change(module, sink):
+        module.scale = 1.0 + sink if sink != 3 else value
+
+    use = lambda module, index: torch.tensor(2.0).clamp(max=module.scale).nan_to_num()  # noqa: E731
+    _, sink = both(training(change, use), SINKS, verify=0)
+    assert sink.compiled == UNDISTURBED - 2
+
+
+def test_what_a_step_reads_sets_and_reads_again():
+    def change(module, sink):
+        module.begun = sink
+        if sink in (1, 3):
+            module.scale = 1.0
+
+    def use(module, index):
+        module.scale = 0.9 * module.scale
+        return module.scale
+
+    both(training(change, use), SINKS, verify=0)
+
+
+def test_a_thread_of_the_users_gets_the_number_itself():
+    met = []
+
+    def use(module, index):
+        with ThreadPoolExecutor(1) as pool:
+            scale = pool.submit(lambda: module.scale).result()
+        met.append(type(scale))
+        return scale
+
+    both(training(rescale, use), SINKS, verify=0)
+    assert {*met} == {float}
+
+
+def test_two_objects_of_one_class():
+    def make():
+        first, other = Net(), Net()
+        module = nn.ModuleList([first, other])
+        return Training(
+            module,
+            sgd(module),
+            lambda batch, index: loss_of(first, batch) * first.scale + loss_of(other, batch),
+            between=lambda training, sink: (rescale(first, sink), rescale(other, 2 * sink)),
+        )
+
+    _, sink = both(make, SINKS, verify=0)
+    assert sink.compiled
+
+
+def test_what_a_step_uses_from_some_sink_on_counts():
+    def change(module, sink):
+        module.scale, module.uses = 1.0 + sink, sink > 2
+
+    both(training(change, lambda module, index: module.scale if module.uses else 0.0), SINKS, verify=0)
+
+
+def test_another_kind_of_step_may_use_it():
+    sinks = [[*batches(8), *batches(8, size=6)] for _ in range(6)]
+
+    def make():
+        module = Net()
+        return Training(
+            module,
+            sgd(module),
+            lambda batch, index: loss_of(module, batch) * (1 + (module.scale if len(batch[0]) == 6 else 0.0)),
+            between=lambda training, sink: rescale(module, sink),
+        )
+
+    _, sink = both(make, sinks, verify=0)
+    assert sink.compiled
+
+
+def test_what_a_step_sets_to_what_it_is_counts():
+    """Or it would stay what it was set to between sinks."""
+
+    def change(module, sink):
+        module.flag = False
+
+    def use(module, index):
+        module.flag = True
+        return 0.0
+
+    plain, sink = both(training(change, use), SINKS, verify=0)
+    assert [outcome.training.module.flag for outcome in (plain, sink)] == [True, True]
+
+
+def test_what_a_step_deletes_counts():
+    def change(module, sink):
+        module.late = 1.0 + sink
+
+    def use(module, index):
+        if hasattr(module, "late"):
+            scale = module.late
+            del module.late
+            return scale
+        return 0.0
+
+    both(training(change, use), SINKS, verify=0)
+
+
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_what_comes_later_or_goes_counts(first):
+    def change(module, sink):
+        module.begun = sink
+        if sink >= first and sink % 2:
+            module.late = 1.0 + sink
+        elif hasattr(module, "late"):
+            del module.late
+
+    both(training(change, lambda module, index: module.late if hasattr(module, "late") else 0.0), SINKS, verify=0)
+
+
+def test_two_names_of_one_list():
+    def make():
+        module = Net()
+        module.kept = module.epochs
+        return Training(
+            module,
+            sgd(module),
+            lambda batch, index: loss_of(module, batch) * (1.0 + len(module.kept)),
+            between=lambda training, sink: module.epochs.append(sink),
+        )
+
+    both(make, SINKS, verify=0)
+
+
+def test_a_tensor_that_is_kept_under_two_names():
+    """In a list that no step uses, and in an attribute that each does."""
+
+    def change(module, sink):
+        module.mean = torch.full((), 1.0 + sink)
+        module.epochs = [module.mean] if sink % 2 else [0.5]
+
+    both(training(change, lambda module, index: module.mean), SINKS, verify=0)
+
+
+def test_the_default_of_a_class():
+    def change(module, sink):
+        module.begun = sink
+        if sink > 2:
+            module.default = 2.0 + sink
+
+    both(training(change, lambda module, index: module.default), SINKS, verify=0)
+    assert vars(Net)["default"] == 1.0
+    assert "begun" not in vars(Net)
+
+
+def test_what_steps_add_to_and_what_is_set_between_sinks():
+    """A sum is watched in another way, on the same class."""
+
+    def make():
+        module = Net()
+        module.seen = 0
+
+        def step(batch, index):
+            module.seen += len(batch[0])
+            return loss_of(module, batch)
+
+        def change(training, sink):
+            module.begun = sink
+            if sink == 3:
+                module.seen = 0
+
+        return Training(module, sgd(module), step, between=change, extra=lambda: {"seen": torch.tensor(module.seen)})
+
+    _, sink = both(make, SINKS, verify=0)
+    assert sink.compiled
