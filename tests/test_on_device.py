@@ -561,8 +561,15 @@ class Asking(Net):
         return loss * (1.5 if batch[0][0, 0] > 0 else 1.0)
 
 
-@pytest.mark.parametrize("data", [lambda: loader(60, last=8), kept_there, pinned, lambda: Lying(2)])
-@pytest.mark.parametrize("engine", ["cudagraph", "traced"])
+@pytest.mark.parametrize(
+    ("engine", "data"),
+    [
+        ("cudagraph", lambda: loader(60, last=8)),
+        ("cudagraph", kept_there),
+        ("traced", pinned),
+        ("cudagraph", lambda: Lying(2)),
+    ],
+)
 def test_a_batch_on_the_device_decides_which_way_a_step_goes(engine, data):
     compared(Asking, engine, 30, data=data)
 

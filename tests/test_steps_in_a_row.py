@@ -423,8 +423,7 @@ def beside(monkeypatch):
 
 
 @missing
-@pytest.mark.parametrize("schedule", ["none", "onecycle"])
-@pytest.mark.parametrize("make", [Counts, Quiet, Net], ids=["counts", "draws nothing", "draws"])
+@pytest.mark.parametrize(("make", "schedule"), [(Counts, "onecycle"), (Quiet, "none"), (Net, "onecycle")])
 def test_the_next_steps_are_gone_through_while_others_run(beside, make, schedule):
     compare(lambda: make(schedule=schedule, total_steps=200), "inductor", -1, data=many)
     assert beside
@@ -454,8 +453,7 @@ class CyclesLate(Quiet):
 
 
 @missing
-@pytest.mark.parametrize("at", [30, 41, 90])
-@pytest.mark.parametrize("most", [4, 1024])
+@pytest.mark.parametrize(("at", "most"), [(30, 4), (41, 1024), (90, 4)])
 def test_an_option_that_changes_late_while_others_run(beside, at, most, monkeypatch):
     monkeypatch.setattr(engine_chunks, "_MOST", most)
     compare(lambda: CyclesLate(at), "inductor", -1, data=many)

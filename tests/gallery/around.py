@@ -56,7 +56,7 @@ class SetsTheRateAfterEachBatch(Small):
             group["lr"] = group["lr"] * 0.97
 
 
-@case(inductor=True)
+@case()
 class AveragesWeightsAfterEachBatch(Small):
     """The average is in buffers of the module, and pulls at the weights."""
 

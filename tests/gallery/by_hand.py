@@ -25,7 +25,7 @@ class Stepping(Manual):
         self.lr_schedulers().step()
 
 
-@case(inductor=True, size=8)
+@case(size=8)
 class StepsItsScheduler(Stepping):
     pass
 

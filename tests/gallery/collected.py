@@ -117,7 +117,7 @@ class ListEmptiedByACallback(OutputsInAListThatStays):
     pass
 
 
-@case(inductor=True, **numbers())
+@case(**numbers())
 class LossesAsNumbers(Collecting):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -195,7 +195,7 @@ class SumsOfTheWholeTraining(Summing):
         self.right += outputs["loss"].item() / 2
 
 
-@case(inductor=True, size=9, **numbers())
+@case(size=9, **numbers())
 class SumsBesideAScheduleByTheUsersOwnCode(Summing):
     """It runs between steps, and may change whatever programs take for granted."""
 

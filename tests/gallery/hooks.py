@@ -41,7 +41,7 @@ class RaisesTheLossBeforeBackward(Small):
         return self.loss(batch) * self.scale
 
 
-@case(inductor=True)
+@case()
 class CentralizesGradientsAfterBackward(Small):
     def on_after_backward(self):
         for gradient in gradients(self):
@@ -77,7 +77,7 @@ class NormalizesGradientsBeforeTheOptimizerStep(Small):
         torch._foreach_div_(gradients(self), norm + 1e-3)
 
 
-@case(inductor=True)
+@case()
 class LogsGradientNorms(Small):
     """Lightning's own function makes a tensor of a list of tensors."""
 

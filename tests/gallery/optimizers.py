@@ -62,7 +62,7 @@ for kind in KINDS.values():
             f"{kind.__name__} as it comes",
             partial(Optimized, kind),
             eager=EAGER.get(kind.__name__),
-            inductor=kind.__name__ in ("NAdam", "Adadelta"),
+            inductor=kind is optim.NAdam,
         )
         for options in OPTIONS.get(kind.__name__, []):
             words = " ".join(f"{key}={value}" for key, value in options.items())
@@ -121,7 +121,7 @@ class Matrices(Small):
         return optim.Muon([parameter for parameter in self.parameters() if parameter.dim() == 2], lr=0.01)
 
 
-add("Muon as it comes", Matrices, eager=EAGER.get("Muon"), inductor=True, tolerance=5e-2)
+add("Muon as it comes", Matrices, eager=EAGER.get("Muon"), tolerance=5e-2)
 
 
 @case()

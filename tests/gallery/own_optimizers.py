@@ -181,4 +181,4 @@ OWN = {
     SharpnessAware: None,
 }
 for kind, eager in OWN.items():
-    add(f"own optimizer {kind.__name__}", partial(Optimized, kind), eager=eager, inductor=kind is SharpnessAware)
+    add(f"own optimizer {kind.__name__}", partial(Optimized, kind), eager=eager)

@@ -21,7 +21,7 @@ class Words(Small):
 
 add("embedding with a padding index", lambda: Words(padding_idx=0))
 add("embedding with a largest norm", lambda: Words(max_norm=0.5), inductor=True)
-add("embedding with gradients by frequency", lambda: Words(scale_grad_by_freq=True), inductor=True)
+add("embedding with gradients by frequency", lambda: Words(scale_grad_by_freq=True))
 
 
 @case(inductor=True)
@@ -204,7 +204,7 @@ class ComplexParameters(Small):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-@case(inductor=True)
+@case()
 class DoublePrecisionInOneLayer(Small):
     def __init__(self):
         super().__init__()

@@ -50,7 +50,7 @@ for precision, tolerance in ON_A_CPU.items():
             options={"precision": precision, **short},
             tolerance=tolerance,
             data=loader,
-            inductor=make is WithAdam and precision in ("bf16-mixed", "64-true"),
+            inductor=make is WithAdam and precision == "bf16-mixed",
         )
         add(
             f"precision {precision}, {make.__name__}, clipped",
@@ -180,5 +180,5 @@ for precision in ("64-true", "bf16-true"):
         options={"precision": precision, **SHORT},
         tolerance=ON_A_CPU[precision],
         data=loader,
-        inductor=True,
+        inductor=precision == "64-true",
     )

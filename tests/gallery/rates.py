@@ -22,7 +22,7 @@ class TwoGroups(Small):
         return [optimizer], [{"scheduler": schedules.LambdaLR(optimizer, rates), "interval": "step"}]
 
 
-case(inductor=True)(TwoGroups)
+case()(TwoGroups)
 
 
 @case()

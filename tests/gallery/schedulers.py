@@ -57,7 +57,6 @@ for name, make in SCHEDULERS.items():
             f"{name} at each {interval}",
             partial(Optimized, descent, make, interval=interval, **reads_metric),
             eager=eager,
-            inductor=name == "CyclicLR" and interval == "step",
         )
 add("OneCycleLR cycles the betas of Adam", partial(Optimized, adam, SCHEDULERS["OneCycleLR"], interval="step"))
 add("StepLR every third step", partial(Optimized, adam, SCHEDULERS["StepLR"], interval="step", frequency=3))

@@ -59,7 +59,7 @@ class ARateThatIsMultiplied(Setting):
         optimizer.param_groups[0]["lr"] *= 0.9
 
 
-@case(inductor=True, size=8)
+@case(size=8)
 class ACosineBeforeTheBatch(Setting):
     def on_train_batch_start(self, batch, batch_idx):
         progress = self.trainer.global_step / 20

@@ -69,7 +69,7 @@ class Teacher(Small):
 add("teacher replaced through data", Teacher, eager="replaces `.data`")
 
 
-@case(inductor=True)
+@case()
 class TeacherWrittenInPlace(Teacher):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         with torch.no_grad():

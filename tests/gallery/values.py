@@ -47,7 +47,7 @@ class LogsNumbersInEveryWay(Small):
         return loss / 2
 
 
-@case(inductor=True, **numbers())
+@case(**numbers())
 class LogsWhatAHelperReturns(Small):
     def parts(self, out, target):
         loss = nn.functional.cross_entropy(out, target)
