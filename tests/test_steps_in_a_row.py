@@ -694,7 +694,8 @@ def test_samples_that_stack_themselves_into_memory_of_theirs(chunks):
     assert "fills the memory" in sink.trainer.strategy.queue_report().in_step_because
 
 
-def test_control_others_are_run_in_rows_from_the_fourth_on(chunks):
+def test_control_others_are_run_in_rows_from_the_fourth_on(chunks, monkeypatch):
+    monkeypatch.setattr(pace, "_CHEAP", float("inf"))  # rows are not cut for a trial of the queue's thread
     rows = [*loader(60, last=8).dataset]
     _, sink = compare(Quiet, "traced", -1, data=lambda: DataLoader(rows, batch_size=8))
     assert sink.trainer.strategy.queue_report().in_step_because == ""

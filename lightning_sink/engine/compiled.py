@@ -341,12 +341,12 @@ class CompiledEngine(Engine):
     def _look(self, sink: Sink) -> None:
         """Sees whether the user's code changed something since the step before."""
         self._settle()
+        self._parts.varying.update()
         glance = self._granted.glance()
         if not agree(glance, self._glance):
             self._glance = glance
             self._begin(sink)
             return
-        self._parts.varying.update()
         # Programs take their tensors anew: that is cheap, and what is in them may decide something.
         self._looked_at += self._looked_at == self._plain_steps
         self._plain_steps += 1
@@ -355,12 +355,12 @@ class CompiledEngine(Engine):
         """Looks at what programs take for granted and forgets those that are no longer right."""
         if self._hyper.refresh() or self._hyper.update():
             self._maker.forget()
+        self._parts.varying.update()
         state = self._present_state(sink)
         changed = self._changed(state)
         if changed is not None:
             self._maker.forget(changed)
             self._parts.varying.suspect(changed)
-        self._parts.varying.update()
         self._state = state
         self._plain_steps += 1
         self._looked_at = self._plain_steps

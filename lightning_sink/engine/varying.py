@@ -1,9 +1,9 @@
 """Attributes that change between sinks: when an epoch began, the best loss so far, a weight that is annealed.
 
 Programs take every attribute for granted; one that changes would have them all forgotten. So an attribute that has
-changed is watched from then on while steps are recorded. It does not count until a step uses it; and a float that steps
-compute with is an input of their programs, as a learning rate is. Anything else that a step does with it makes it count
-for good. `Varying` knows which attributes these are, and owns the 0-dim tensors that stand for floats.
+changed is watched from then on while steps are recorded. It does not count until a step uses it; and a number that
+steps compute with is an input of their programs, as a learning rate is. Anything else that a step does with it makes it
+count for good. `Varying` knows which attributes these are, and owns the 0-dim tensors that stand for numbers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from lightning_sink.engine.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.attributes import TENSOR_HOLDERS, is_a
+from lightning_sink.engine.collected import NUMBERS
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.numbers import PLAINLY, Number
+from lightning_sink.engine.result_types import is_large
 from lightning_sink.engine.watch import is_users
 
 if TYPE_CHECKING:
@@ -58,8 +60,9 @@ class Varying:
             before: Its fingerprint before; None if it was not there.
             after: The same, now.
         """
-        are_floats = all(isinstance(seen, tuple) and seen[0] is float for seen in (before, after))
-        return name in self.names and (name not in self._taken or are_floats)
+        kinds = [seen[0] if isinstance(seen, tuple) else None for seen in (before, after)]
+        is_input = kinds[0] is kinds[1] and kinds[0] in NUMBERS
+        return name in self.names and (name not in self._taken or is_input)
 
     def keys(self, prefix: str) -> frozenset[str]:
         """Returns the attributes of one object, with what their names begin with; other names beside them."""
@@ -67,23 +70,24 @@ class Varying:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that stand for floats."""
+        """The tensors that stand for numbers."""
         return [held.tensor for held in self._inputs.values()]
 
     def update(self) -> None:
-        """Takes over the floats' values."""
-        for held in self._inputs.values():
-            held.update()
+        """Takes over the numbers' values."""
+        for name, held in self._inputs.items():
+            if not held.update():
+                self.count(name)
 
     # -- one recording ------------------------------------------------------------------------------------------------
 
     def begin(self, holders: Iterable[tuple[str, Any]]) -> None:
-        """Looks for floats before a step is recorded, in objects, with what the attributes' names begin with."""
+        """Looks for numbers before a step is recorded, in objects, with what the attributes' names begin with."""
         self._taken_now.clear()
         found = self._places(holders) if self.names else []
         for name, holder, key in found:
             known = self._inputs.get(name)
-            if type(vars(holder)[key]) is float and (known is None or known.holder is not holder):
+            if type(vars(holder)[key]) in NUMBERS and (known is None or known.holder is not holder):
                 self._inputs[name] = _Input(holder, key)
         self.update()
 
@@ -100,7 +104,7 @@ class Varying:
         Args:
             holders: As for `begin`.
             codes: Takes the code of the step meanwhile.
-            uses: Told of what is done with floats.
+            uses: Told of what is done with numbers.
             is_apart: Tells whether what runs now is run before each step, by whatever runs that.
         """
         places = [place for place in self._places(holders) if _can_be_watched(*place[1:])] if self.names else []
@@ -127,7 +131,8 @@ class Varying:
     def takes(self, name: str, value: Any) -> bool:
         """Tells whether a step that asks for an attribute gets a stand-in for its value; else the attribute counts."""
         held = self._inputs.get(name)
-        if held is None or name not in self.names or type(value) is not float or held.value is not value:
+        is_number = type(value) in NUMBERS
+        if held is None or name not in self.names or not is_number or held.value is not value:
             self.count(name)
             return False
         self._taken.add(name)
@@ -137,10 +142,12 @@ class Varying:
     def number(self, name: str, uses: Uses) -> Number:
         """Returns a stand-in for the value of an attribute."""
         held = self._inputs[name]
-        return Number(held.tensor, held.value, uses, ("an attribute", f"`{name}`"), held.present, counts=True)
+        whole = held.tensor if isinstance(held.value, int) else None
+        known_as = "an attribute", f"`{name}`"
+        return Number(held.tensor, held.value, uses, known_as, held.present, counts=True, whole=whole)
 
     def take_back(self, recording: Recording) -> bool:
-        """Has floats count that a step needs as plain numbers; tells whether the step is to be recorded anew.
+        """Has numbers count that a step needs as plain numbers; tells whether the step is to be recorded anew.
 
         Args:
             recording: The step. Whatever makes no program of it may be due to a stand-in: it is tried without.
@@ -158,17 +165,21 @@ class Varying:
 
 
 class _Input:
-    """A float as an input of programs."""
+    """A number as an input of programs."""
 
     def __init__(self, holder: Any, key: str) -> None:
         self.holder, self._key = holder, key
         self.tensor = torch.zeros((), dtype=torch.float64)
         self.value: Any = None
 
-    def update(self) -> None:
+    def update(self) -> bool:
+        """Takes over its value; tells whether the tensor can have it."""
         self.value = self.present()
-        if type(self.value) is float:
+        if is_large(self.value):
+            return False
+        if type(self.value) in NUMBERS:
             self.tensor.fill_(self.value)
+        return True
 
     def present(self) -> Any:
         return vars(self.holder).get(self._key)
@@ -188,7 +199,7 @@ class _Use:
             return value
         if self._number is None:
             self._number = self._of.number(self._name, self._uses)
-        return self._number  # one and the same object, as the float is
+        return self._number  # one and the same object, as the number is
 
     def changed(self) -> None:
         self._of.count(self._name)

@@ -177,6 +177,25 @@ def type_of(value):
     return {int: 0.125, bool: 0.25}.get(value.__class__, 0.0)
 
 
+@pytest.mark.parametrize("at", [0, 3])
+def test_whole_numbers(at):
+    """Too large ones, float64 has not."""
+
+    def change(module, sink):
+        module.scale = sink if sink <= at else 2**53 + 1 + 2 * sink
+
+    _, sink = both(training(change, lambda module, index: module.scale % 7 / 7), SINKS, verify=0)
+    assert sink.compiled
+
+
+def test_a_whole_number_that_is_computed_with():
+    def change(module, sink):
+        module.scale = sink
+
+    _, sink = both(training(change, lambda module, index: module.scale / 10 + 0.5**module.scale), SINKS, verify=0)
+    assert sink.compiled == UNDISTURBED - 2
+
+
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_values_that_are_no_numbers(value):
     def change(module, sink):

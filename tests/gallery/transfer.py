@@ -60,7 +60,7 @@ class KeepsATensorInTransfer(Small):
         return (nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="none") * self.weights).mean()
 
 
-@case(eager="keeps changing", size=-1)
+@case(size=-1)
 class CountsBatchesInTransfer(Small):
     def __init__(self):
         super().__init__()
@@ -74,6 +74,15 @@ class CountsBatchesInTransfer(Small):
         return self.loss(batch) / (1 + 0.1 * self.seen)
 
 
+@case(eager="keeps changing", size=-1)
+class LooksUpANumberByACountOfTransfers(CountsBatchesInTransfer):
+    factors = torch.linspace(0.5, 1.0, 100).tolist()
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.factors[self.seen]
+
+
+@case(size=-1)
 class ChangesANumberInTransfer(CountsBatchesInTransfer):
     """Now and then, so that many steps in a row are the same."""
 
