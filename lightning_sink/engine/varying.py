@@ -8,6 +8,7 @@ count for good. `Varying` knows which attributes these are, and owns the 0-dim t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import get_ident
@@ -173,9 +174,12 @@ class _Input:
         self.value: Any = None
 
     def update(self) -> bool:
-        """Takes over its value; tells whether the tensor can have it."""
+        """Takes over its value; tells whether the tensor can stand for it.
+
+        Before torch 2.13, `clamp` takes a bound that is NaN as none where it is a number, and not where it is a tensor.
+        """
         self.value = self.present()
-        if is_large(self.value):
+        if is_large(self.value) or (type(self.value) is float and math.isnan(self.value)):
             return False
         if type(self.value) in NUMBERS:
             self.tensor.fill_(self.value)

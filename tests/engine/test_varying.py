@@ -203,7 +203,9 @@ def test_values_that_are_no_numbers(value):
 
     use = lambda module, index: torch.tensor(2.0).clamp(max=module.scale).nan_to_num()  # noqa: E731
     _, sink = both(training(change, use), SINKS, verify=0)
-    assert sink.compiled == UNDISTURBED - 2
+    assert sink.compiled == UNDISTURBED - (
+        2 if value == math.inf else 6
+    )  # each other one is recorded twice from then on
 
 
 def test_what_a_step_reads_sets_and_reads_again():
