@@ -227,6 +227,25 @@ def test_optimizers_with_lists_of_tensors(kind, fake):
     assert sum(known.replays for known in fake.graphs) > 0
 
 
+class Anneals(Still):
+    """A weight that is another number in each epoch, and that lies on the host."""
+
+    def on_train_epoch_start(self):
+        self.weight, self.epoch = 0.1 * self.current_epoch, self.current_epoch
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("weight", self.weight)
+        return loss + self.weight * self.net.weight.square().mean() * (1.5 if self.epoch > 2 else 1.0)
+
+
+@pytest.mark.parametrize("engine", ["traced", "cudagraph"])
+def test_a_weight_that_is_annealed(engine, fake):
+    found = compared(Anneals, engine, 12, data=lambda: loader(26), max_epochs=5)
+    assert not [text for text in found.warned if "runs eagerly" in text]
+    assert any(known.captures for known in fake.graphs) == (engine == "cudagraph")
+
+
 def test_a_sink_of_many_rows_leaves_what_its_last_step_left(fake):
     """Gradients and step counts of a row are brought out only where no other row runs behind it."""
     compared(lambda: Net("adam"), "cudagraph", sink_size=70, data=lambda: loader(140), max_epochs=1)

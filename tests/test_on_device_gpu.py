@@ -17,6 +17,7 @@ from test_on_device import (
     MODULES,
     MORE,
     OPTIMIZERS,
+    Anneals,
     Looking,
     Lying,
     Measured,
@@ -59,6 +60,12 @@ def compared(make, engine, sink_size=17, data=data, tolerance=1e-4, **more):
 @pytest.mark.parametrize("name", MODULES)
 def test_a_training_is_plain_lightnings(name, engine):
     compared(MODULES[name], engine)
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_weight_that_is_annealed(engine):
+    compared(Anneals, engine, max_epochs=5)
 
 
 @needs_gpu

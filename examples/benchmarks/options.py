@@ -132,6 +132,17 @@ class Mixes(MLP):
         return share * losses[0] + (1 - share) * losses[1]
 
 
+class Anneals(MLP):
+    """A weight that is another number in each epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        self.weight = min(1.0, 0.1 * self.current_epoch)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        penalty = self.net[0].weight.square().mean()
+        return super().training_step(batch, batch_idx) + self.weight * penalty
+
+
 OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "nothing": (MLP, {}),
     "logs its loss, with a progress bar": (LogsItsLoss, {"enable_progress_bar": True}),
@@ -145,6 +156,7 @@ OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "a warmup by hand in `optimizer_step`": (WarmsUp, {}),
     "its losses kept in a list": (KeepsItsLosses, {}),
     "mixup by torch": (Mixes, {}),
+    "a weight annealed over 6 epochs": (Anneals, {"max_epochs": 6}),
     "accuracy by torchmetrics": (MeasuresAccuracy, {}),
     "`accumulate_grad_batches=4`": (MLP, {"accumulate_grad_batches": 4}),
     '`precision="bf16-mixed"`': (MLP, {"precision": "bf16-mixed"}),
@@ -171,7 +183,8 @@ def speed(name: str, strategy: L.pytorch.strategies.Strategy | str, batches: int
     L.seed_everything(0, verbose=False)
     make, options = OPTIONS[name]
     marks = Marks()
-    trainer = L.Trainer(accelerator="cpu", max_epochs=1, strategy=strategy, callbacks=[marks], **{**OFF, **options})
+    options = {"max_epochs": 1, **OFF, **options}
+    trainer = L.Trainer(accelerator="cpu", strategy=strategy, callbacks=[marks], **options)
     trainer.fit(make(), Cycle(MLP.batches(BATCHES), batches))
     return marks.speed(behind)
 
