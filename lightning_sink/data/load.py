@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_sink.data.batch import Signature, flatten
 from lightning_sink.data.gathered import Gathered
+from lightning_sink.data.private import likeness
 from lightning_sink.data.run import Found, Run, count_of
 from lightning_sink.data.streams import Arriving, Streams
 
@@ -72,7 +73,7 @@ class Load(Run):
             for tensor, layout in zip(leaves, self._layouts, strict=True)
         ]
         self._targets = [
-            (tensor.shape, tensor.dtype, tensor.stride(), layout.offset, layout.nbytes, copies)
+            (likeness(tensor), layout.offset, layout.nbytes, copies)
             for tensor, layout, copies in zip(leaves, self._layouts, places, strict=True)
         ]
         self._sent: Arriving | None = None
@@ -99,7 +100,7 @@ class Load(Run):
         batches, notes, size = found
         count, step = len(batches), self._size
         begin = self._base + step * len(self._kept)
-        for column, (_, _, _, offset, nbytes, _) in zip(batches.columns, self._targets, strict=True):
+        for column, (_, offset, nbytes, _) in zip(batches.columns, self._targets, strict=True):
             source, target = column.data_ptr(), begin + offset
             for place in range(count):
                 memmove(target + place * step, source + place * nbytes, nbytes)
@@ -110,19 +111,8 @@ class Load(Run):
         """Copies tensors to the next place, if each is like the first batch's; looks at each once."""
         number = len(self._kept)
         begin = self._base + self._size * number
-        for tensor, (shape, dtype, stride, offset, nbytes, copies) in zip(leaves, self._targets, strict=True):
-            if (
-                type(tensor) is not Tensor
-                or tensor.layout is not torch.strided
-                or tensor.is_nested
-                or tensor.shape != shape
-                or tensor.dtype is not dtype
-                or not tensor.is_cpu
-                or tensor.requires_grad
-                or tensor.is_conj()
-                or tensor.is_neg()
-                or tensor.stride() != stride
-            ):
+        for tensor, (is_alike, offset, nbytes, copies) in zip(leaves, self._targets, strict=True):
+            if type(tensor) is not Tensor or tensor.is_nested or not is_alike(tensor):
                 return False
             if copies is None:
                 memmove(begin + offset, tensor.data_ptr(), nbytes)

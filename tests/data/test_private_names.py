@@ -29,6 +29,37 @@ def test_the_state_of_pythons_generators_lies_in_their_memory():
     assert private.python_draws() == seen
 
 
+def complexes():
+    return torch.ones(4, 3, dtype=torch.complex64)
+
+
+UNLIKE = {
+    "shape": lambda: torch.ones(5, 3),
+    "dimensions": lambda: torch.ones(4, 3, 1),
+    "type": lambda: torch.ones(4, 3, dtype=torch.float64),
+    "strides": lambda: torch.ones(3, 4).t(),
+    "gradients": lambda: torch.ones(4, 3, requires_grad=True),
+    "a subclass": lambda: torch.nn.Parameter(torch.ones(4, 3), requires_grad=False),
+    "layout": lambda: torch.ones(4, 3).to_sparse(),
+    "device": lambda: torch.ones(4, 3, device="meta"),
+    "negated": lambda: complexes().conj().imag,
+    "no tensor": lambda: 3.0,
+    "nothing": lambda: None,
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_what_tells_tensors_that_are_alike(kind):
+    is_alike = private.likeness(torch.ones(4, 3))
+    assert is_alike(torch.zeros(8, 3)[2:6])
+    assert not is_alike(UNLIKE[kind]()), "TensorGuards sees less than it did"
+
+
+def test_what_only_says_that_it_is_conjugated_is_not_alike():
+    assert private.likeness(complexes())(complexes())
+    assert not private.likeness(complexes())(complexes().conj())
+
+
 class Mode(private.TorchDispatchMode):
     def __init__(self):
         super().__init__()
