@@ -176,6 +176,30 @@ def test_what_a_callback_inside_the_step_keeps(kind):
         assert "`Decides.steps`" in warned[0]
 
 
+class Weighs(StepCallback):
+    """Multiplies the gradient of one parameter, in each epoch by another number."""
+
+    def __init__(self, weights, number):
+        self.weights, self.number, self.weight = weights, number, weights[0]
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.weight = self.weights[trainer.current_epoch]
+
+    def on_after_backward(self, trainer, pl_module):
+        [*pl_module.parameters()][self.number].grad.mul_(self.weight)
+
+
+@pytest.mark.parametrize("others", [[0.5, 0.6, 0.6, 0.1, 0.6, 0.2], [0.5] * 6])
+def test_two_callbacks_of_one_class_are_two(others):
+    shared = [0.5, 0.6, 0.6, 0.6, 0.3, 0.9]
+
+    def callbacks():
+        return [Weighs(shared, 0), Weighs([next((n for n in shared if n == x), x) for x in others], 1)]
+
+    plain, sink = both(Net, loader, strategy("traced"), callbacks=callbacks, max_epochs=6)
+    assert_parity(plain, sink)
+
+
 class Decays(StepCallback):
     """Changes the weights after every step."""
 

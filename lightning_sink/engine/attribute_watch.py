@@ -1,15 +1,17 @@
 """What stands on a class, for the time of a recorded step, before an attribute of its objects, and sees it be used.
 
 `AttributeWatch` owns the place on the class. What is to be known of one object's attribute is for who watches it: steps
-that add to it (`collectors.py`), or that use it at all (`unused.py`).
+that add to it (`collectors.py`), or that use it at all (`varying.py`).
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import sys
 from collections.abc import Iterable
+from functools import lru_cache
 from threading import Lock
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
@@ -79,8 +81,20 @@ class AttributeWatch:
         if (watcher := self._watchers.get(id(holder))) is not None:
             watcher.changed()
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the step has left it there."""
+        return vars(self._kind).get(self._key) is self
+
+    @property
+    def own(self) -> Any:
+        """What the class has itself; `ABSENT` for nothing."""
+        return self._own
+
     def end(self) -> None:
-        """Leaves the class as it was."""
+        """Leaves the class as it was, or as the step has made it."""
+        if not self.is_there:
+            return
         if self._own is ABSENT:
             type.__delattr__(self._kind, self._key)
         else:
@@ -98,10 +112,17 @@ _PYTHONS = "<frozen", *(f"{os.path.dirname(os.__file__)}{os.sep}{name}" for name
 """How the files of Python's own modules begin."""
 
 _READS_PAST = frozenset(["vars", "__dict__", "dir", "getmembers", "getattr_static", "copy", "deepcopy"])
-_READS_PAST |= {"__getstate__", "__reduce_ex__", "dumps"}
+_READS_PAST |= {"__getstate__", "__reduce_ex__", "__dir__", "dumps"}
+_COPIES = frozenset([copy.copy.__code__, copy.deepcopy.__code__, inspect.getmembers.__code__])
 
 
 def may_read_past(codes: Iterable[CodeType]) -> bool:
     """Tells whether code of the user's may see attributes, or what stands on their class, without asking for them."""
-    users = (code for code in codes if not code.co_filename.startswith(_PYTHONS))
-    return any(_READS_PAST & {*code.co_names, *code.co_consts} for code in users)
+    found = [*codes]
+    users = (code for code in found if not code.co_filename.startswith(_PYTHONS))
+    return not _COPIES.isdisjoint(found) or any(_reads_past(code) for code in users)
+
+
+@lru_cache(maxsize=4096)
+def _reads_past(code: CodeType) -> bool:
+    return bool(_READS_PAST & {*code.co_names, *code.co_consts})

@@ -16,7 +16,7 @@ from itertools import islice
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from lightning_sink.engine.passed_on import Receiver, Returned, path_of, source_of
+from lightning_sink.engine.passed_on import Receiver, Returned, Source, path_of, source_of
 from lightning_sink.engine.watch import is_user_frame
 
 _PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -41,11 +41,43 @@ class Getter(NamedTuple):
 
 
 def receivers(frame: FrameType) -> list[Getter]:
-    """Returns who gets what the call gives that a frame is at; none where that is not certain."""
+    """Returns who gets what a frame's instruction gives; none where that is not certain."""
     try:
         return _getters(frame, Returned(None), None)
     except RecursionError:  # an expression as long as generated ones are
         return []
+
+
+def is_operand(frame: FrameType, by: CodeType | None = None) -> bool:
+    """Tells whether what a frame's instruction gives is compared or computed with, and goes nowhere else.
+
+    Args:
+        frame: The frame.
+        by: The code of the function that gives it, if the instruction has to be a call of that.
+    """
+    source, value = _value_at([frame])
+    if source is None or value is None or (by is not None and not _is_call_of(value, [frame], by)):
+        return False
+    caller, code = frame.f_back, frame.f_code
+    if source.is_returned(value) and caller is not None and is_user_frame(caller) and not code.co_flags & _PAUSES:
+        return is_operand(caller, code)
+    return source.is_operand(value)
+
+
+def reads(frame: FrameType, attribute: str) -> bool:
+    """Tells whether a frame is where the source names an attribute."""
+    value = _value_at([frame])[1]
+    return isinstance(value, ast.Attribute) and value.attr == attribute
+
+
+def _value_at(frames: list[FrameType]) -> tuple[Source | None, ast.expr | None]:
+    """Returns what the last of some frames of one file is at."""
+    positions = getattr(frames[-1].f_code, "co_positions", None)
+    if positions is None:
+        return None, None
+    source = source_of(tuple(each.f_code for each in frames), frames[-1].f_code.co_filename)
+    span = next(islice(positions(), frames[-1].f_lasti // 2, None))
+    return source, None if source is None else source.value(span)
 
 
 def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Getter]:
@@ -56,18 +88,14 @@ def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Get
         given: What the call gives.
         by: The code of the function that gives it; None for a method of C's.
     """
-    positions = getattr(frame.f_code, "co_positions", None)
-    if positions is None:
-        return []
     frames = [frame]
     while frames[0].f_code.co_name in _COMPREHENSIONS and frames[0].f_back is not None:
         frames.insert(0, frames[0].f_back)  # whose code tells what is done with it
-    source = source_of(tuple(each.f_code for each in frames), frame.f_code.co_filename)
-    call = None if source is None else source.call(next(islice(positions(), frame.f_lasti // 2, None)))
-    if source is None or call is None or (by is not None and not _is_call_of(call, frames, by)):
+    source, value = _value_at(frames)
+    if source is None or value is None or (by is not None and not _is_call_of(value, frames, by)):
         return []
     found: list[Getter] = []
-    for receiver in source.receivers(call, given.place):
+    for receiver in source.receivers(value, given.place):
         if isinstance(receiver, Receiver):
             found.append(_getter(frames, receiver))
             continue
@@ -80,9 +108,9 @@ def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Get
     return found
 
 
-def _is_call_of(call: ast.Call, frames: list[FrameType], code: CodeType) -> bool:
+def _is_call_of(call: ast.expr, frames: list[FrameType], code: CodeType) -> bool:
     """Tells whether a call is one of the function with this code, and not of another one that calls it in turn."""
-    path = path_of(call.func)
+    path = path_of(call.func) if isinstance(call, ast.Call) else ()
     if not path:
         return False
     known = (scope for frame in reversed(frames) for scope in (frame.f_locals, frame.f_globals))

@@ -161,9 +161,9 @@ class Granted:
         if state == before:
             return None
         old, new = dict(before[2]), dict(state[2])
-        changed = changed_names(old, new)
-        is_covered = all(self._parts.varying.cover(name, old.get(name), new.get(name)) for name in changed)
-        return None if is_covered and (*state[:2], *state[3:]) == (*before[:2], *before[3:]) else changed
+        cover = self._parts.varying.cover
+        changed = [name for name in changed_names(old, new) if not cover(name, old.get(name), new.get(name))]
+        return None if not changed and (*state[:2], *state[3:]) == (*before[:2], *before[3:]) else changed
 
     def forget(self) -> None:
         """Lets go of the functions, and of what was seen."""

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from lightning_sink.engine.attribute_watch import ABSENT, AttributeWatch
 from lightning_sink.engine.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS, Same, fingerprint
 from lightning_sink.engine.private import MODULE_HOOKS, own_parameters, tensor_hooks
 from lightning_sink.engine.slots import Parts
@@ -146,10 +147,12 @@ def class_state(kind: type) -> dict[str, Hashable]:
     """Returns a fingerprint of what a class of the user's holds: methods too, which users replace."""
     if is_library(kind.__module__):
         return {}
+    # What watches attributes for the recorded step of another thread is nobody's.
+    held = {name: value.own if type(value) is AttributeWatch else value for name, value in vars(kind).items()}
     return {
         f"{kind.__qualname__}.{name}": fingerprint(value)
-        for name, value in vars(kind).items()
-        if not name.startswith("__")
+        for name, value in held.items()
+        if not name.startswith("__") and value is not ABSENT
     }
 
 

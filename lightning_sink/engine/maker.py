@@ -196,8 +196,7 @@ class ProgramMaker:
         self._granted.learn(recorder.ran)
         observation = observe(recorder, before, Snapshot(self._parts, self._optimizers), step, result)
         self._note_volatile(observation)
-        if self._parts.varying.take_back(observation.recording):
-            return False
+        self._parts.varying.check(observation.recording)
         bindings = candidate.compare(observation, self._volatile)
         if bindings is not None:
             return self._make(step.key, candidate, observation, bindings)

@@ -13,6 +13,7 @@ import numbers
 import operator
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ class Number:
         name: What users call it, and what tells it from others.
         host: Gives its value in later steps; None where only the program knows that.
         counts: Whether it comes from a counter, so that users' arithmetic may have no value for a later one.
+        goes_on: Tells whether what is computed of it and of another number is a stand-in again, by the frame that
+            computes; None if it always is.
 
     Attributes:
         whole: Of a whole number that is nothing but what a tensor or a counter gives, this, in a type that has all of
@@ -57,6 +60,7 @@ class Number:
         host: Host | None = None,
         counts: bool = False,
         whole: Tensor | None = None,
+        goes_on: Callable[[FrameType], bool] | None = None,
     ) -> None:
         self._tensor = tensor
         self.value = value
@@ -65,6 +69,7 @@ class Number:
         self._host = host
         self._counts = counts
         self.whole = whole
+        self._goes_on = goes_on
         uses.add(self)
 
     @property  # type: ignore[misc]
@@ -125,10 +130,13 @@ class Number:
         if isinstance(other, Tensor):
             out = symbol(other, self.tensor) if reflected else symbol(self.tensor, other)
             return as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
+        operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
+        goes_on = self._goes_on or (other._goes_on if type(other) is Number else None)
+        if goes_on is not None and not goes_on(sys._getframe(2)):
+            return symbol(*map(_frozen, operands))
         name = symbol.__name__, self._name, _key(other), reflected
         known = self._uses.memo.get(name)
         if known is None:
-            operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
             left, right = map(_value, operands)
             is_known = type(other) is Number or is_real(other)
             if not is_known or is_large(left) or is_large(right):
@@ -146,7 +154,7 @@ class Number:
                 plain = _plain(other)
                 return _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
 
-            known = Number(tensor, value, self._uses, name, host, counts)
+            known = Number(tensor, value, self._uses, name, host, counts, goes_on=goes_on)
             self._uses.memo[name] = known
         return known
 

@@ -22,6 +22,7 @@ ADDED = "+="
 _Span = tuple[int | None, int | None, int | None, int | None]
 
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
+_VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SHOWS_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
 
@@ -77,29 +78,66 @@ class Source:
     def __init__(self, tree: ast.Module, code: CodeType) -> None:
         self.codes = frozenset(_codes_in(code))
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        self._calls = {_span(node): node for node in self._parents if isinstance(node, ast.Call)}
+        self._values = {_span(node): node for node in self._parents if isinstance(node, _VALUES)}
         functions = [node for node in self._parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
         self._functions = {_place(function): function for function in functions}
         self._variables: dict[tuple[ast.AST, str], list[Receiver | Returned]] = {}
+        self._operands: dict[tuple[ast.AST, str], bool] = {}
 
-    def call(self, span: Any) -> ast.Call | None:
-        """Returns the call that stands there."""
-        return self._calls.get(span)
+    def value(self, span: Any) -> ast.expr | None:
+        """Returns the call, the attribute or the arithmetic that stands there."""
+        return self._values.get(span)
 
-    def receivers(self, call: ast.Call, place: int | None) -> list[Receiver | Returned]:
-        """Returns who gets a number that a call gives; none where it may go elsewhere.
+    def is_operand(self, value: ast.expr) -> bool:
+        """Tells whether a value decides, is compared, added, subtracted, multiplied or divided, and no more.
+
+        At once, or by way of a local variable.
+        """
+        parent = self._parents[value]
+        if isinstance(parent, ast.UnaryOp):
+            return isinstance(parent.op, ast.USub)
+        if isinstance(parent, ast.AugAssign):
+            return parent.value is value and isinstance(parent.op, _ARITHMETIC)
+        if isinstance(parent, ast.BinOp):
+            return isinstance(parent.op, _ARITHMETIC)
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+            return self._has_operands(parent.targets[0])
+        if isinstance(parent, ast.IfExp) and parent.test is not value:
+            return self.is_operand(parent)
+        return isinstance(parent, (ast.Compare, ast.If, ast.IfExp, ast.While))
+
+    def is_returned(self, value: ast.expr) -> bool:
+        """Tells whether a function returns a value as it is."""
+        return isinstance(self._parents[value], (ast.Return, ast.Lambda))
+
+    def _has_operands(self, variable: ast.Name) -> bool:
+        """Tells whether the values of a function's variable are nothing but operands."""
+        function = self._function_of(variable)
+        if function is None:
+            return False
+        key = function, variable.id
+        if key not in self._operands:
+            self._operands[key] = False  # of one that goes in a circle
+            own, inner = _scope(function)
+            hidden = variable.id in inner or _SHOWS_VARIABLES & {node.id for node in own}
+            loads = [node for node in own if node.id == variable.id and isinstance(node.ctx, ast.Load)]
+            self._operands[key] = not hidden and all(map(self.is_operand, loads))
+        return self._operands[key]
+
+    def receivers(self, value: ast.expr, place: int | None) -> list[Receiver | Returned]:
+        """Returns who gets a number that something gives; none where it may go elsewhere.
 
         Args:
-            call: The call.
+            value: What gives it.
             place: Which element of the tuple that it gives has the number; None where it gives none.
         """
-        parent = self._parents[call]
+        parent = self._parents[value]
         targets = parent.targets if isinstance(parent, ast.Assign) else []
         if place is not None and len(targets) == 1 and isinstance(targets[0], ast.Tuple):
             names = targets[0].elts
             alone = all(isinstance(name, ast.Name) for name in names) and place < len(names)
             return self._receivers_of_variable(names[place]) if alone else []  # type: ignore[arg-type]
-        return self._receivers(call)
+        return self._receivers(value)
 
     def only_adds(self, code: CodeType, name: str) -> bool:
         """Tells whether a function does nothing with attributes of a name but adding to them."""

@@ -56,6 +56,7 @@ from lightning_sink.engine.step_counts import StepCounts
 from lightning_sink.engine.undo import Attributes, Undo
 from lightning_sink.engine.unrepeatable import why_unrepeatable
 from lightning_sink.engine.values import Values
+from lightning_sink.engine.varying import Looks
 from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
 
 # Keeps what its backward needs only where gradients are on.
@@ -107,6 +108,8 @@ class Recorder(TorchDispatchMode, Tape):
         varying.begin(before.parts.holders())
         self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin(), *varying.tensors])
         self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused, self.hazard, self._frozen)
+        apart = lambda: self._options.are_being_set  # noqa: E731
+        self._looks = Looks(self._uses, self.ran, [], self._values.goes_on, apart)
         self._paused = False
         self._failed = False
         self._generators = Generators(before.parts.device)
@@ -130,9 +133,8 @@ class Recorder(TorchDispatchMode, Tape):
                 # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 self._watched = stack.enter_context(parts.collected.watched(self.hazard))
-                is_apart = lambda: self._options.are_being_set  # noqa: E731
-                stack.enter_context(parts.varying.watched(parts.holders(), self.ran, self._uses, is_apart))
-                self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran))
+                stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
+                self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran, self._looks.past))
                 stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(known_to_math())

@@ -175,8 +175,11 @@ class Parts:
     def holders(self) -> Iterator[tuple[str, Any]]:
         """Yields every object, with what its attributes' names begin with."""
         roots: list[tuple[str, Any]] = [("", self.module)]
+        met = Counter[str]()
         for other in self.others:
-            name = f"{type(other).__name__}."
+            name = type(other).__name__
+            met[name] += 1
+            name = f"{name}." if met[name] == 1 else f"{name} {met[name]}."
             yield name, other
             roots += [(f"{name}{key}.", value) for key, value in vars(other).items() if is_a(value, nn.Module)]
         seen: set[int] = set()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.collectors import ListWatch
-from lightning_sink.engine.flows import attribute_of, receivers
+from lightning_sink.engine.flows import attribute_of, is_operand, receivers
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.origins import Origin
@@ -85,6 +85,13 @@ class Values:
         copy = tensor.detach().reshape(()).to("cpu", copy=True)  # of what it holds now
         whole = copy if isinstance(value, int) else None
         return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole)
+
+    def goes_on(self, frame: FrameType) -> bool:
+        """Tells whether a stand-in that a frame's instruction gives goes to nobody who needs the number itself."""
+        if is_operand(frame):
+            return True
+        getters = receivers(frame)
+        return bool(getters) and all(self._takes(*getter) for getter in getters)
 
     def _takes(self, holder: Any, attribute: str, how: str) -> bool:
         held = attribute_of(holder, attribute) if attribute else holder

@@ -9,25 +9,44 @@ count for good. `Varying` knows which attributes these are, and owns the 0-dim t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_sink.engine.attribute_watch import AttributeWatch, is_plain, may_read_past
-from lightning_sink.engine.attributes import TENSOR_HOLDERS, is_a
+from lightning_sink.engine.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.collected import NUMBERS
+from lightning_sink.engine.flows import reads
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.numbers import PLAINLY, Number
 from lightning_sink.engine.result_types import is_large
-from lightning_sink.engine.watch import is_users
+from lightning_sink.engine.watch import is_user_frame, is_users
 
 if TYPE_CHECKING:
     from lightning_sink.engine.recording import Recording
+
+
+class Looks(NamedTuple):
+    """What is known of a step while it is recorded.
+
+    Attributes:
+        uses: Told of what is done with numbers.
+        ran: Takes its code.
+        past: Takes functions that look at all attributes at once.
+        goes_on: Tells whether a stand-in that a frame's instruction gives goes to nobody who needs the number itself.
+        is_apart: Tells whether what runs now is run before each step, by whatever runs that.
+    """
+
+    uses: Uses
+    ran: Mapping[int, CodeType]
+    past: list[Any]
+    goes_on: Callable[[FrameType], bool]
+    is_apart: Callable[[], bool]
 
 
 class Varying:
@@ -43,14 +62,18 @@ class Varying:
         self._inputs: dict[str, _Input] = {}
         self._taken: set[str] = set()
         self._taken_now: set[str] = set()
+        self._keys: dict[str, frozenset[str]] = {}
+        self._reads_past = False
 
     def suspect(self, names: Iterable[str]) -> None:
         """Has attributes watched that have changed; there is no program that was made before."""
         self.names |= {*names} - self._counting
+        self._keys.clear()
 
     def count(self, name: str) -> None:
         """Has an attribute count, whatever becomes of it."""
         self.names.discard(name)
+        self._keys.clear()
         self._counting.add(name)
 
     def cover(self, name: str, before: Any, after: Any) -> bool:
@@ -66,8 +89,11 @@ class Varying:
         return name in self.names and (name not in self._taken or is_input)
 
     def keys(self, prefix: str) -> frozenset[str]:
-        """Returns the attributes of one object, with what their names begin with; other names beside them."""
-        return frozenset(name.removeprefix(prefix) for name in self.names if name.startswith(prefix))
+        """Returns the attributes of an object with what their names begin with."""
+        if prefix not in self._keys:
+            keys = (name.removeprefix(prefix) for name in self.names if name.startswith(prefix))
+            self._keys[prefix] = frozenset(key for key in keys if "." not in key)
+        return self._keys[prefix]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -93,72 +119,57 @@ class Varying:
         self.update()
 
     @contextmanager
-    def watched(
-        self,
-        holders: Iterable[tuple[str, Any]],
-        codes: Mapping[int, CodeType],
-        uses: Uses,
-        is_apart: Callable[[], bool],
-    ) -> Iterator[None]:
+    def watched(self, holders: Iterable[tuple[str, Any]], step: Looks) -> Iterator[None]:
         """Watches them while a step is recorded.
 
         Args:
             holders: As for `begin`.
-            codes: Takes the code of the step meanwhile.
-            uses: Told of what is done with numbers.
-            is_apart: Tells whether what runs now is run before each step, by whatever runs that.
+            step: What is known of the step.
         """
+        if self._reads_past:  # what stands on a class is seen by who looks at all that there is
+            self._count_all(self.names)
         places = [place for place in self._places(holders) if _can_be_watched(*place[1:])] if self.names else []
         watches: dict[tuple[type, str], AttributeWatch] = {}
-        seen: set[str] = set()
+        seen: dict[str, AttributeWatch] = {}
         try:
             for name, holder, key in places:
                 kind = type(holder), key
                 watch = watches.get(kind) or AttributeWatch.of(*kind)
                 if watch is not None:
-                    watches[kind] = watch
-                    watch.watch(holder, _Use(self, name, uses, is_apart))
-                    seen.add(name)
-            for name in self.names - seen:
-                self.count(name)  # the step may find that it is not there
+                    watches[kind] = seen[name] = watch
+                    watch.watch(holder, _Use(self, name, key, step))
+            self._count_all(self.names - seen.keys())  # the step may find that one is not there
             yield
         finally:
+            self._reads_past = self._reads_past or bool(step.past) or may_read_past(step.ran.values())
+            self._count_all(name for name, watch in seen.items() if self._reads_past or not watch.is_there)
             for watch in watches.values():
                 watch.end()
-            if may_read_past(codes.values()):
-                for name in seen:
-                    self.count(name)
 
     def takes(self, name: str, value: Any) -> bool:
-        """Tells whether a step that asks for an attribute gets a stand-in for its value; else the attribute counts."""
+        """Tells whether there may be a stand-in for the value of an attribute."""
         held = self._inputs.get(name)
-        is_number = type(value) in NUMBERS
-        if held is None or name not in self.names or not is_number or held.value is not value:
-            self.count(name)
-            return False
+        return held is not None and name in self.names and type(value) in NUMBERS and held.value is value
+
+    def number(self, name: str, step: Looks) -> Number:
+        """Returns a stand-in for the value of an attribute."""
         self._taken.add(name)
         self._taken_now.add(name)
-        return True
-
-    def number(self, name: str, uses: Uses) -> Number:
-        """Returns a stand-in for the value of an attribute."""
         held = self._inputs[name]
         whole = held.tensor if isinstance(held.value, int) else None
         known_as = "an attribute", f"`{name}`"
-        return Number(held.tensor, held.value, uses, known_as, held.present, counts=True, whole=whole)
+        options: dict[str, Any] = {"counts": True, "whole": whole, "goes_on": step.goes_on}
+        return Number(held.tensor, held.value, step.uses, known_as, held.present, **options)
 
-    def take_back(self, recording: Recording) -> bool:
-        """Has numbers count that a step needs as plain numbers; tells whether the step is to be recorded anew.
-
-        Args:
-            recording: The step. Whatever makes no program of it may be due to a stand-in: it is tried without.
-        """
+    def check(self, recording: Recording) -> None:
+        """Has numbers count that a step needs as plain numbers, and those of which it makes no program."""
         plainly = [hazard.what for hazard in recording.frozen if hazard.what.endswith(PLAINLY)]
-        taken, has_failed = self._taken_now & self.names, bool(recording.hazards)
-        for name in taken:
-            if has_failed or any(f"`{name}`" in what for what in plainly):
-                self.count(name)
-        return has_failed and bool(taken)
+        taken = self._taken_now & self.names
+        self._count_all(n for n in taken if recording.hazards or any(f"`{n}`" in what for what in plainly))
+
+    def _count_all(self, names: Iterable[str]) -> None:
+        for name in [*names]:
+            self.count(name)
 
     def _places(self, holders: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, str]]:
         places = ((prefix + key, holder, key) for prefix, holder in holders for key in vars(holder))
@@ -190,30 +201,53 @@ class _Input:
 
 
 class _Use:
-    def __init__(self, of: Varying, name: str, uses: Uses, is_apart: Callable[[], bool]) -> None:
-        self._of, self._name, self._uses, self._is_apart = of, name, uses, is_apart
+    """What becomes of one attribute in a step."""
+
+    def __init__(self, of: Varying, name: str, key: str, step: Looks) -> None:
+        self._of, self._name, self._key, self._step = of, name, key, step
         self._thread = get_ident()
-        self._number: Any = None
+        self._number: Number | None = None
 
     def got(self, value: Any, frame: FrameType) -> Any:
-        if get_ident() != self._thread:  # a number that is recorded is of use to the step alone
+        is_of_step = get_ident() == self._thread  # a number that is recorded is of use to the step alone
+        if is_of_step and self._step.is_apart():
+            return value
+        if not (is_of_step and self._of.takes(self._name, value) and self._is_computed_with(frame)):
             self._of.count(self._name)
             return value
-        if self._is_apart() or not self._of.takes(self._name, value):
-            return value
         if self._number is None:
-            self._number = self._of.number(self._name, self._uses)
+            self._number = self._of.number(self._name, self._step)
         return self._number  # one and the same object, as the number is
 
     def changed(self) -> None:
         self._of.count(self._name)
 
+    def _is_computed_with(self, frame: FrameType) -> bool:
+        """Tells whether a line of the user's names the attribute, and does nothing with it that needs the number."""
+        return is_user_frame(frame) and reads(frame, self._key) and self._step.goes_on(frame)
+
+
+_MOST = 1_000
+"""Values in a container that are looked at, to see that nothing in it has attributes or memory of its own."""
+
 
 def _can_be_watched(holder: Any, key: str) -> bool:
-    """Tells whether an attribute is the user's own and holds no tensors, which programs know by where they are held."""
-    value, kind = vars(holder)[key], type(holder)
-    items: Collection[Any] = [value]
-    if is_a(value, list, tuple, set, dict):
-        items = dict.values(value) if isinstance(value, dict) else value
-    holds_tensors = any(is_a(item, Tensor) for item in items)
-    return not holds_tensors and key not in TENSOR_HOLDERS and is_users(kind.__module__) and is_plain(kind, key)
+    """Tells whether an attribute is the user's own, and is all that leads to what it holds.
+
+    Programs know tensors by where they are held, and an object may be known to others that no fingerprint sees.
+    """
+    kind, value = type(holder), vars(holder)[key]
+    is_own = is_users(kind.__module__) and is_plain(kind, key) and key not in TENSOR_HOLDERS
+    return is_own and _is_plain_data([value])
+
+
+def _is_plain_data(values: Iterable[Any]) -> bool:
+    left, below = _MOST, [*values]
+    while below:
+        left -= len(below)
+        containers = [value for value in below if type(value) not in SCALARS]
+        if left < 0 or not all(type(value) in CONTAINERS for value in containers):
+            return False
+        items = [[*value.keys(), *value.values()] if isinstance(value, dict) else value for value in containers]
+        below = [item for inside in items for item in inside]
+    return True

@@ -130,7 +130,9 @@ _ESCAPE_CODES = [getattr(Tensor, name).__code__ for name in ("__array__", "__dlp
 
 
 @contextmanager
-def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, CodeType]) -> Iterator[Any]:
+def watch_reads(
+    report: Report, codes: Mapping[CodeType, str], ran: dict[int, CodeType], past: list[Any]
+) -> Iterator[Any]:
     """Reports what the user's Python reads in this thread that a recording would freeze.
 
     Uses the interpreter's profile hook, the one place that sees calls of C functions and property getters alike
@@ -140,6 +142,7 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, Co
         report: Called with a description; `user_line()` then names the place.
         codes: Code objects of getters to watch beside the clock, generators and data of tensors, with their names.
         ran: Takes the code of every function that is called and is of no library of this stack, by identity.
+        past: Takes functions of C's that look at all attributes at once, by whatever name they are called.
 
     Yields:
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
@@ -175,6 +178,8 @@ def watch_reads(report: Report, codes: Mapping[CodeType, str], ran: dict[int, Co
             if name is not None and frame.f_back is not None and _asked_by_user(frame.f_back, name):
                 report(f"`{name}` is {'called' if name.endswith('()') else 'read'}")
         elif event == "c_call" and is_users:
+            if arg is vars or arg is dir:
+                past.append(arg)
             name = _read_by(arg)
             if name is not None and not (arg.__name__ in _STATE and _is_asked_by_machine_code(frame)):
                 report(name)

@@ -4,16 +4,22 @@ import json
 import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy as duplicate
+from decimal import Decimal
 from operator import attrgetter, methodcaller
 
 import pytest
 import torch
 from loop import Training, batches, both, loss_of, mlp, sgd
 from torch import nn
+from torch.distributions import Normal
 
+from lightning_sink.engine.attribute_watch import AttributeWatch
+from lightning_sink.engine.holders import class_state
 from lightning_sink.engine.varying import Varying
 
 SINKS = [batches(10) for _ in range(6)]
+ATTRIBUTES = vars
 UNDISTURBED = 57
 """Steps that programs run where nothing changes: the first makes the optimizer's state, and two more are recorded."""
 
@@ -34,6 +40,10 @@ class Net(nn.Module):
         return self.net(x)
 
     def scaled(self):
+        return self.scale
+
+    @property
+    def twice(self):
         return self.scale
 
 
@@ -70,9 +80,9 @@ def test_what_no_step_uses_costs_two_steps_once():
 
 @pytest.mark.parametrize("verify", [0, 2])
 def test_control_what_is_not_watched_makes_a_difference(verify, monkeypatch):
-    monkeypatch.setattr(Varying, "takes", lambda self, name, value: False)
+    monkeypatch.setattr(Varying, "count", lambda self, name: None)
     with pytest.raises(AssertionError, match="loss"):
-        both(training(rescale, USES["attribute"]), SINKS, verify=verify)
+        both(training(rescale, USES["float()"]), SINKS, verify=verify)
 
 
 def rescale(module, sink):
@@ -104,48 +114,87 @@ def of_the_pickle(module, index):
     return state.scale
 
 
+def by_a_variable_that_goes_elsewhere(module, index):
+    scale = module.scale
+    return scale * 0.5 + len(repr(scale))
+
+
+def by_another_name(module, index):
+    return ATTRIBUTES(module)["scale"]
+
+
+def caught(module, index):
+    try:
+        return float(Decimal(module.scale))
+    except TypeError:
+        return 3.0
+
+
 def keeps(module, index):
     module.last = module.scale
     return module.last
 
 
 def in_one_step_of_ten(module, index):
-    return module.scale if index % 10 == 9 else 0.0
+    if index % 10 == 9:
+        return module.scale
+    return 0.0
+
+
+def by_a_variable(module, index):
+    scale = module.scale
+    rest = 1.0 - scale
+    return torch.ones(()) * scale + rest / 2
 
 
 COMPUTED_WITH = {
     "attribute": lambda module, index: module.scale,
     "method": from_a_method,
+    "a variable": by_a_variable,
+    "an inverse": lambda module, index: 1 / module.scale,
+    "the rest": lambda module, index: (1 - module.scale) * 0.5 - -module.scale,
+    "itself": lambda module, index: 1.0 if module.scale is module.scale else 0.0,
+    "with the batch's index": lambda module, index: 0.01 * module.scale * index,
+    "with a tensor": lambda module, index: (
+        (torch.ones(3) - module.scale).mean() * (torch.arange(3) < module.scale).sum()
+    ),
+}
+DECIDE = {
+    "comparison": lambda module, index: 1.0 if module.scale > 3 else 0.0,
+    "truth": lambda module, index: 1.0 if module.scale - 2 else 0.5,
+    "in one step of ten": in_one_step_of_ten,
+}
+NEEDED_PLAINLY = {
+    "property": lambda module, index: 2 * module.twice,
+    "a variable that goes elsewhere": by_a_variable_that_goes_elsewhere,
     "attrgetter": lambda module, index: attrgetter("scale")(module),
     "methodcaller": lambda module, index: methodcaller("__getattribute__", "scale")(module),
     "object's own": lambda module, index: object.__getattribute__(module, "scale"),
     "a made-up name": lambda module, index: getattr(module, "".join(["sc", "ale"])),
     "with a default": with_a_default,
     "hasattr": lambda module, index: float(hasattr(module, "scale")) + with_a_default(module, index),
-    "a cosine": lambda module, index: math.cos(module.scale),
-    "a power": lambda module, index: 0.9**module.scale,
-    "an inverse": lambda module, index: 1 / module.scale,
-    "a tensor": lambda module, index: torch.tensor(module.scale),
-    "a bound": lambda module, index: torch.ones(3).clamp(max=module.scale / 2).mean(),
-    "a weight": lambda module, index: torch.lerp(torch.zeros(2), torch.ones(2), module.scale / 10).mean(),
-    "itself": lambda module, index: float(module.scale is module.scale),
-    "with the batch's index": lambda module, index: 0.01 * module.scale * index,
-}
-DECIDE = {
-    "if": lambda module, index: 1.0 if module.scale > 3 else 0.0,
-    "minimum": lambda module, index: min(module.scale, 2.5),
-    "in one step of ten": in_one_step_of_ten,
-}
-NEEDED_PLAINLY = {
     "past the attribute": past_the_attribute,
+    "by another name": by_another_name,
     "a name in a constant": by_a_name_in_a_constant,
+    "a copy": lambda module, index: duplicate(module).scale,
     "json": of_the_json,
     "pickle": of_the_pickle,
+    "type": lambda module, index: 1.0 * module.scale if type(module.scale) is float else 3.0,
+    "its attributes": lambda module, index: 1.0 if hasattr(module.scale, "__torch_function__") else 2 * module.scale,
+    "an error": caught,
     "float()": lambda module, index: float(module.scale),
     "int()": lambda module, index: int(module.scale),
     "round": lambda module, index: round(module.scale / 2),
+    "minimum": lambda module, index: min(module.scale, 2.5),
+    "a cosine": lambda module, index: math.cos(module.scale),
+    "a power": lambda module, index: 0.9**module.scale,
+    "floored": lambda module, index: 1 // module.scale + module.scale // 0.1 / 100,
+    "a tensor": lambda module, index: torch.tensor(module.scale),
+    "a bound": lambda module, index: torch.ones(3).clamp(max=module.scale / 2).mean(),
+    "a distribution": lambda module, index: Normal(torch.zeros(3), module.scale).log_prob(torch.ones(3)).mean(),
     "text": lambda module, index: float(len(f"{module.scale}")),
     "dropout": lambda module, index: nn.functional.dropout(torch.ones(4), module.scale / 10).mean(),
+    "a key": lambda module, index: {module.scale: 0.5}[module.scale],
     "kept": keeps,
 }
 USES = COMPUTED_WITH | DECIDE | NEEDED_PLAINLY
@@ -192,7 +241,7 @@ def test_a_whole_number_that_is_computed_with():
     def change(module, sink):
         module.scale = sink
 
-    _, sink = both(training(change, lambda module, index: module.scale / 10 + 0.5**module.scale), SINKS, verify=0)
+    _, sink = both(training(change, lambda module, index: module.scale / 10 - 0.5 * module.scale), SINKS, verify=0)
     assert sink.compiled == UNDISTURBED - 2
 
 
@@ -201,7 +250,7 @@ def test_values_that_are_no_numbers(value):
     def change(module, sink):
         module.scale = 1.0 + sink if sink != 3 else value
 
-    use = lambda module, index: torch.tensor(2.0).clamp(max=module.scale).nan_to_num()  # noqa: E731
+    use = lambda module, index: (torch.tensor(2.0) * module.scale).nan_to_num(posinf=0.5)  # noqa: E731
     _, sink = both(training(change, use), SINKS, verify=0)
     recorded = 2 if value == math.inf else 8  # two of each sink from the second on
     assert sink.compiled == UNDISTURBED - recorded
@@ -344,6 +393,45 @@ def test_the_default_of_a_class():
     both(training(change, lambda module, index: module.default), SINKS, verify=0)
     assert vars(Net)["default"] == 1.0
     assert "begun" not in vars(Net)
+
+
+def test_what_a_step_sets_on_the_class():
+    def make():
+        Net.shared = 1.0
+        module = Net()
+
+        def step(batch, index):
+            type(module).shared = 0.99 * type(module).shared
+            return loss_of(module, batch) * module.shared
+
+        def change(training, sink):
+            if sink % 3:
+                module.shared = 1.0 + sink
+            elif "shared" in vars(module):
+                del module.shared
+
+        return Training(module, sgd(module), step, between=change, extra=lambda: {"shared": torch.tensor(Net.shared)})
+
+    both(make, SINKS, verify=0)
+    del Net.shared
+
+
+def test_who_looks_at_the_class():
+    def use(module, index):
+        return float(len([name for name in dir(type(module)) if name in ("begun", "scale")]))
+
+    both(training(change_all, use), SINKS, verify=0)
+
+
+def test_another_thread_that_records_sees_the_class_as_it_is():
+    module = Net()
+    before = class_state(Net)
+    watch = AttributeWatch.of(Net, "begun")
+    try:
+        assert class_state(Net) == before
+    finally:
+        watch.end()
+    assert module.begun == 0.0
 
 
 def test_what_steps_add_to_and_what_is_set_between_sinks():

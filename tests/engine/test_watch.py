@@ -19,7 +19,7 @@ from lightning_sink.engine.watch import DRAWN, Hazard, first_line, innermost_lin
 
 def reports(body, codes=None):
     found = []
-    with watch_reads(lambda what: found.append((what, user_line())), codes or {}, {}):
+    with watch_reads(lambda what: found.append((what, user_line())), codes or {}, {}, []):
         body()
     return found
 
@@ -89,7 +89,7 @@ def test_a_getter_given_by_its_code():
 
 def test_the_code_that_ran_is_collected():
     ran = {}
-    with watch_reads(lambda what: None, {}, ran):
+    with watch_reads(lambda what: None, {}, ran, []):
         call(lambda: torch.ones(2).sum())
     assert ran[id(call.__code__)] is call.__code__
     assert not any("site-packages/torch/" in code.co_filename for code in ran.values())
@@ -104,7 +104,7 @@ def test_code_of_the_same_text_is_collected_once_for_each_function():
     one, other = functions
     assert one.__code__ == other.__code__
     ran = {}
-    with watch_reads(lambda what: None, {}, ran):
+    with watch_reads(lambda what: None, {}, ran, []):
         assert one(1.0) + other(1.0) == 3.0
     assert {id(code) for code in ran.values()} == {id(one.__code__), id(other.__code__)}
 
@@ -115,7 +115,7 @@ def test_a_wrapper_of_the_standard_librarys_is_collected():
         return None
 
     ran = {}
-    with watch_reads(lambda what: None, {}, ran):
+    with watch_reads(lambda what: None, {}, ran, []):
         patched()
     assert patched.__code__ in ran.values()
 

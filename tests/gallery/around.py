@@ -154,7 +154,7 @@ class ChangesWeightsWhenItStepsItsScheduler(Scheduled):
             self.net[0].weight.mul_(0.98)
 
 
-@case(size=-1)
+@case(eager="keeps changing", size=-1)
 class KeepsANumberWhenItStepsItsScheduler(Scheduled):
     def lr_scheduler_step(self, scheduler, metric):
         scheduler.step()

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from gallery.case import Small, case
+from gallery.state import even
 
 DEPENDS = "gives a shape that depends on the data"
 
@@ -63,17 +64,17 @@ class Picks(Small):
         return self.loss(batch) + sum(0.01 * part.square().mean() for part in (*parts, changed))
 
 
-case(inductor=True)(Picks)
+case(inductor=True, data=even)(Picks)
 
 
-@case(options={"max_epochs": 3})
+@case(options={"max_epochs": 3}, data=even)
 class PicksOthersInEachEpoch(Picks):
     def on_train_epoch_start(self):
         self.kept.copy_(self.kept.roll(self.current_epoch))
         self.table = self.table.roll(self.current_epoch)
 
 
-@case(eager="a value of a tensor decides")
+@case(eager="a value of a tensor decides", data=even)
 class PicksOthersInEachStep(Picks):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.kept.copy_(self.kept.roll(1))
