@@ -23,6 +23,7 @@ _Span = tuple[int | None, int | None, int | None, int | None]
 
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
+_COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SHOWS_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
 
@@ -104,7 +105,9 @@ class Source:
             return self._has_operands(parent.targets[0])
         if isinstance(parent, ast.IfExp) and parent.test is not value:
             return self.is_operand(parent)
-        return isinstance(parent, (ast.Compare, ast.If, ast.IfExp, ast.While))
+        if isinstance(parent, ast.Compare):
+            return all(map(_compares, parent.ops, parent.comparators))
+        return isinstance(parent, (ast.If, ast.IfExp, ast.While))
 
     def is_returned(self, value: ast.expr) -> bool:
         """Tells whether a function returns a value as it is."""
@@ -266,6 +269,12 @@ def _is_put_into(node: ast.AST, parent: ast.AST) -> bool:
 
 def _is_changed(node: ast.AST, parent: ast.AST) -> bool:
     return isinstance(parent, ast.AugAssign) and parent.target is node
+
+
+def _compares(operator: ast.cmpop, right: ast.expr) -> bool:
+    """Tells whether a comparison is one of values; what is no number may be told from `None` by identity, too."""
+    is_none = isinstance(right, ast.Constant) and right.value is None
+    return isinstance(operator, _COMPARISONS) or (is_none and isinstance(operator, (ast.Is, ast.IsNot)))
 
 
 def _adds(node: ast.AST) -> bool:

@@ -8,7 +8,6 @@ count for good. `Varying` knows which attributes these are, and owns the 0-dim t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import get_ident
@@ -185,12 +184,9 @@ class _Input:
         self.value: Any = None
 
     def update(self) -> bool:
-        """Takes over its value; tells whether the tensor can stand for it.
-
-        Before torch 2.13, `clamp` takes a bound that is NaN as none where it is a number, and not where it is a tensor.
-        """
+        """Takes over its value; tells whether the tensor can have it."""
         self.value = self.present()
-        if is_large(self.value) or (type(self.value) is float and math.isnan(self.value)):
+        if is_large(self.value):
             return False
         if type(self.value) in NUMBERS:
             self.tensor.fill_(self.value)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy as duplicate
 from decimal import Decimal
 from operator import attrgetter, methodcaller
+from types import CodeType
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from lightning_sink.engine.holders import class_state
 from lightning_sink.engine.varying import Varying
 
 SINKS = [batches(10) for _ in range(6)]
+KNOWS_PLACES = hasattr(CodeType, "co_positions")
 ATTRIBUTES = vars
 UNDISTURBED = 57
 """Steps that programs run where nothing changes: the first makes the optimizer's state, and two more are recorded."""
@@ -40,6 +42,10 @@ class Net(nn.Module):
         return self.net(x)
 
     def scaled(self):
+        return self.scale
+
+    @property
+    def same(self):
         return self.scale
 
     @property
@@ -153,7 +159,7 @@ COMPUTED_WITH = {
     "a variable": by_a_variable,
     "an inverse": lambda module, index: 1 / module.scale,
     "the rest": lambda module, index: (1 - module.scale) * 0.5 - -module.scale,
-    "itself": lambda module, index: 1.0 if module.scale is module.scale else 0.0,
+    "whether it is there": lambda module, index: torch.ones(()) * module.scale if module.scale is not None else 0.0,
     "with the batch's index": lambda module, index: 0.01 * module.scale * index,
     "with a tensor": lambda module, index: (
         (torch.ones(3) - module.scale).mean() * (torch.arange(3) < module.scale).sum()
@@ -179,6 +185,7 @@ NEEDED_PLAINLY = {
     "a copy": lambda module, index: duplicate(module).scale,
     "json": of_the_json,
     "pickle": of_the_pickle,
+    "itself": lambda module, index: 1.0 if module.scale is module.same else 0.0,
     "type": lambda module, index: 1.0 * module.scale if type(module.scale) is float else 3.0,
     "its attributes": lambda module, index: 1.0 if hasattr(module.scale, "__torch_function__") else 2 * module.scale,
     "an error": caught,
@@ -203,7 +210,7 @@ USES = COMPUTED_WITH | DECIDE | NEEDED_PLAINLY
 @pytest.mark.parametrize("use", USES)
 def test_what_a_step_uses_counts(use):
     _, sink = both(training(rescale, USES[use]), SINKS, verify=0)
-    if use in NEEDED_PLAINLY:
+    if use in NEEDED_PLAINLY or not KNOWS_PLACES:
         assert sink.compiled <= UNDISTURBED - 10  # two steps in each sink are recorded
     else:
         # Recorded in the second sink, which has found another value; and for each way through the step.
@@ -237,6 +244,7 @@ def test_whole_numbers(at):
     assert sink.compiled
 
 
+@pytest.mark.skipif(not KNOWS_PLACES, reason="a line's places are known from Python 3.11 on")
 def test_a_whole_number_that_is_computed_with():
     def change(module, sink):
         module.scale = sink
@@ -245,6 +253,7 @@ def test_a_whole_number_that_is_computed_with():
     assert sink.compiled == UNDISTURBED - 2
 
 
+@pytest.mark.skipif(not KNOWS_PLACES, reason="a line's places are known from Python 3.11 on")
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_values_that_are_no_numbers(value):
     def change(module, sink):
@@ -252,8 +261,7 @@ def test_values_that_are_no_numbers(value):
 
     use = lambda module, index: (torch.tensor(2.0) * module.scale).nan_to_num(posinf=0.5)  # noqa: E731
     _, sink = both(training(change, use), SINKS, verify=0)
-    recorded = 2 if value == math.inf else 8  # two of each sink from the second on
-    assert sink.compiled == UNDISTURBED - recorded
+    assert sink.compiled == UNDISTURBED - 2
 
 
 def test_what_a_step_reads_sets_and_reads_again():
