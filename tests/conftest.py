@@ -39,21 +39,20 @@ torch.set_num_threads(1)
 registry.entry_points = functools.cache(registry.entry_points)
 
 
-# By another name: steps that add to numbers, and call what asks for all attributes, are not compiled.
-held_by = vars
-
-
 def to_device(metric, *args, move=_ResultMetric.to, **kwargs):
     """Moves a logged value, if it lies elsewhere. Lightning does it in each `self.log`, and looks at nothing before.
 
     It goes through all that is kept beside the value, and copies that: a tenth of the suite's time.
     """
-    tensors = [item for item in held_by(metric).values() if isinstance(item, torch.Tensor)]
+    tensors = [item for item in vars(metric).values() if isinstance(item, torch.Tensor)]
     is_there = metric.is_tensor and not kwargs and all(args == (tensor.device,) for tensor in tensors)
     return metric if is_there else move(metric, *args, **kwargs)
 
 
-_ResultMetric.to = to_device
+# As Lightning's own: steps whose own code looks at all attributes are not compiled as others are.
+as_lightnings = FunctionType(to_device.__code__, {**globals(), "__name__": "lightning.pytorch"})
+as_lightnings.__kwdefaults__ = to_device.__kwdefaults__
+_ResultMetric.to = as_lightnings
 
 # A seed for devices that are not at work yet is kept for then, with the whole stack as text, by each of these.
 for absent in (torch.cuda, torch.xpu, torch.mtia):

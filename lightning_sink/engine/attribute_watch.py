@@ -62,11 +62,13 @@ class AttributeWatch:
         self._watchers[id(holder)] = watcher
 
     def __get__(self, holder: Any, kind: type | None = None) -> Any:
-        held = {} if holder is None else vars(holder)
+        # One whose own class has a watch comes here by `super()`, which asks classes alone.
+        is_asked = holder is not None and (self._is_of(holder) or not _is_watched(type(holder), self._key))
+        held = vars(holder) if is_asked else {}
         value = held.get(self._key, self._default)
         if value is ABSENT:
             raise AttributeError(f"{self._kind.__name__!r} object has no attribute {self._key!r}")
-        watcher = self._watchers.get(id(holder))
+        watcher = self._watchers.get(id(holder)) if is_asked else None
         return value if watcher is None else watcher.got(value, sys._getframe(1))
 
     def __set__(self, holder: Any, value: Any) -> None:
@@ -80,6 +82,9 @@ class AttributeWatch:
         del vars(holder)[self._key]
         if (watcher := self._watchers.get(id(holder))) is not None:
             watcher.changed()
+
+    def _is_of(self, holder: Any) -> bool:
+        return type(holder) is self._kind
 
     @property
     def is_there(self) -> bool:
@@ -99,6 +104,10 @@ class AttributeWatch:
             type.__delattr__(self._kind, self._key)
         else:
             type.__setattr__(self._kind, self._key, self._own)
+
+
+def _is_watched(kind: type, key: str) -> bool:
+    return type(vars(kind).get(key)) is AttributeWatch
 
 
 def is_plain(kind: type, key: str) -> bool:

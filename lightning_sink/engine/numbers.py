@@ -100,6 +100,8 @@ class Number:
             return symbol(self.value, other)
         if isinstance(other, Tensor):
             return symbol(_plain(self, other), other)
+        if self._goes_on is not None and type(other) not in (int, float, Number):
+            return symbol(self.freeze(), other)
         outcome = bool(symbol(self.value, _value(other)))
         host, name = self._hosted(symbol, other, reflected=False), (self._name, symbol.__name__, _key(other))
         later = None if host is None else lambda: bool(host())
@@ -132,7 +134,7 @@ class Number:
             return as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
         operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
         goes_on = self._goes_on or (other._goes_on if type(other) is Number else None)
-        if goes_on is not None and not goes_on(sys._getframe(2)):
+        if goes_on is not None and not (type(other) in (int, float, Number) and goes_on(sys._getframe(2))):
             return symbol(*map(_frozen, operands))
         name = symbol.__name__, self._name, _key(other), reflected
         known = self._uses.memo.get(name)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
 from types import CodeType
 from typing import Any, NamedTuple
+
+from torch import Tensor, nn
 
 from lightning_sink.engine.watch import unwatched
 
@@ -24,6 +26,7 @@ _Span = tuple[int | None, int | None, int | None, int | None]
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+_KNOWN = frozenset([int, float, Tensor, nn.Parameter])
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SHOWS_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
 
@@ -89,24 +92,30 @@ class Source:
         """Returns the call, the attribute or the arithmetic that stands there."""
         return self._values.get(span)
 
-    def is_operand(self, value: ast.expr) -> bool:
+    def is_operand(self, value: ast.expr, variables: Mapping[str, Any]) -> bool:
         """Tells whether a value decides, is compared, added, subtracted, multiplied or divided, and no more.
 
-        At once, or by way of a local variable.
+        At once, or by way of a local variable. What stands on its left gets it by a method, and is to be a tensor or a
+        number.
+
+        Args:
+            value: The value.
+            variables: Those that the line sees, with their values.
         """
         parent = self._parents[value]
         if isinstance(parent, ast.UnaryOp):
             return isinstance(parent.op, ast.USub)
         if isinstance(parent, ast.AugAssign):
-            return parent.value is value and isinstance(parent.op, _ARITHMETIC)
+            return parent.value is value and isinstance(parent.op, _ARITHMETIC) and _is_known(parent.target, variables)
         if isinstance(parent, ast.BinOp):
-            return isinstance(parent.op, _ARITHMETIC)
+            return isinstance(parent.op, _ARITHMETIC) and (parent.left is value or _is_known(parent.left, variables))
+        if isinstance(parent, ast.Compare):
+            is_left = parent.left is value and len(parent.ops) == 1
+            return _compares(parent) and (is_left or _is_known(parent.left, variables))
         if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
             return self._has_operands(parent.targets[0])
         if isinstance(parent, ast.IfExp) and parent.test is not value:
-            return self.is_operand(parent)
-        if isinstance(parent, ast.Compare):
-            return all(map(_compares, parent.ops, parent.comparators))
+            return self.is_operand(parent, variables)
         return isinstance(parent, (ast.If, ast.IfExp, ast.While))
 
     def is_returned(self, value: ast.expr) -> bool:
@@ -124,7 +133,7 @@ class Source:
             own, inner = _scope(function)
             hidden = variable.id in inner or _SHOWS_VARIABLES & {node.id for node in own}
             loads = [node for node in own if node.id == variable.id and isinstance(node.ctx, ast.Load)]
-            self._operands[key] = not hidden and all(map(self.is_operand, loads))
+            self._operands[key] = not hidden and all(self.is_operand(load, {}) for load in loads)
         return self._operands[key]
 
     def receivers(self, value: ast.expr, place: int | None) -> list[Receiver | Returned]:
@@ -271,10 +280,24 @@ def _is_changed(node: ast.AST, parent: ast.AST) -> bool:
     return isinstance(parent, ast.AugAssign) and parent.target is node
 
 
-def _compares(operator: ast.cmpop, right: ast.expr) -> bool:
-    """Tells whether a comparison is one of values; what is no number may be told from `None` by identity, too."""
+def _compares(node: ast.Compare) -> bool:
+    """Tells whether one value is compared with another one, or told from `None` by identity."""
+    if len(node.ops) != 1:
+        return False
+    (operator,), (right,) = node.ops, node.comparators
     is_none = isinstance(right, ast.Constant) and right.value is None
     return isinstance(operator, _COMPARISONS) or (is_none and isinstance(operator, (ast.Is, ast.IsNot)))
+
+
+def _is_known(node: ast.expr, variables: Mapping[str, Any]) -> bool:
+    """Tells whether what a line computes there is a plain tensor or a number of Python's, or what is made of these."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) in _KNOWN
+    if isinstance(node, ast.Name):
+        return type(variables.get(node.id)) in _KNOWN
+    if isinstance(node, ast.BinOp):
+        return _is_known(node.left, variables) and _is_known(node.right, variables)
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _is_known(node.operand, variables)
 
 
 def _adds(node: ast.AST) -> bool:

@@ -88,7 +88,10 @@ def kind_of(host: Callable[[], Any]) -> type:
 
 def is_real(value: Any) -> bool:
     """Tells whether a value is a number of a kind that float64 stands for: no fraction, none of numpy's narrow ones."""
-    return isinstance(value, (int, float)) or getattr(getattr(value, "dtype", None), "str", "")[1:] == "i8"
+    if isinstance(value, (int, float)):
+        return True
+    # An array of numpy's, of one element too, may be written to.
+    return hasattr(value, "dtype") and not hasattr(value, "__setitem__") and str(value.dtype) == "int64"
 
 
 def is_large(value: Any) -> bool:

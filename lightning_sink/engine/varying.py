@@ -1,9 +1,9 @@
 """Attributes that change between sinks: when an epoch began, the best loss so far, a weight that is annealed.
 
 Programs take every attribute for granted; one that changes would have them all forgotten. So an attribute that has
-changed is watched from then on while steps are recorded. It does not count until a step uses it; and a number that
+changed is watched from then on while steps are recorded. It does not count until a step uses it; and a float that
 steps compute with is an input of their programs, as a learning rate is. Anything else that a step does with it makes it
-count for good. `Varying` knows which attributes these are, and owns the 0-dim tensors that stand for numbers.
+count for good. `Varying` knows which attributes these are, and owns the 0-dim tensors that stand for floats.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from torch import Tensor
 
 from lightning_sink.engine.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS
-from lightning_sink.engine.collected import NUMBERS
 from lightning_sink.engine.flows import reads
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.numbers import PLAINLY, Number
-from lightning_sink.engine.result_types import is_large
 from lightning_sink.engine.watch import is_user_frame, is_users
 
 if TYPE_CHECKING:
@@ -83,9 +81,8 @@ class Varying:
             before: Its fingerprint before; None if it was not there.
             after: The same, now.
         """
-        kinds = [seen[0] if isinstance(seen, tuple) else None for seen in (before, after)]
-        is_input = kinds[0] is kinds[1] and kinds[0] in NUMBERS
-        return name in self.names and (name not in self._taken or is_input)
+        are_floats = all(isinstance(seen, tuple) and seen[0] is float for seen in (before, after))
+        return name in self.names and (name not in self._taken or are_floats)
 
     def keys(self, prefix: str) -> frozenset[str]:
         """Returns the attributes of an object with what their names begin with."""
@@ -96,24 +93,23 @@ class Varying:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that stand for numbers."""
+        """The tensors that stand for floats."""
         return [held.tensor for held in self._inputs.values()]
 
     def update(self) -> None:
-        """Takes over the numbers' values."""
-        for name, held in self._inputs.items():
-            if not held.update():
-                self.count(name)
+        """Takes over the floats' values."""
+        for held in self._inputs.values():
+            held.update()
 
     # -- one recording ------------------------------------------------------------------------------------------------
 
     def begin(self, holders: Iterable[tuple[str, Any]]) -> None:
-        """Looks for numbers before a step is recorded, in objects, with what the attributes' names begin with."""
+        """Looks for floats before a step is recorded, in objects, with what the attributes' names begin with."""
         self._taken_now.clear()
         found = self._places(holders) if self.names else []
         for name, holder, key in found:
             known = self._inputs.get(name)
-            if type(vars(holder)[key]) in NUMBERS and (known is None or known.holder is not holder):
+            if type(vars(holder)[key]) is float and (known is None or known.holder is not holder):
                 self._inputs[name] = _Input(holder, key)
         self.update()
 
@@ -148,20 +144,17 @@ class Varying:
     def takes(self, name: str, value: Any) -> bool:
         """Tells whether there may be a stand-in for the value of an attribute."""
         held = self._inputs.get(name)
-        return held is not None and name in self.names and type(value) in NUMBERS and held.value is value
+        return held is not None and name in self.names and type(value) is float and held.value is value
 
     def number(self, name: str, step: Looks) -> Number:
         """Returns a stand-in for the value of an attribute."""
         self._taken.add(name)
         self._taken_now.add(name)
-        held = self._inputs[name]
-        whole = held.tensor if isinstance(held.value, int) else None
-        known_as = "an attribute", f"`{name}`"
-        options: dict[str, Any] = {"counts": True, "whole": whole, "goes_on": step.goes_on}
-        return Number(held.tensor, held.value, step.uses, known_as, held.present, **options)
+        held, known_as = self._inputs[name], ("an attribute", f"`{name}`")
+        return Number(held.tensor, held.value, step.uses, known_as, held.present, counts=True, goes_on=step.goes_on)
 
     def check(self, recording: Recording) -> None:
-        """Has numbers count that a step needs as plain numbers, and those of which it makes no program."""
+        """Has floats count that a step needs as plain numbers, and those of which it makes no program."""
         plainly = [hazard.what for hazard in recording.frozen if hazard.what.endswith(PLAINLY)]
         taken = self._taken_now & self.names
         self._count_all(n for n in taken if recording.hazards or any(f"`{n}`" in what for what in plainly))
@@ -176,21 +169,17 @@ class Varying:
 
 
 class _Input:
-    """A number as an input of programs."""
+    """A float as an input of programs."""
 
     def __init__(self, holder: Any, key: str) -> None:
         self.holder, self._key = holder, key
         self.tensor = torch.zeros((), dtype=torch.float64)
         self.value: Any = None
 
-    def update(self) -> bool:
-        """Takes over its value; tells whether the tensor can have it."""
+    def update(self) -> None:
         self.value = self.present()
-        if is_large(self.value):
-            return False
-        if type(self.value) in NUMBERS:
+        if type(self.value) is float:
             self.tensor.fill_(self.value)
-        return True
 
     def present(self) -> Any:
         return vars(self.holder).get(self._key)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from operator import attrgetter, methodcaller
 from types import CodeType
 
+import numpy as np
 import pytest
 import torch
 from loop import Training, batches, both, loss_of, mlp, sgd
@@ -61,7 +62,7 @@ def training(change, use):
         return Training(
             module,
             sgd(module),
-            lambda batch, index: loss_of(module, batch) * (1 + use(module, index)),
+            lambda batch, index: (1 + use(module, index)) * loss_of(module, batch),
             between=lambda training, sink: change(module, sink),
         )
 
@@ -136,6 +137,38 @@ def caught(module, index):
         return 3.0
 
 
+class Weight:
+    def __mul__(self, other):
+        return 2.0 if type(other) in (int, float) else 3.0
+
+    __lt__ = __mul__
+
+
+class Told(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        factor = 2.0 if any(type(arg) is float for arg in args) else 1.0
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return (factor * out.as_subclass(torch.Tensor)).as_subclass(cls) if func is torch.Tensor.mul else out
+
+
+def of_numpy(module, index):
+    half, fifth = np.float64(0.5), np.float64(0.2)
+    return float((module.scale > half) + (module.scale > fifth))
+
+
+def of_a_subclass(module, index):
+    ones = torch.ones(3).as_subclass(Told)
+    return (ones * module.scale).as_subclass(torch.Tensor).mean()
+
+
+def lengthens(module, index):
+    kept = [0.25]
+    same = kept
+    kept *= int(module.scale)
+    return sum(same)
+
+
 def keeps(module, index):
     module.last = module.scale
     return module.last
@@ -150,7 +183,13 @@ def in_one_step_of_ten(module, index):
 def by_a_variable(module, index):
     scale = module.scale
     rest = 1.0 - scale
-    return torch.ones(()) * scale + rest / 2
+    return rest / 2 * torch.ones(()) + scale * torch.ones(())
+
+
+def with_tensors(module, index):
+    ones = torch.ones(3)
+    ones *= module.scale
+    return (ones - module.scale).mean() + (ones < module.scale).sum() / 3 + (ones / module.scale).sum()
 
 
 COMPUTED_WITH = {
@@ -158,12 +197,10 @@ COMPUTED_WITH = {
     "method": from_a_method,
     "a variable": by_a_variable,
     "an inverse": lambda module, index: 1 / module.scale,
-    "the rest": lambda module, index: (1 - module.scale) * 0.5 - -module.scale,
-    "whether it is there": lambda module, index: torch.ones(()) * module.scale if module.scale is not None else 0.0,
+    "the rest": lambda module, index: (1 - module.scale) * torch.ones(()),
+    "whether it is there": lambda module, index: module.scale * torch.ones(()) if module.scale is not None else 0.0,
     "with the batch's index": lambda module, index: 0.01 * module.scale * index,
-    "with a tensor": lambda module, index: (
-        (torch.ones(3) - module.scale).mean() * (torch.arange(3) < module.scale).sum()
-    ),
+    "with a tensor": with_tensors,
 }
 DECIDE = {
     "comparison": lambda module, index: 1.0 if module.scale > 3 else 0.0,
@@ -186,6 +223,12 @@ NEEDED_PLAINLY = {
     "json": of_the_json,
     "pickle": of_the_pickle,
     "itself": lambda module, index: 1.0 if module.scale is module.same else 0.0,
+    "a list made longer": lengthens,
+    "an object of the user's": lambda module, index: Weight() * module.scale,
+    "a comparison with such": lambda module, index: Weight() < module.scale,
+    "a number of numpy's": of_numpy,
+    "an array": lambda module, index: float((module.scale * np.arange(3)).sum()),
+    "a subclass": of_a_subclass,
     "type": lambda module, index: 1.0 * module.scale if type(module.scale) is float else 3.0,
     "its attributes": lambda module, index: 1.0 if hasattr(module.scale, "__torch_function__") else 2 * module.scale,
     "an error": caught,
@@ -235,7 +278,7 @@ def type_of(value):
 
 @pytest.mark.parametrize("at", [0, 3])
 def test_whole_numbers(at):
-    """Too large ones, float64 has not."""
+    """Those that are large float64 has not, and tensors of whole numbers are computed with otherwise: they count."""
 
     def change(module, sink):
         module.scale = sink if sink <= at else 2**53 + 1 + 2 * sink
@@ -245,21 +288,12 @@ def test_whole_numbers(at):
 
 
 @pytest.mark.skipif(not KNOWS_PLACES, reason="a line's places are known from Python 3.11 on")
-def test_a_whole_number_that_is_computed_with():
-    def change(module, sink):
-        module.scale = sink
-
-    _, sink = both(training(change, lambda module, index: module.scale / 10 - 0.5 * module.scale), SINKS, verify=0)
-    assert sink.compiled == UNDISTURBED - 2
-
-
-@pytest.mark.skipif(not KNOWS_PLACES, reason="a line's places are known from Python 3.11 on")
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_values_that_are_no_numbers(value):
     def change(module, sink):
         module.scale = 1.0 + sink if sink != 3 else value
 
-    use = lambda module, index: (torch.tensor(2.0) * module.scale).nan_to_num(posinf=0.5)  # noqa: E731
+    use = lambda module, index: (module.scale * torch.tensor(2.0)).nan_to_num(posinf=0.5)  # noqa: E731
     _, sink = both(training(change, use), SINKS, verify=0)
     assert sink.compiled == UNDISTURBED - 2
 
@@ -288,6 +322,33 @@ def test_a_thread_of_the_users_gets_the_number_itself():
 
     both(training(rescale, use), SINKS, verify=0)
     assert {*met} == {float}
+
+
+class Base(Net):
+    shared = 1.0
+
+
+class Own(Base):
+    shared = 3.0
+
+    def of_base(self):
+        return super().shared
+
+
+def test_what_a_class_is_asked_for_past_another_one():
+    def make():
+        first, other = Base(), Own()
+        module = nn.ModuleList([first, other])
+
+        def change(training, sink):
+            first.shared, other.shared = 1.5 + sink, 2.5 + sink
+
+        def step(batch, index):
+            return (first.shared * loss_of(first, batch)) + other.of_base() * loss_of(other, batch)
+
+        return Training(module, sgd(module), step, between=change)
+
+    both(make, SINKS, verify=0)
 
 
 def test_two_objects_of_one_class():
