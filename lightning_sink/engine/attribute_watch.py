@@ -6,7 +6,6 @@ that add to it (`collectors.py`), or that use it at all (`varying.py`).
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 import sys
@@ -122,14 +121,11 @@ _PYTHONS = "<frozen", *(f"{os.path.dirname(os.__file__)}{os.sep}{name}" for name
 
 _READS_PAST = frozenset(["vars", "__dict__", "dir", "getmembers", "getattr_static", "copy", "deepcopy"])
 _READS_PAST |= {"__getstate__", "__reduce_ex__", "__dir__", "dumps"}
-_COPIES = frozenset([copy.copy.__code__, copy.deepcopy.__code__, inspect.getmembers.__code__])
 
 
 def may_read_past(codes: Iterable[CodeType]) -> bool:
     """Tells whether code of the user's may see attributes, or what stands on their class, without asking for them."""
-    found = [*codes]
-    users = (code for code in found if not code.co_filename.startswith(_PYTHONS))
-    return not _COPIES.isdisjoint(found) or any(_reads_past(code) for code in users)
+    return any(_reads_past(code) for code in codes if not code.co_filename.startswith(_PYTHONS))
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,9 @@ step (`global_step`, the clock, the data of a tensor as numpy sees it). What a s
 
 from __future__ import annotations
 
+import copy
 import gc
+import inspect
 import io
 import random
 import sys
@@ -125,6 +127,7 @@ _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
 _GENERATOR = (torch.random.manual_seed, torch.random.set_rng_state, torch.random.get_rng_state)
 _TORCH_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (*_GENERATOR, torch.save, torch.load)}
+_LOOK_AT_ALL = {id(function.__code__) for function in (copy.copy, copy.deepcopy, inspect.getmembers)}
 # What numpy and `print` call, from their own code, on a tensor that they are given.
 _ESCAPE_CODES = [getattr(Tensor, name).__code__ for name in ("__array__", "__dlpack__", "__repr__")]
 
@@ -142,7 +145,7 @@ def watch_reads(
         report: Called with a description; `user_line()` then names the place.
         codes: Code objects of getters to watch beside the clock, generators and data of tensors, with their names.
         ran: Takes the code of every function that is called and is of no library of this stack, by identity.
-        past: Takes functions of C's that look at all attributes at once, by whatever name they are called.
+        past: Takes functions that look at all attributes at once, by whatever name the user's code calls them.
 
     Yields:
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
@@ -173,6 +176,8 @@ def watch_reads(
         if event == "call":
             if key in told:
                 report(told[key])
+            if key in _LOOK_AT_ALL and frame.f_back is not None and _is_users(frame.f_back):
+                past.append(frame.f_code)
             name = names.get(key)
             # Lightning reads its own counters in every step; a read counts where the user's line asks for it.
             if name is not None and frame.f_back is not None and _asked_by_user(frame.f_back, name):
