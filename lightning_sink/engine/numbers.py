@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_sink.engine.guards import Host, Uses
 from lightning_sink.engine.result_types import (
@@ -98,10 +98,10 @@ class Number:
         other = _ended(other)
         if self._uses.closed:
             return symbol(self.value, other)
+        if self._goes_on is not None and not _is_plain_operand(other):
+            return symbol(self.freeze(), other)
         if isinstance(other, Tensor):
             return symbol(_plain(self, other), other)
-        if self._goes_on is not None and type(other) not in (int, float, Number):
-            return symbol(self.freeze(), other)
         outcome = bool(symbol(self.value, _value(other)))
         host, name = self._hosted(symbol, other, reflected=False), (self._name, symbol.__name__, _key(other))
         later = None if host is None else lambda: bool(host())
@@ -129,12 +129,14 @@ class Number:
         other = _ended(other)
         if self._uses.closed:
             return symbol(other, self.value) if reflected else symbol(self.value, other)
+        operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
+        goes_on = self._goes_on or (other._goes_on if type(other) is Number else None)
+        if goes_on is not None and not _is_plain_operand(other):
+            return symbol(*map(_frozen, operands))
         if isinstance(other, Tensor):
             out = symbol(other, self.tensor) if reflected else symbol(self.tensor, other)
             return as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
-        operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
-        goes_on = self._goes_on or (other._goes_on if type(other) is Number else None)
-        if goes_on is not None and not (type(other) in (int, float, Number) and goes_on(sys._getframe(2))):
+        if goes_on is not None and not goes_on(sys._getframe(2)):
             return symbol(*map(_frozen, operands))
         name = symbol.__name__, self._name, _key(other), reflected
         known = self._uses.memo.get(name)
@@ -329,6 +331,11 @@ _UFUNCS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.m
 
 def _frozen(value: Any) -> Any:
     return value.freeze() if type(value) is Number else value
+
+
+def _is_plain_operand(value: Any) -> bool:
+    """Tells whether nobody's own code, and none of numpy's, sees what a value is computed with."""
+    return type(value) in (int, float, Tensor, nn.Parameter, Number)
 
 
 def _is_counted(value: Any) -> bool:

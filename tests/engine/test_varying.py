@@ -149,7 +149,8 @@ class Told(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         factor = 2.0 if any(type(arg) is float for arg in args) else 1.0
         out = super().__torch_function__(func, types, args, kwargs or {})
-        return (factor * out.as_subclass(torch.Tensor)).as_subclass(cls) if func is torch.Tensor.mul else out
+        told = func in (torch.Tensor.mul, torch.Tensor.__rmul__, torch.Tensor.gt)
+        return (factor * out.as_subclass(torch.Tensor)).as_subclass(cls) if told else out
 
 
 def of_numpy(module, index):
@@ -160,6 +161,16 @@ def of_numpy(module, index):
 def of_a_subclass(module, index):
     ones = torch.ones(3).as_subclass(Told)
     return (ones * module.scale).as_subclass(torch.Tensor).mean()
+
+
+def beside_a_subclass(module, index):
+    ones = torch.ones(3).as_subclass(Told)
+    return (module.scale * ones).as_subclass(torch.Tensor).mean()
+
+
+def compared_with_a_subclass(module, index):
+    ones = torch.ones(3).as_subclass(Told)
+    return (module.scale < ones).as_subclass(torch.Tensor).float().mean()
 
 
 def lengthens(module, index):
@@ -229,6 +240,8 @@ NEEDED_PLAINLY = {
     "a number of numpy's": of_numpy,
     "an array": lambda module, index: float((module.scale * np.arange(3)).sum()),
     "a subclass": of_a_subclass,
+    "beside a subclass": beside_a_subclass,
+    "compared with a subclass": compared_with_a_subclass,
     "type": lambda module, index: 1.0 * module.scale if type(module.scale) is float else 3.0,
     "its attributes": lambda module, index: 1.0 if hasattr(module.scale, "__torch_function__") else 2 * module.scale,
     "an error": caught,
