@@ -61,7 +61,10 @@ def is_operand(frame: FrameType, by: CodeType | None = None) -> bool:
     caller, code = frame.f_back, frame.f_code
     if source.is_returned(value) and caller is not None and is_user_frame(caller) and not code.co_flags & _PAUSES:
         return is_operand(caller, code)
-    return source.is_operand(value, frame.f_locals)
+    try:
+        return source.is_operand(value, frame.f_locals)
+    except RecursionError:  # as above
+        return False
 
 
 def reads(frame: FrameType, attribute: str) -> bool:
