@@ -61,8 +61,9 @@ class AttributeWatch:
         self._watchers[id(holder)] = watcher
 
     def __get__(self, holder: Any, kind: type | None = None) -> Any:
-        # One whose own class has a watch comes here by `super()`, which asks classes alone.
-        is_asked = holder is not None and (self._is_of(holder) or not _is_watched(type(holder), self._key))
+        # One whose own class has another watch comes here by `super()`, which asks classes alone.
+        nearest = vars(type(holder)).get(self._key)
+        is_asked = holder is not None and (nearest is self or type(nearest) is not AttributeWatch)
         held = vars(holder) if is_asked else {}
         value = held.get(self._key, self._default)
         if value is ABSENT:
@@ -82,9 +83,6 @@ class AttributeWatch:
         if (watcher := self._watchers.get(id(holder))) is not None:
             watcher.changed()
 
-    def _is_of(self, holder: Any) -> bool:
-        return type(holder) is self._kind
-
     @property
     def is_there(self) -> bool:
         """Whether the step has left it there."""
@@ -103,10 +101,6 @@ class AttributeWatch:
             type.__delattr__(self._kind, self._key)
         else:
             type.__setattr__(self._kind, self._key, self._own)
-
-
-def _is_watched(kind: type, key: str) -> bool:
-    return type(vars(kind).get(key)) is AttributeWatch
 
 
 def is_plain(kind: type, key: str) -> bool:
