@@ -16,6 +16,7 @@ from itertools import islice
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
+from lightning_sink.engine.computed_with import Operands, is_returned
 from lightning_sink.engine.passed_on import Receiver, Returned, Source, path_of, source_of
 from lightning_sink.engine.watch import is_user_frame
 
@@ -59,10 +60,10 @@ def is_operand(frame: FrameType, by: CodeType | None = None) -> bool:
     if source is None or value is None or (by is not None and not _is_call_of(value, [frame], by)):
         return False
     caller, code = frame.f_back, frame.f_code
-    if source.is_returned(value) and caller is not None and is_user_frame(caller) and not code.co_flags & _PAUSES:
+    if is_returned(source, value) and caller is not None and is_user_frame(caller) and not code.co_flags & _PAUSES:
         return is_operand(caller, code)
     try:
-        return source.is_operand(value, frame.f_locals)
+        return Operands.of(source).have(value, frame.f_locals)
     except RecursionError:  # as above
         return False
 

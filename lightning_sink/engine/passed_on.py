@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
 from types import CodeType
 from typing import Any, NamedTuple
-
-from torch import Tensor, nn
 
 from lightning_sink.engine.watch import unwatched
 
@@ -23,12 +21,10 @@ ADDED = "+="
 
 _Span = tuple[int | None, int | None, int | None, int | None]
 
-_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
+ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
-_COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
-_KNOWN = frozenset([int, float, Tensor, nn.Parameter])
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_SHOWS_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
+SHOWS_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
 
 
 class Receiver(NamedTuple):
@@ -77,64 +73,20 @@ class Source:
 
     Attributes:
         codes: All of its code.
+        parents: What each node stands in.
     """
 
     def __init__(self, tree: ast.Module, code: CodeType) -> None:
         self.codes = frozenset(_codes_in(code))
-        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        self._values = {_span(node): node for node in self._parents if isinstance(node, _VALUES)}
-        functions = [node for node in self._parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self._values = {_span(node): node for node in self.parents if isinstance(node, _VALUES)}
+        functions = [node for node in self.parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
         self._functions = {_place(function): function for function in functions}
         self._variables: dict[tuple[ast.AST, str], list[Receiver | Returned]] = {}
-        self._operands: dict[tuple[ast.AST, str], bool] = {}
 
     def value(self, span: Any) -> ast.expr | None:
         """Returns the call, the attribute or the arithmetic that stands there."""
         return self._values.get(span)
-
-    def is_operand(self, value: ast.expr, variables: Mapping[str, Any]) -> bool:
-        """Tells whether a value decides, is compared, added, subtracted, multiplied or divided, and no more.
-
-        At once, or by way of a local variable. What stands on its left gets it by a method, and is to be a tensor or a
-        number.
-
-        Args:
-            value: The value.
-            variables: Those that the line sees, with their values.
-        """
-        parent = self._parents[value]
-        if isinstance(parent, ast.UnaryOp):
-            return isinstance(parent.op, ast.USub)
-        if isinstance(parent, ast.AugAssign):
-            return parent.value is value and isinstance(parent.op, _ARITHMETIC) and _is_known(parent.target, variables)
-        if isinstance(parent, ast.BinOp):
-            return isinstance(parent.op, _ARITHMETIC) and (parent.left is value or _is_known(parent.left, variables))
-        if isinstance(parent, ast.Compare):
-            is_left = parent.left is value and len(parent.ops) == 1
-            return _compares(parent) and (is_left or _is_known(parent.left, variables))
-        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
-            return self._has_operands(parent.targets[0])
-        if isinstance(parent, ast.IfExp) and parent.test is not value:
-            return self.is_operand(parent, variables)
-        return isinstance(parent, (ast.If, ast.IfExp, ast.While))
-
-    def is_returned(self, value: ast.expr) -> bool:
-        """Tells whether a function returns a value as it is."""
-        return isinstance(self._parents[value], (ast.Return, ast.Lambda))
-
-    def _has_operands(self, variable: ast.Name) -> bool:
-        """Tells whether the values of a function's variable are nothing but operands."""
-        function = self._function_of(variable)
-        if function is None:
-            return False
-        key = function, variable.id
-        if key not in self._operands:
-            self._operands[key] = False  # of one that goes in a circle
-            own, inner = _scope(function)
-            hidden = variable.id in inner or _SHOWS_VARIABLES & {node.id for node in own}
-            loads = [node for node in own if node.id == variable.id and isinstance(node.ctx, ast.Load)]
-            self._operands[key] = not hidden and all(self.is_operand(load, {}) for load in loads)
-        return self._operands[key]
 
     def receivers(self, value: ast.expr, place: int | None) -> list[Receiver | Returned]:
         """Returns who gets a number that something gives; none where it may go elsewhere.
@@ -143,7 +95,7 @@ class Source:
             value: What gives it.
             place: Which element of the tuple that it gives has the number; None where it gives none.
         """
-        parent = self._parents[value]
+        parent = self.parents[value]
         targets = parent.targets if isinstance(parent, ast.Assign) else []
         if place is not None and len(targets) == 1 and isinstance(targets[0], ast.Tuple):
             names = targets[0].elts
@@ -160,9 +112,9 @@ class Source:
 
     def _sum_of(self, node: ast.AST) -> ast.AST | None:
         """Returns what is added to an attribute, if that is what a line does: `x.n += 1`, or `x.n = x.n + 1`."""
-        parent = self._parents[node]
+        parent = self.parents[node]
         if isinstance(parent, ast.BinOp) and parent.left is node:
-            parent = self._parents[parent]
+            parent = self.parents[parent]
         if isinstance(parent, ast.AugAssign):
             return parent.value if _adds(parent) and parent.target is node else None
         if not isinstance(parent, ast.Assign) or len(parent.targets) != 1 or not isinstance(parent.value, ast.BinOp):
@@ -172,14 +124,14 @@ class Source:
         return value.right if same and isinstance(value.op, ast.Add) else None
 
     def _receivers(self, node: ast.AST) -> list[Receiver | Returned]:
-        parent = self._parents[node]
+        parent = self.parents[node]
         if isinstance(parent, ast.keyword):
-            node, parent = parent, self._parents[parent]
+            node, parent = parent, self.parents[parent]
         if isinstance(parent, ast.Call):
             return [] if node is parent.func else [*_receiver(parent.func)]
         if isinstance(parent, ast.Return):
             return [Returned(None)]
-        if isinstance(parent, ast.Tuple) and isinstance(self._parents[parent], ast.Return):
+        if isinstance(parent, ast.Tuple) and isinstance(self.parents[parent], ast.Return):
             return [Returned(parent.elts.index(node))]  # type: ignore[arg-type]
         if isinstance(parent, ast.AugAssign) and isinstance(parent.target, ast.Attribute):
             return [*_receiver(parent.target, ADDED)] if _adds(parent) else []
@@ -199,17 +151,17 @@ class Source:
             return self._receivers_of_variable(target)
         if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
             return []
-        function, name = self._function_of(target), target.value.id
+        function, name = self.function_of(target), target.value.id
         if function is None or name in _arguments(function):
             return []
-        stores = [node for node in _scope(function)[0] if node.id == name and isinstance(node.ctx, ast.Store)]
-        made = all(isinstance(getattr(self._parents[node], "value", None), (ast.Dict, ast.DictComp)) for node in stores)
+        stores = [node for node in scope_of(function)[0] if node.id == name and isinstance(node.ctx, ast.Store)]
+        made = all(isinstance(getattr(self.parents[node], "value", None), (ast.Dict, ast.DictComp)) for node in stores)
         return self._receivers_of_variable(target.value) if made and stores else []
 
     def _receivers_of_elements(self, method: ast.Attribute) -> list[Receiver | Returned]:
         """Returns who gets the values of a dictionary that a loop goes through: `for name, value in found.items():`."""
-        call = self._parents[method]
-        loop = self._parents.get(call)
+        call = self.parents[method]
+        loop = self.parents.get(call)
         if not isinstance(call, ast.Call) or call.func is not method or call.args or call.keywords:
             return []
         if not isinstance(loop, (ast.For, ast.comprehension)) or loop.iter is not call:
@@ -223,7 +175,7 @@ class Source:
 
     def _receivers_of_variable(self, variable: ast.Name) -> list[Receiver | Returned]:
         """Returns who gets the values of a function's variable, if all that is done with it is to pass them on."""
-        function = self._function_of(variable)
+        function = self.function_of(variable)
         if function is None:
             return []
         key = function, variable.id
@@ -232,17 +184,18 @@ class Source:
             self._variables[key] = self._receivers_of_name(function, variable.id)
         return self._variables[key]
 
-    def _function_of(self, node: ast.AST) -> ast.AST | None:
+    def function_of(self, node: ast.AST) -> ast.AST | None:
+        """Returns the function that a node stands in; None where it stands in none."""
         found: ast.AST | None = node
         while found is not None and not isinstance(found, _FUNCTIONS):
-            found = self._parents.get(found)
+            found = self.parents.get(found)
         return found
 
     def _receivers_of_name(self, function: ast.AST, name: str) -> list[Receiver | Returned]:
-        own, inner = _scope(function)
-        if name in inner or _SHOWS_VARIABLES & {node.id for node in own}:
+        own, inner = scope_of(function)
+        if name in inner or SHOWS_VARIABLES & {node.id for node in own}:
             return []
-        uses = [(node, self._parents[node]) for node in own if node.id == name]
+        uses = [(node, self.parents[node]) for node in own if node.id == name]
         if not all(_computes(parent, node) for node, parent in uses if _is_changed(node, parent)):
             return []
         loads = [node for node, parent in uses if isinstance(node.ctx, ast.Load) and not _is_put_into(node, parent)]
@@ -250,7 +203,7 @@ class Source:
         return list(dict.fromkeys(chain.from_iterable(found))) if all(found) else []
 
 
-def _scope(function: ast.AST) -> tuple[list[ast.Name], set[str]]:
+def scope_of(function: ast.AST) -> tuple[list[ast.Name], set[str]]:
     """Returns the names in a function, and which of them other scopes have too: functions in it, and around it."""
     own: list[ast.Name] = []
     inner: set[str] = set()
@@ -280,26 +233,6 @@ def _is_changed(node: ast.AST, parent: ast.AST) -> bool:
     return isinstance(parent, ast.AugAssign) and parent.target is node
 
 
-def _compares(node: ast.Compare) -> bool:
-    """Tells whether one value is compared with another one, or told from `None` by identity."""
-    if len(node.ops) != 1:
-        return False
-    (operator,), (right,) = node.ops, node.comparators
-    is_none = isinstance(right, ast.Constant) and right.value is None
-    return isinstance(operator, _COMPARISONS) or (is_none and isinstance(operator, (ast.Is, ast.IsNot)))
-
-
-def _is_known(node: ast.expr, variables: Mapping[str, Any]) -> bool:
-    """Tells whether what a line computes there is a plain tensor or a number of Python's, or what is made of these."""
-    if isinstance(node, ast.Constant):
-        return type(node.value) in _KNOWN
-    if isinstance(node, ast.Name):
-        return type(variables.get(node.id)) in _KNOWN
-    if isinstance(node, ast.BinOp):
-        return _is_known(node.left, variables) and _is_known(node.right, variables)
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _is_known(node.operand, variables)
-
-
 def _adds(node: ast.AST) -> bool:
     return isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
 
@@ -309,7 +242,7 @@ def _computes(parent: ast.AST, node: ast.AST) -> bool:
     is_divisor = isinstance(parent, ast.BinOp) and node is parent.right
     is_divisor = is_divisor or (isinstance(parent, ast.AugAssign) and node is parent.value)
     operation = getattr(parent, "op", None)
-    return isinstance(operation, _ARITHMETIC) and not (is_divisor and isinstance(operation, ast.Div))
+    return isinstance(operation, ARITHMETIC) and not (is_divisor and isinstance(operation, ast.Div))
 
 
 def _passes_on(parent: ast.AST, node: ast.AST) -> bool:

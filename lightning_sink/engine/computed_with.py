@@ -1,0 +1,101 @@
+"""Whether a value in a file's source is computed with, and nothing else: added, multiplied, compared.
+
+`Operands` looks at what a value stands in, and at the loads of a local variable that it is put into. What becomes of
+numbers that go elsewhere is for `passed_on.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_sink.engine.passed_on import ARITHMETIC, SHOWS_VARIABLES, Source, scope_of
+
+_COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+_KNOWN = frozenset([int, float, Tensor, nn.Parameter])
+
+
+class Operands:
+    """The values of a source that are operands.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._variables: dict[tuple[ast.AST, str], bool] = {}
+
+    @staticmethod
+    @lru_cache(maxsize=32)
+    def of(source: Source) -> Operands:
+        """Returns those of a source."""
+        return Operands(source)
+
+    def have(self, value: ast.expr, variables: Mapping[str, Any]) -> bool:
+        """Tells whether a value decides, is compared, added, subtracted, multiplied or divided, and no more.
+
+        At once, or by way of a local variable. What stands on its left gets it by a method, and is to be a tensor or a
+        number.
+
+        Args:
+            value: The value.
+            variables: Those that the line sees, with their values.
+        """
+        parent = self._source.parents[value]
+        if isinstance(parent, ast.UnaryOp):
+            return isinstance(parent.op, ast.USub)
+        if isinstance(parent, ast.AugAssign):
+            return parent.value is value and isinstance(parent.op, ARITHMETIC) and _is_known(parent.target, variables)
+        if isinstance(parent, ast.BinOp):
+            return isinstance(parent.op, ARITHMETIC) and (parent.left is value or _is_known(parent.left, variables))
+        if isinstance(parent, ast.Compare):
+            return _compares(parent) and (parent.left is value or _is_known(parent.left, variables))
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+            return self._have_all_of(parent.targets[0])
+        if isinstance(parent, ast.IfExp) and parent.test is not value:
+            return self.have(parent, variables)
+        return isinstance(parent, (ast.If, ast.IfExp, ast.While))
+
+    def _have_all_of(self, variable: ast.Name) -> bool:
+        """Tells whether the values of a function's variable are nothing but operands."""
+        function = self._source.function_of(variable)
+        if function is None:
+            return False
+        key = function, variable.id
+        if key not in self._variables:
+            self._variables[key] = False  # of one that goes in a circle
+            own, inner = scope_of(function)
+            hidden = variable.id in inner or SHOWS_VARIABLES & {node.id for node in own}
+            loads = [node for node in own if node.id == variable.id and isinstance(node.ctx, ast.Load)]
+            self._variables[key] = not hidden and all(self.have(load, {}) for load in loads)
+        return self._variables[key]
+
+
+def is_returned(source: Source, value: ast.expr) -> bool:
+    """Tells whether a function returns a value as it is."""
+    return isinstance(source.parents[value], (ast.Return, ast.Lambda))
+
+
+def _compares(node: ast.Compare) -> bool:
+    """Tells whether one value is compared with another one, or told from `None` by identity."""
+    if len(node.ops) != 1:
+        return False
+    (operator,), (right,) = node.ops, node.comparators
+    is_none = isinstance(right, ast.Constant) and right.value is None
+    return isinstance(operator, _COMPARISONS) or (is_none and isinstance(operator, (ast.Is, ast.IsNot)))
+
+
+def _is_known(node: ast.expr, variables: Mapping[str, Any]) -> bool:
+    """Tells whether what a line computes there is a plain tensor or a number of Python's, or what is made of these."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) in _KNOWN
+    if isinstance(node, ast.Name):
+        return type(variables.get(node.id)) in _KNOWN
+    if isinstance(node, ast.BinOp):
+        return _is_known(node.left, variables) and _is_known(node.right, variables)
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _is_known(node.operand, variables)
