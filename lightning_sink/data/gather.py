@@ -36,7 +36,7 @@ from lightning_sink.errors import UnsupportedError
 _RUN_BATCHES, _RUN_BYTES = 16, 2 << 20
 
 # A device gathers beside the host, and a row of steps is fed by one copy where all of its batches are of one run.
-_RUN_BATCHES_THERE, _RUN_BYTES_THERE = 256, 16 << 20
+_RUN_BATCHES_THERE, _RUN_BYTES_THERE = 1024, 16 << 20
 
 
 def gathered(

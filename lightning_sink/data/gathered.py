@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.data.batch import Signature, flatten
+from lightning_sink.data.several import Several
 
 Build = Callable[[Sequence[Tensor]], Any]
 """Makes a batch of its tensors."""
@@ -18,8 +19,8 @@ Build = Callable[[Sequence[Tensor]], Any]
 _ALIGNMENT = 64
 
 
-class Gathered:
-    """Batches of one size, side by side.
+class Gathered(Several):
+    """Batches of one size whose rows were gathered at once, side by side.
 
     Args:
         columns: Each tensor of them, in the order of `flatten`: `[batches, rows, ...]`.
@@ -33,13 +34,13 @@ class Gathered:
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def nbytes(self) -> int:
+    @cached_property
+    def nbytes(self) -> int:  # type: ignore[override]
         """Bytes of all of them."""
         return sum(column.nbytes for column in self.columns)
 
     @cached_property
-    def signature(self) -> Signature:
+    def signature(self) -> Signature:  # type: ignore[override]
         """What they have in common with other batches that are like them."""
         return flatten(self.batch(0))[1]
 

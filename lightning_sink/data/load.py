@@ -1,11 +1,14 @@
-"""Batches that programs will use, side by side: packed on the host, sent by one copy, and used there as they lie."""
+"""Batches that programs will use, packed on the host, sent at once, and used there as they lie.
+
+What comes at one place of each batch lies side by side there, a column: tensors that are alike are put together by one
+call, and steps in a row take them as one tensor.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import memmove
 from itertools import repeat
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from lightning_sink.data.batch import Signature, flatten
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.private import likeness
 from lightning_sink.data.run import Found, Run, count_of
+from lightning_sink.data.several import Bunch
 from lightning_sink.data.streams import Arriving, Streams
 
 _ROW = 16
@@ -53,29 +57,15 @@ class Load(Run):
         room: int,
     ) -> None:
         super().__init__()
-        self._streams, self._rebuild, self._signature, self._size = streams, rebuild, signature, 0
+        self._streams, self._rebuild, self._signature = streams, rebuild, signature
         is_flat = type(batch) in (tuple, list) and all(type(item) is Tensor for item in batch)
         self._flat = type(batch) if is_flat else None
-        self._layouts: list[_Layout] = []
-        for tensor in leaves:  # one that comes twice is sent twice, as `Tensor.to` makes two of it
-            self._layouts.append(_Layout(tensor, self._size))
-            self._size += -(-self._layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
-        fit = room // max(1, self._size)
+        self._layouts = [*map(_Layout, leaves)]
+        fit = room // sum(layout.step for layout in self._layouts)
         self.fit = max(1, fit - fit % _ROW if fit > _ROW else fit)
         self._most = max(count_of(found), min(most, self.fit))
-        whole = torch.empty(max(1, self._size * self._most), dtype=torch.uint8, device="meta")
-        arena = streams.pinned(whole)
-        self._base = arena.data_ptr()
-        self._arena: Tensor | None = arena
-        # What lies in one piece, as it will there, is moved; what does not is copied into these places.
-        places = [
-            None if tensor.stride() == layout.stride else self._column(arena, layout, self._most).unbind()
-            for tensor, layout in zip(leaves, self._layouts, strict=True)
-        ]
-        self._targets = [
-            (likeness(tensor), layout.offset, layout.nbytes, copies)
-            for tensor, layout, copies in zip(leaves, self._layouts, places, strict=True)
-        ]
+        # One that comes twice is sent twice, as `Tensor.to` makes two of it.
+        self._packing = [_Column(streams, *both, self._most) for both in zip(leaves, self._layouts, strict=True)]
         self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
         self.add(found)
@@ -86,54 +76,46 @@ class Load(Run):
         False, and nothing was taken, where it is not like the others, there is no room, or they have been sent.
         """
         batch = found[0]
-        if self._arena is None or len(self._kept) + count_of(found) > self._most:
+        if self._sent is not None or len(self._kept) + count_of(found) > self._most:
             return False
         if type(batch) is self._flat:
-            return len(batch) == len(self._targets) and self._pack(batch, found)
-        if type(batch) is Gathered:
-            return batch.signature == self._signature and self._pack_together(found)
+            return len(batch) == len(self._packing) and self._pack(batch, found)
+        if isinstance(batch, (Bunch, Gathered)):
+            return batch.signature == self._signature and self._pack_together(batch, found)
         leaves, signature = flatten(batch)
         return signature == self._signature and self._pack(leaves, found)
 
-    def _pack_together(self, found: Found) -> bool:
-        """Copies batches that lie side by side to the next places."""
-        batches, notes, size = found
-        count, step = len(batches), self._size
-        begin = self._base + step * len(self._kept)
-        for column, (_, offset, nbytes, _) in zip(batches.columns, self._targets, strict=True):
-            source, target = column.data_ptr(), begin + offset
-            for place in range(count):
-                memmove(target + place * step, source + place * nbytes, nbytes)
-        self._kept.extend(zip(notes, repeat(size // count), repeat(None)))
+    def _pack_together(self, batches: Bunch | Gathered, found: Found) -> bool:
+        """Copies batches that are like the first one to the next places."""
+        number, count = len(self._kept), len(batches)
+        columns: Sequence[Any] = batches.columns
+        for column, tensors in zip(self._packing, columns, strict=True):
+            column.put_all(number, tensors)
+        self._kept.extend(zip(found[1], repeat(found[2] // count), repeat(None)))
         return True
 
     def _pack(self, leaves: Sequence[Any], found: Found) -> bool:
         """Copies tensors to the next place, if each is like the first batch's; looks at each once."""
         number = len(self._kept)
-        begin = self._base + self._size * number
-        for tensor, (is_alike, offset, nbytes, copies) in zip(leaves, self._targets, strict=True):
-            if type(tensor) is not Tensor or tensor.is_nested or not is_alike(tensor):
+        for tensor, column in zip(leaves, self._packing, strict=True):
+            if type(tensor) is not Tensor or tensor.is_nested or tensor.__dict__ or not column.is_alike(tensor):
                 return False
-            if copies is None:
-                memmove(begin + offset, tensor.data_ptr(), nbytes)
-            else:
-                copies[number].copy_(tensor)
+            column.put(number, tensor)
         self._kept.append((found[1], found[2], None))
         return True
 
     def send(self) -> None:
-        """Issues the copy."""
-        assert self._arena is not None, "a load is sent once"  # noqa: S101
-        packed = self._arena[: max(1, self._size * len(self))]
-        self._sent = Arriving(self._streams, [packed], itemgetter(0))  # what knows of this load would keep itself alive
-        self._arena, self._targets = None, []
+        """Issues the copies."""
+        assert self._sent is None, "a load is sent once"  # noqa: S101
+        packed, self._packing = [column.bytes(len(self)) for column in self._packing], []
+        self._sent = Arriving(self._streams, packed, list)  # what knows of this load would keep itself alive
 
     def _arrive(self) -> list[Tensor]:
         """Makes the caller's stream wait for them, and returns each tensor of all batches."""
         assert self._sent is not None, "a load is sent before its batches are taken"  # noqa: S101
         if not self._columns:
             there, count = self._sent.take(), self.first + len(self)
-            self._columns = [self._column(there, layout, count) for layout in self._layouts]
+            self._columns = [layout.of(memory, count) for layout, memory in zip(self._layouts, there, strict=True)]
         return self._columns
 
     def batch(self, number: int) -> Any:
@@ -145,22 +127,69 @@ class Load(Run):
         """Returns each tensor of some batches, side by side."""
         return [column[begin:end] for column in self._arrive()]
 
-    def _column(self, arena: Tensor, layout: _Layout, count: int) -> Tensor:
-        """Returns the tensors at one place of each batch, in an arena's memory."""
-        column = torch.empty(0, dtype=layout.dtype, device=arena.device)
-        place, each = layout.offset // layout.dtype.itemsize, self._size // layout.dtype.itemsize
-        return column.set_(arena.untyped_storage(), place, (count, *layout.shape), (each, *layout.stride))
-
 
 class _Layout:
-    """What `Tensor.to` makes of a tensor, and where it lies in what is sent of a batch.
+    """How what comes at one place of each batch lies side by side, a column.
 
     Args:
-        tensor: The tensor.
-        offset: Bytes before it.
+        tensor: The first batch's.
+
+    Attributes:
+        stride: That of each, as `Tensor.to` makes it.
+        nbytes: Bytes of each.
+        step: Bytes from one to the next.
     """
 
-    def __init__(self, tensor: Tensor, offset: int) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         like = torch.empty_like(tensor, device="meta")
-        self.shape, self.dtype, self.stride, self.nbytes = like.shape, like.dtype, like.stride(), like.nbytes
-        self.offset = offset
+        self._shape, self._dtype, self.stride, self.nbytes = like.shape, like.dtype, like.stride(), like.nbytes
+        self.step = -(-max(1, self.nbytes) // _ALIGNMENT) * _ALIGNMENT
+
+    def of(self, memory: Tensor, count: int) -> Tensor:
+        """Returns the first ones in such memory: `[count, ...]`."""
+        column, size = torch.empty(0, dtype=self._dtype, device=memory.device), self._dtype.itemsize
+        place = memory.storage_offset() // size
+        return column.set_(memory.untyped_storage(), place, (count, *self._shape), (self.step // size, *self.stride))
+
+
+class _Column:
+    """A column, in memory that copies are made from.
+
+    Args:
+        streams: The device.
+        tensor: The first batch's.
+        layout: How it lies.
+        most: How many there may be.
+
+    Attributes:
+        is_alike: Tells whether something else, that is no nested tensor, is a tensor like the first.
+    """
+
+    def __init__(self, streams: Streams, tensor: Tensor, layout: _Layout, most: int) -> None:
+        self.is_alike, self._step, self._nbytes = likeness(tensor), layout.step, layout.nbytes
+        self._memory = streams.pinned(torch.empty(layout.step * most, dtype=torch.uint8, device="meta"))
+        self._begin, self._whole = self._memory.data_ptr(), layout.of(self._memory, most)
+        # What lies in one piece, as it will there, is moved; what does not is copied into these places.
+        self._places = None if tensor.stride() == layout.stride else self._whole.unbind()
+        self._is_dense = self._whole.is_contiguous()
+
+    def put(self, number: int, tensor: Tensor) -> None:
+        """Copies a tensor to a place."""
+        if self._places is None:
+            memmove(self._begin + number * self._step, tensor.data_ptr(), self._nbytes)
+        else:
+            self._places[number].copy_(tensor)
+
+    def put_all(self, number: int, tensors: Tensor | tuple[Tensor, ...]) -> None:
+        """Copies tensors, or one that has all of them side by side, to the places from one on."""
+        if not self._is_dense:
+            for place, tensor in enumerate(tensors, start=number):
+                self.put(place, tensor)
+        elif isinstance(tensors, Tensor):
+            self._whole[number : number + len(tensors)].copy_(tensors)
+        else:
+            torch.stack(tensors, out=self._whole[number : number + len(tensors)])
+
+    def bytes(self, count: int) -> Tensor:
+        """Returns the memory of the first ones."""
+        return self._memory[: self._step * count]

@@ -7,7 +7,7 @@ until its turn. What is fetched so counts as held (`Producer.hold`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning_sink.data.device import Device
@@ -19,6 +19,7 @@ from lightning_sink.data.load import Load
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import Telemetry
 from lightning_sink.data.run import Early, Found, Part, count_of, notes_of
+from lightning_sink.data.several import Several
 from lightning_sink.data.source import NotYet
 from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
@@ -81,7 +82,7 @@ class LookAhead:
         self._early.clear()
 
     def take(self, count: int) -> tuple[Any, list[Any]]:
-        """Forgets the first batches, which are alike; returns the last of them, and the notes of all."""
+        """Forgets the first batches, which are alike; returns the last of them, and the notes of the last two."""
         return self._early.take(count)
 
     def part(self, most: int, behind: int) -> Part | None:
@@ -99,7 +100,7 @@ class LookAhead:
         supply, source = self._supply, self._fetches.source
         if supply.looks_ahead:
             if supply.is_from_ahead():  # on the thread, a draw waits for its turn
-                self._look_while_there_is_room(min(batches, self._fit()), iter(self._from_ahead, None))
+                self._look_while_there_is_room(min(batches, self._fit()), _each(self._from_ahead))
             elif (source.draws_nothing or supply.is_quiet) and not source.restarts_midway:
                 self._look_in_step(batches, due)
         seconds = time.perf_counter() - began
@@ -115,13 +116,13 @@ class LookAhead:
         """
         source = self._fetches.source
         if due and source.draws_nothing and source.begin_due:
-            self._look_while_there_is_room(1, iter(self._begin, None))
+            self._look_while_there_is_room(1, _each(self._begin))
             if self._failure is not None:
                 return
             batches -= 1
         batches = min(batches, self._fit())
         has_drawn = None if source.draws_nothing else watch_states()
-        self._look_while_there_is_room(batches, iter(self._demand, None) if self._on_thread else self._fetch(batches))
+        self._look_while_there_is_room(batches, _each(self._demand) if self._on_thread else self._fetch(batches))
         if has_drawn is not None and has_drawn():
             self._supply.draws = True
             warn_at(LATE, "")
@@ -144,18 +145,18 @@ class LookAhead:
         self._producer.hold(0, found[2])
         return found
 
-    def _fetch(self, most: int) -> Iterator[Found]:
-        producer, founds = self._producer, self._fetches.row(most)
+    def _fetch(self, most: int) -> Iterator[list[Found]]:
+        producer, goes = self._producer, self._fetches.row(most, self._lending.at_once)
         while True:
             producer.wanted -= 1
-            found = next(founds, None)
-            if found is None:
+            founds = next(goes, None)
+            if founds is None:
                 producer.wanted += 1
                 return
-            count = count_of(found)
+            count = sum(map(count_of, founds))
             producer.wanted -= count - 1
-            producer.hold(count, found[2])
-            yield found
+            producer.hold(count, sum(size for _, _, size in founds))
+            yield founds
 
     def _demand(self) -> Found | None:
         if self._fetches.source.begin_due:
@@ -172,23 +173,27 @@ class LookAhead:
         held = self._producer.held_bytes
         return max(int(held == 0), (self._room - held) // max(1, self.size))
 
-    def _look_while_there_is_room(self, batches: int, founds: Iterator[Found]) -> None:
+    def _look_while_there_is_room(self, batches: int, goes: Iterator[list[Found]]) -> None:
         until, left = time.perf_counter() + _SECONDS, batches
         while left > 0 and self._fit() > 0 and (left == batches or time.perf_counter() <= until):
-            found = None
+            founds, goes_on = list[Found](), True
             try:
-                found = next(founds, None)
-                if found is None:
-                    break
-                left -= count_of(found)
-                self.size = found[2] // count_of(found)
-                if not self._keep(found, left):
-                    break
+                founds = next(goes, founds)
+                goes_on = bool(founds)
+                while founds:
+                    found = founds[0]
+                    left -= count_of(found)
+                    self.size = found[2] // count_of(found)
+                    goes_on = self._keep(found, left) and goes_on
+                    del founds[0]
             except BaseException as error:  # in its turn, whatever it is
-                self._failure = error
+                self._failure, goes_on = error, False
                 last = (self._early if self._filling is None else self._filling).last
-                if found is not None and notes_of(found)[-1] is not last:  # it has not been kept
+                if founds and notes_of(founds[0])[-1] is last:
+                    del founds[0]
+                for found in founds:  # they have not been kept
                     self._producer.hold(-count_of(found), -found[2])
+            if not goes_on:
                 break
         try:
             self._send()
@@ -198,6 +203,8 @@ class LookAhead:
 
     def _keep(self, found: Found, more: int) -> bool:
         """Keeps what was found; tells whether more may be fetched, and there may be so many."""
+        if self._device is not None:
+            self._lending.look_at_packed(found)
         if self._filling is not None and self._filling.add(found):
             return True
         self._send()
@@ -208,12 +215,11 @@ class LookAhead:
     def _hold(self, found: Found) -> bool:
         """Keeps a batch as it is, or a copy; tells whether another may be fetched, which may fill its memory again."""
         item, note, size = found
-        if type(item) is Gathered:
-            self._early.hold(found)
-            return True
-        batch, goes_on = self._lending.keep(item)
-        self._early.hold((batch, note, size))
-        return goes_on and len(self._early) < self._lending.most
+        goes_on = True
+        if not isinstance(item, Several):
+            item, goes_on = self._lending.keep(item)
+        self._early.hold((item, note, size))
+        return goes_on and (type(item) is Gathered or len(self._early) < self._lending.most)
 
     def _load(self, found: Found, more: int) -> Load | None:
         if self._device is None or type(found[0]) is Arriving:
@@ -237,3 +243,8 @@ class LookAhead:
             self._producer.hold(-len(load), -load.take(len(load)))
             raise
         self._early.append(load)
+
+
+def _each(fetch: Callable[[], Found | None]) -> Iterator[list[Found]]:
+    """Gives what a function fetches, until it gives nothing, or raises that there is no more."""
+    return map(lambda found: [found], iter(fetch, None))

@@ -14,7 +14,7 @@ class QueueOptions:
 
     Attributes:
         buffer_size: Most batches that are fetched and not yet taken; those that are being trained, as many again where
-            steps run in a row, have been taken. None is 16, and 256 for those that the trainer's thread sends to a GPU
+            steps run in a row, have been taken. None is 16, and 1024 for those that the trainer's thread sends to a GPU
             beside its steps: small steps are over sooner than a host has sent 16. 0 fetches nothing ahead: each batch
             is fetched on the trainer's thread when it is due.
         buffer_bytes: Most bytes of tensors that are fetched and not yet taken, each batch reckoned as large as the one
@@ -74,4 +74,4 @@ class QueueOptions:
 
 _BYTES = "a number of bytes from 1 up"
 
-_BATCHES, _BATCHES_SENT = 16, 256
+_BATCHES, _BATCHES_SENT = 16, 1024

@@ -6,7 +6,7 @@ the inputs that differ from step to step, which is filled before each replay, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -54,7 +54,7 @@ class Launch(Protocol):
     columns: list[Tensor]
     is_captured: bool
 
-    def run(self, columns: list[Column]) -> None:
+    def run(self, columns: Sequence[Column]) -> None:
         """Has the device run the steps with these inputs."""
 
     def outputs(self) -> Outputs:
@@ -102,7 +102,7 @@ class Block:
         self.replay, self._outputs = graphs.capture(body or self.body, left)
         self.is_captured = True
 
-    def run(self, columns: list[Column]) -> None:
+    def run(self, columns: Sequence[Column]) -> None:
         """Has the device run the steps with these inputs."""
         fill(self.varying, columns)
         self.replay()

@@ -7,6 +7,8 @@ host does not depend on how long it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -55,7 +57,7 @@ class BlockLoop:
         self._left.sub_(1)
         return outputs
 
-    def repeat(self, columns: list[Column], turns: int) -> None:
+    def repeat(self, columns: Sequence[Column], turns: int) -> None:
         """Has the device run so many turns, on these inputs."""
         fill(self._line, columns)
         self._turn.zero_()
@@ -85,7 +87,7 @@ class Turns:
         self._loop, self._turns = loop, turns
         self.size, self.columns = turns * loop.block.size, loop.kept(turns)
 
-    def run(self, columns: list[Column]) -> None:
+    def run(self, columns: Sequence[Column]) -> None:
         """Has the device run the steps with these inputs."""
         self._loop.repeat(columns, self._turns)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -83,16 +84,29 @@ class Varying:
         return tensors if self._is_packed else [*map(memory_of, tensors)]
 
 
-def fill(memory: list[Varying], columns: list[Column]) -> None:
+def fill(memory: list[Varying], columns: Sequence[Column]) -> None:
     """Puts the inputs that differ of some steps, the first ones there, into memory, by few copies."""
     targets, sources = list[Tensor](), list[Tensor]()
     for varying, column in zip(memory, columns, strict=True):
         if isinstance(column, Tensor):
-            varying.whole[: len(column)].copy_(column)
+            count = column.shape[0]
+            (varying.whole if count == len(varying.tensors) else varying.whole[:count]).copy_(column)
         else:
             targets += varying.memory[: len(column)]
             sources += varying.memory_of(column)
     copy_all(targets, sources)
+
+
+def cut(columns: Sequence[Column], sizes: list[int]) -> list[tuple[Column, ...]]:
+    """Returns columns in parts of so many steps each: of the first part that of each column, and so on."""
+    ends, steps = [*accumulate(sizes)], sum(sizes)
+    parts: list[Sequence[Column]] = []
+    for column in columns:
+        if isinstance(column, Tensor):
+            parts.append(column[:steps].split(sizes))
+        else:
+            parts.append([column[end - size : end] for end, size in zip(ends, sizes, strict=True)])
+    return [*zip(*parts, strict=True)] if parts else [()] * len(sizes)
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -10,13 +10,14 @@ from lightning_sink.engine.block_loop import BlockLoop
 from lightning_sink.engine.failures import in_short
 from lightning_sink.engine.graphs import Graphs
 
-_SIZES = (16, 4, 1)
-"""Steps in one graph, for steps that take little. A row of any length is few replays, and there are three captures."""
+_SIZES = ((64, 1e-4), (16, 1e-3), (4, 1e-3), (1, float("inf")))
+"""Steps in one graph, and seconds that one step takes less than. A row of any length is few replays, and captures are
+few; beside a step of a millisecond a launch is nothing, and a graph of one takes the least memory."""
 
-_SHORT = 1e-3
-"""Seconds of a step beside which the launch of a graph is nothing: one in each will do, and takes the least memory."""
+_TURN = 16
+"""Steps that are one turn of a loop, where a device repeats graphs by itself."""
 
-_TURNS = 16
+_TURNS = 64
 """Turns of a loop at most, each of the largest size: that many batches are sent to a device beside steps."""
 
 _LINE = 32 << 20
@@ -61,7 +62,12 @@ class Blocks:
             steps: How many steps.
         """
         found, left = list[Launch](), steps
-        for size in _SIZES if self.take_less(_SHORT) else _SIZES[-1:]:
+        for size, seconds in _SIZES:
+            if size > 1 and not self.take_less(seconds):
+                continue
+            # Many in one graph are worth its capture where it is launched again and again, and no loop is.
+            if size > _TURN and (left < 2 * size or self._turns(step, _TURN) > 1):
+                continue
             count, left = divmod(left, size)
             if count:
                 block = self._get(step, places, size)
@@ -78,7 +84,7 @@ class Blocks:
             block = None  # before another one takes memory
         if block is None:
             turns = self._turns(step, size)
-            if turns > 1 and not self._is_capturable and self._get(step, places, _SIZES[-1]) is None:
+            if turns > 1 and not self._is_capturable and self._get(step, places, 1) is None:
                 return None  # what cannot be captured at all is found out without a loop
             block = (self._loop(step, size, turns) if turns > 1 else None) or self._block(step, size)
         if block is not None:
@@ -122,6 +128,6 @@ class Blocks:
 
     def _turns(self, step: BlockStep, size: int) -> int:
         """Returns how many turns a loop may have; 0 where there is to be none."""
-        if size < _SIZES[0] or self._unroll is None or self._why_no_loop or not self._graphs.repeats():
+        if size != _TURN or self._unroll is None or self._why_no_loop or not self._graphs.repeats():
             return 0
         return min(_TURNS, _LINE // max(1, size * step.nbytes))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.block import Launch
+from lightning_sink.engine.block_memory import cut
 from lightning_sink.engine.failures import with_type
 from lightning_sink.engine.row import Outputs, Repeated, Row
 from lightning_sink.engine.step import Column
@@ -92,15 +93,17 @@ class CapturedRow(Row):
 
     def _run(self) -> None:
         """Runs the blocks, up to one that fails."""
-        for block in self._blocks:
+        sizes = [block.size for block in self._blocks]
+        kept = [column.split(sizes) for column in self._values.values()]
+        for number, (block, given) in enumerate(zip(self._blocks, cut(self._varying, sizes), strict=True)):
             try:
-                block.run([column[self._done : self._done + block.size] for column in self._varying])
+                block.run(given)
             except Exception as error:
                 self._error = with_type(error)
                 break
-            begin, self._done = self._done, self._done + block.size
-            for column, part in zip(self._values.values(), block.columns, strict=True):
-                column[begin : self._done].copy_(part)
+            self._done += block.size
+            for parts, column in zip(kept, block.columns, strict=True):
+                parts[number].copy_(column)
             self._outputs = block.outputs
         if self._done and not self._blocks[0].is_captured:
             outputs = self._blocks[0].outputs()  # while they are those of the last step that did not fail

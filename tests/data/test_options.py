@@ -86,7 +86,7 @@ def test_what_differs_makes_the_same_options_again(size, timeout, preload, trans
 
 
 def test_small_steps_of_a_gpu_find_enough_batches_unless_the_user_says_how_many():
-    assert [QueueOptions().in_a_row(sent) for sent in (False, True)] == [16, 256]
+    assert [QueueOptions().in_a_row(sent) for sent in (False, True)] == [16, 1024]
     assert [QueueOptions(buffer_size=size).in_a_row(sent=True) for size in (0, 1, 16)] == [0, 1, 16]
     assert [QueueOptions(buffer_size=size).batches for size in (None, 0, 300)] == [16, 0, 300]
 

@@ -16,7 +16,7 @@ from lightning_sink.engine.placement import Placement
 
 pytestmark = pytest.mark.usefixtures("fake")
 
-MOST = 16 * 16
+MOST = 64 * 16
 """Steps of one launch."""
 
 STEP = 4 * (4 + 1 + 4)
@@ -37,7 +37,7 @@ def run(parts, total, rows, kept=(0, 2), side_by_side=True):
 
 
 @pytest.mark.parametrize("side_by_side", [False, True])
-@pytest.mark.parametrize("count", [1, 15, 16, 17, 53, MOST - 1, MOST, MOST + 1, 3 * MOST + 37])
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 53, MOST - 1, MOST, MOST + 1, 2 * MOST + 37])
 def test_each_step_has_its_own_inputs_and_counts_once(count, side_by_side):
     parts, total, rows = adding(), zeros(), torch.randn(count, 4)
     for number in range(1, 4):
@@ -50,7 +50,7 @@ def test_each_step_has_its_own_inputs_and_counts_once(count, side_by_side):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
-@given(counts=st.lists(st.integers(1, 2 * MOST), min_size=1, max_size=4))
+@given(counts=st.lists(st.integers(1, MOST + 100), min_size=1, max_size=4))
 def test_rows_of_any_length_behind_one_another(counts):
     parts, total, sums = adding(), zeros(), []
     for count in counts:
@@ -68,11 +68,11 @@ def test_a_row_is_one_launch_however_long():
     assert launches == [1, 1, 1]
 
 
-def test_control_unrolled_it_is_one_for_sixteen_steps(monkeypatch):
+def test_control_unrolled_it_is_one_for_some_steps(monkeypatch):
     monkeypatch.setattr(FakeGraphs, "loops", False)
     parts, total = adding(), zeros()
     run(parts, total, torch.ones(MOST, 4))
-    assert parts.graphs.replays == 16
+    assert parts.graphs.replays == MOST // 64
 
 
 def test_control_a_loop_that_goes_on_where_the_last_row_ended_gives_something_else(monkeypatch):

@@ -66,7 +66,7 @@ def adding(**options):
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16, 21, 37])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16, 21, 37, 150])
 def test_every_step_counts_and_the_last_one_is_returned(count, on_host):
     parts, total = adding(), zeros()
     rows = torch.arange(4.0 * count).reshape(count, 4)
@@ -83,7 +83,7 @@ def test_every_step_counts_and_the_last_one_is_returned(count, on_host):
 
 
 @pytest.mark.parametrize("gap", [0, 60])
-@pytest.mark.parametrize("count", [1, 5, 16, 37])
+@pytest.mark.parametrize("count", [1, 5, 16, 37, 128])
 def test_inputs_that_lie_side_by_side_are_those_of_their_steps(count, gap):
     """Also where other things lie between those of two steps."""
     parts, total = adding(), zeros()
@@ -114,13 +114,33 @@ def test_control_a_graph_whose_inputs_are_not_filled_gives_something_else(monkey
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
-@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=5))
+@given(counts=st.lists(st.integers(1, 40) | st.just(200), min_size=1, max_size=5))
 def test_rows_of_any_length_are_few_captures(counts):
     parts, total, sums = adding(), zeros(), []
     for count in counts:
         sums.append(parts.repeat([total, None], [1], [[there(torch.ones(4))]] * count, [0]).kept[0].cpu())
     assert torch.equal(torch.cat(sums), 4 * torch.arange(1.0, sum(counts) + 1))
-    assert parts.graphs.captures <= 3
+    assert parts.graphs.captures <= 4
+
+
+@pytest.mark.parametrize(("seconds", "launches"), [(1e-5, 3 + 2 + 1), (2e-4, 14 + 1), (2e-3, 228)])
+def test_the_longer_steps_take_the_fewer_are_in_one_graph(monkeypatch, seconds, launches):
+    monkeypatch.setattr(FakeGraphs, "loops", False)
+    parts, total = Parts(recording()), zeros()
+    parts.graphs.seconds = lambda begin, end: seconds
+    parts(zeros(), zeros())
+    parts.step.blocks.took(seconds)
+    parts.repeat([total, None], [1], [[there(torch.ones(4))]] * 228, [0])
+    assert parts.graphs.replays == launches
+    assert torch.equal(total.cpu(), torch.full((4,), 228.0))
+
+
+def test_a_large_graph_is_captured_where_it_is_launched_more_than_once(repeats):
+    parts, total, captures = adding(), zeros(), []
+    for count in (64, 127, 128):
+        parts.repeat([total, None], [1], [[there(torch.ones(4))]] * count, [0])
+        captures.append(parts.graphs.captures)
+    assert captures == ([2, 3, 3] if repeats else [1, 3, 4])
 
 
 def test_long_steps_are_captured_one_by_one():
