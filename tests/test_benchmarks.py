@@ -165,3 +165,13 @@ def test_every_model_has_a_net(report):
         loss = nets.loss(kind(), batch)
         loss.backward()
         assert loss.isfinite()
+
+
+def test_a_side_that_ends_in_no_number_has_no_figure(benchmarks, monkeypatch, tmp_path):
+    apart, job = importlib.import_module("apart"), importlib.import_module("job")
+    monkeypatch.setattr(apart, "PEERS", tmp_path)
+    told = 'import json, sys; told = json.load(open(sys.argv[1])); json.dump({"loss": %s}, open(told["result"], "w"))'
+    for loss in ("float('nan')", "float('inf')"):
+        (tmp_path / apart.SIDES["loop"].script).write_text(told % loss)
+        with pytest.raises(apart.NoFigureError, match=f"ended with a loss of {float(loss[7:10])}"):
+            apart.measure(job.Job(side="loop", model="MLP", sink_size=1, batch_size=1), sys.executable, tmp_path, 60)

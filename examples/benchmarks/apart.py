@@ -7,6 +7,7 @@ the one that started it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -75,7 +76,8 @@ def measure(job: Job, python: str, cache: Path, seconds: float) -> Result:
     """Runs one job in a process of its own, its output (where progress bars go) sent away.
 
     Raises:
-        NoFigureError: The side lacks the model, or its process failed or took longer than `seconds`.
+        NoFigureError: The side lacks the model, it ended in what is no number, or its process failed or took longer
+            than `seconds`.
     """
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
     if job.accelerator == "cpu":
@@ -96,4 +98,6 @@ def measure(job: Job, python: str, cache: Path, seconds: float) -> Result:
         result = json.loads(found.read_text())
     if "lacks" in result:
         raise NoFigureError(result["lacks"])
+    if not math.isfinite(result["loss"]):
+        raise NoFigureError(f"ended with a loss of {result['loss']}")
     return Result(**result)

@@ -5,7 +5,6 @@ A ratio is of neighbours: of two sides in the same turn. Tables give medians ove
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -44,12 +43,6 @@ def check_same_model(model: str, parameters: dict[str, int]) -> None:
     if len(set(known.values())) > 1:
         counts = ", ".join(f"{side} {count:,}" for side, count in parameters.items())
         raise ValueError(f"{model}: the sides do not train the same model; parameters: {counts}")
-
-
-def check_trained(side: str, result: Result) -> None:
-    """Raises a ValueError if a training ended in what is not a number."""
-    if not math.isfinite(result.loss):
-        raise ValueError(f"{side}: the loss at the end is {result.loss}")
 
 
 def table(head: Sequence[str], rows: list[list[str]], left: int) -> str:

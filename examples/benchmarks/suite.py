@@ -71,7 +71,6 @@ def compare(setting: Job, sides: list[str], args: argparse.Namespace, notes: lis
                     print(notes[-1], flush=True)
                     del found[side]
                     continue
-                report.check_trained(side, result)
                 found[side].append(result)
                 print(
                     f"{name} {turn + 1}/{args.repeats} {side}: {result.speed:,.0f} steps/s,"
