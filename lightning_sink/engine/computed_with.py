@@ -1,7 +1,7 @@
-"""Whether a value in a file's source is computed with, and nothing else: added, multiplied, compared.
+"""Whether a value in a file's source is computed with: added, multiplied, compared.
 
-`Operands` looks at what a value stands in, and at the loads of a local variable that it is put into. What becomes of
-numbers that go elsewhere is for `passed_on.py`.
+`Operands` looks at what a value stands in, and at the loads of a local variable that it is put into, some of which may
+pass it on. Who gets it there is for `passed_on.py`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_sink.engine.passed_on import ARITHMETIC, SHOWS_VARIABLES, Source, scope_of
+from lightning_sink.engine.passed_on import ARITHMETIC, SHOWS_VARIABLES, Receiver, Returned, Source, scope_of
 
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _KNOWN = frozenset([int, float, Tensor, nn.Parameter])
@@ -28,7 +29,7 @@ class Operands:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._variables: dict[tuple[ast.AST, str], bool] = {}
+        self._variables: dict[tuple[ast.AST, str], list[Receiver | Returned] | None] = {}
 
     @staticmethod
     @lru_cache(maxsize=32)
@@ -36,17 +37,29 @@ class Operands:
         """Returns those of a source."""
         return Operands(source)
 
-    def have(self, value: ast.expr, variables: Mapping[str, Any]) -> bool:
-        """Tells whether a value decides, is compared, added, subtracted, multiplied or divided, and no more.
+    def others(self, value: ast.expr, variables: Mapping[str, Any]) -> list[Receiver | Returned] | None:
+        """Returns who gets a value that, beside that, is computed with, is compared or decides; None for any other.
 
-        At once, or by way of a local variable. What stands on its left gets it by a method, and is to be a tensor or a
-        number.
+        By way of a local variable it may be both.
 
         Args:
             value: The value.
             variables: Those that the line sees, with their values.
         """
         parent = self._source.parents[value]
+        if self._is_operand(value, parent, variables):
+            return []
+        if isinstance(parent, ast.IfExp) and parent.test is not value:
+            return self.others(parent, variables)
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+            return self._others_of(parent.targets[0])
+        return self._source.receivers(value, None) or None
+
+    def _is_operand(self, value: ast.expr, parent: ast.AST, variables: Mapping[str, Any]) -> bool:
+        """Tells whether a value decides, is compared, added, subtracted, multiplied or divided.
+
+        What stands on its left gets it by a method, and is to be a tensor or a number.
+        """
         if isinstance(parent, ast.UnaryOp):
             return isinstance(parent.op, ast.USub)
         if isinstance(parent, ast.AugAssign):
@@ -55,24 +68,22 @@ class Operands:
             return isinstance(parent.op, ARITHMETIC) and (parent.left is value or _is_known(parent.left, variables))
         if isinstance(parent, ast.Compare):
             return _compares(parent) and (parent.left is value or _is_known(parent.left, variables))
-        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
-            return self._have_all_of(parent.targets[0])
-        if isinstance(parent, ast.IfExp) and parent.test is not value:
-            return self.have(parent, variables)
-        return isinstance(parent, (ast.If, ast.IfExp, ast.While))
+        return isinstance(parent, (ast.If, ast.While)) or (isinstance(parent, ast.IfExp) and parent.test is value)
 
-    def _have_all_of(self, variable: ast.Name) -> bool:
-        """Tells whether the values of a function's variable are nothing but operands."""
+    def _others_of(self, variable: ast.Name) -> list[Receiver | Returned] | None:
+        """Returns who gets the values of a function's variable, likewise."""
         function = self._source.function_of(variable)
         if function is None:
-            return False
+            return None
         key = function, variable.id
         if key not in self._variables:
-            self._variables[key] = False  # of one that goes in a circle
+            self._variables[key] = None  # of one that goes in a circle
             own, inner = scope_of(function)
-            hidden = variable.id in inner or SHOWS_VARIABLES & {node.id for node in own}
-            loads = [node for node in own if node.id == variable.id and isinstance(node.ctx, ast.Load)]
-            self._variables[key] = not hidden and all(self.have(load, {}) for load in loads)
+            if variable.id not in inner and not SHOWS_VARIABLES & {node.id for node in own}:
+                loads = [node for node in own if node.id == variable.id and isinstance(node.ctx, ast.Load)]
+                found = [self.others(load, {}) for load in loads]
+                if None not in found:
+                    self._variables[key] = [*dict.fromkeys(chain.from_iterable(filter(None, found)))]
         return self._variables[key]
 
 

@@ -49,8 +49,10 @@ def receivers(frame: FrameType) -> list[Getter]:
         return []
 
 
-def is_operand(frame: FrameType, by: CodeType | None = None) -> bool:
-    """Tells whether what a frame's instruction gives is compared or computed with, and goes nowhere else.
+def others(frame: FrameType, by: CodeType | None = None) -> list[Getter] | None:
+    """Returns who gets what a frame's instruction gives, beside what compares it or computes with it.
+
+    None where it goes anywhere else, or that is not certain.
 
     Args:
         frame: The frame.
@@ -58,14 +60,15 @@ def is_operand(frame: FrameType, by: CodeType | None = None) -> bool:
     """
     source, value = _value_at([frame])
     if source is None or value is None or (by is not None and not _is_call_of(value, [frame], by)):
-        return False
+        return None
     caller, code = frame.f_back, frame.f_code
     if is_returned(source, value) and caller is not None and is_user_frame(caller) and not code.co_flags & _PAUSES:
-        return is_operand(caller, code)
+        return others(caller, code)
     try:
-        return Operands.of(source).have(value, frame.f_locals)
+        found = Operands.of(source).others(value, frame.f_locals)
+        return None if found is None else _got([frame], found)
     except RecursionError:  # as above
-        return False
+        return None
 
 
 def reads(frame: FrameType, attribute: str) -> bool:
@@ -98,8 +101,13 @@ def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Get
     source, value = _value_at(frames)
     if source is None or value is None or (by is not None and not _is_call_of(value, frames, by)):
         return []
+    return _got(frames, source.receivers(value, given.place)) or []
+
+
+def _got(frames: list[FrameType], receivers: Iterable[Receiver | Returned]) -> list[Getter] | None:
+    """Returns who gets a number that some receivers are given; None where that is not certain of one of them."""
     found: list[Getter] = []
-    for receiver in source.receivers(value, given.place):
+    for receiver in receivers:
         if isinstance(receiver, Receiver):
             found.append(_getter(frames, receiver))
             continue
@@ -107,7 +115,7 @@ def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Get
         follows = caller is not None and is_user_frame(caller) and not code.co_flags & _PAUSES
         getters = _getters(caller, receiver, code) if follows and caller is not None else []
         if not getters:
-            return []
+            return None
         found += getters
     return found
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.collectors import ListWatch
-from lightning_sink.engine.flows import attribute_of, is_operand, receivers
+from lightning_sink.engine.flows import attribute_of, others, receivers
 from lightning_sink.engine.guards import Uses
 from lightning_sink.engine.numbers import Number
 from lightning_sink.engine.origins import Origin
@@ -88,10 +88,10 @@ class Values:
 
     def goes_on(self, frame: FrameType) -> bool:
         """Tells whether a stand-in that a frame's instruction gives goes to nobody who needs the number itself."""
-        if is_operand(frame):
-            return True
-        getters = receivers(frame)
-        return bool(getters) and all(self._takes(*getter) for getter in getters)
+        getters = others(frame)
+        if getters is None:
+            getters = receivers(frame) or None  # in a comprehension, say
+        return getters is not None and all(self._takes(*getter) for getter in getters)
 
     def _takes(self, holder: Any, attribute: str, how: str) -> bool:
         held = attribute_of(holder, attribute) if attribute else holder

@@ -36,7 +36,7 @@ class Net(nn.Module):
         super().__init__()
         self.net = mlp()
         self.begun, self.scale = 0.0, 1.0
-        self.epochs, self.best = [], {}
+        self.epochs, self.best, self.scales = [], {}, []
         self.flag = True
 
     def forward(self, x):
@@ -197,6 +197,23 @@ def by_a_variable(module, index):
     return rest / 2 * torch.ones(()) + scale * torch.ones(())
 
 
+def by_a_variable_that_is_collected(module, index):
+    scale = module.scale
+    module.scales.append(scale)
+    return scale * torch.ones(()) if scale > 0.5 else 0.0
+
+
+def by_one_that_is_returned_beside(module, index):
+    weight, scale = weighted(module)
+    module.scales.append(scale)
+    return weight
+
+
+def weighted(module):
+    scale = module.scale
+    return scale * torch.ones(()), scale
+
+
 def with_tensors(module, index):
     ones = torch.ones(3)
     ones *= module.scale
@@ -207,6 +224,8 @@ COMPUTED_WITH = {
     "attribute": lambda module, index: module.scale,
     "method": from_a_method,
     "a variable": by_a_variable,
+    "a variable that is collected, too": by_a_variable_that_is_collected,
+    "a variable that is returned, too": by_one_that_is_returned_beside,
     "an inverse": lambda module, index: 1 / module.scale,
     "the rest": lambda module, index: (1 - module.scale) * torch.ones(()),
     "whether it is there": lambda module, index: module.scale * torch.ones(()) if module.scale is not None else 0.0,
@@ -271,6 +290,22 @@ def test_what_a_step_uses_counts(use):
     else:
         # Recorded in the second sink, which has found another value; and for each way through the step.
         assert UNDISTURBED - sink.compiled == 2 if use in COMPUTED_WITH else 4 <= UNDISTURBED - sink.compiled <= 5
+
+
+@pytest.mark.skipif(not KNOWS_PLACES, reason="a line's places are known from Python 3.11 on")
+@pytest.mark.parametrize("use", [by_a_variable_that_is_collected, by_one_that_is_returned_beside])
+def test_what_is_collected_beside_is_the_number_itself(use):
+    modules = []
+
+    def rescaled(module, sink):
+        modules.append(module)
+        module.scale = 1.0 + sink
+
+    both(training(rescaled, use), SINKS, verify=0)
+    plain, sink = modules[0].scales, modules[-1].scales
+    assert plain == [1.0 + number for number in range(6) for _ in range(10)]
+    assert sink == plain
+    assert {*map(type, sink)} == {float}
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0, 3), (1.0, 2, 3.0), (0.0, -0.0, 0.0), (1.0, None, 2.0), (True, 1.0, 0.5)])

@@ -139,6 +139,17 @@ class AnnealsAWeight(ByEpoch):
 
 
 @epochs
+class AnnealsAWeightByAVariable(AnnealsAWeight):
+    """Which is logged, too."""
+
+    def scale_now(self):
+        weight = self.weight
+        self.log("weight", weight)
+        self.log_dict({"twice": 2 * weight, "same": weight})
+        return weight if weight < 1.5 else 2.0 * weight
+
+
+@epochs
 class RemembersEpochs(ByEpoch):
     """In attributes of several kinds; no step asks for any."""
 
