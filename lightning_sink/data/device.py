@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.containers import is_plain, taken_apart
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.load import Load
 from lightning_sink.data.run import Found
-from lightning_sink.data.several import Several
 from lightning_sink.data.streams import Arriving, Streams
 
 
@@ -54,7 +54,7 @@ class Device:
             batches: How many there may be.
             room: Bytes that the copy may have; a batch that is larger has one of its own.
         """
-        batch = found[0].batch(0) if isinstance(found[0], Several) else found[0]
+        batch = found[0].batch(0) if type(found[0]) is Gathered else found[0]
         apart = taken_apart(batch, _can_be_sent)
         if apart is None:
             return None

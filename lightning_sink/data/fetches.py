@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 from lightning_sink.data.batch import nbytes
@@ -17,16 +16,11 @@ from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.producer import Abandoned, Item
 from lightning_sink.data.report import Telemetry
 from lightning_sink.data.run import Found, count_of
-from lightning_sink.data.several import Several, bunch_of
 from lightning_sink.data.source import NotYet, Source
 from lightning_sink.data.texts import note_place
 
 _NO_ERRORS = (StopIteration, KeyboardInterrupt, NotYet, Abandoned, GeneratorExit)
 """What leaves a fetch that did not fail."""
-
-_SECONDS, _BYTES, _MOST = 2e-3, 1 << 20, 64
-"""Seconds and bytes that batches fetched in one go may take, and how many they may be. Small ones come and go faster
-than Python asks what each of them is; what is asked once for so many is nothing to any."""
 
 
 class Fetches:
@@ -52,8 +46,6 @@ class Fetches:
         self.source, self.prepares = source, prepare is not None
         self.stage, self.since, self.sending_seconds = _LOADER, 0.0, 0.0
         self._device, self._prepare, self._telemetry = device, prepare, telemetry
-        self._met: BaseException | None = None  # behind batches that were given
-        self._count = 1  # how many are fetched in one go
 
     def begin(self) -> None:
         """Begins the source's next traversal, if one is due."""
@@ -71,14 +63,13 @@ class Fetches:
             in_turn: Whether the training has used every batch before and waits for this one.
             on_thread: Whether this is the queue's thread.
         """
-        self._raise_met()
         began, note = time.perf_counter(), None
         try:
             batch, note = self.source.fetch(in_turn)
+            size = nbytes(batch)
             if self._prepare is not None:
                 self.stage = _HOOKS
                 batch = self._prepare(batch)
-            size = nbytes(batch)
             if self._device is not None:
                 sending = time.perf_counter()
                 batch = self._device.send(batch)
@@ -90,49 +81,36 @@ class Fetches:
         self._telemetry.fetched(time.perf_counter() - began, size)
         return batch, note, size
 
-    def row(self, most: int, at_once: int) -> Iterator[list[Found]]:
-        """Fetches the next batches of the traversal, before their turn, and leaves them for the queue to send.
-
-        Several are fetched before the first of them is given where the ones before took little time and memory. An
-        error among them is raised by what is fetched next: no batch that was fetched is lost.
+    def row(self, most: int, pack: Callable[[Any, Any], int | None], until: float) -> Iterator[Found]:
+        """Fetches the next batches of the traversal, before their turn; gives those that are not packed here.
 
         Args:
             most: How many at most.
-            at_once: How many may be held at once: memory of those before may be filled again then.
+            pack: Takes a batch with its note and returns its bytes, where it is one of those that are being packed.
+            until: When to fetch no more, on the clock of `time.perf_counter`.
         """
-        prepare, clock = self._prepare, time.perf_counter
-        rows = self.source.row(most, together=prepare is None)
-        while True:
-            self._raise_met()
-            began, note = clock(), None
-            batches, notes = list[Any](), list[Any]()
-            try:
-                for batch, note in islice(rows, max(1, min(self._count, at_once))):
-                    batches.append(batch if prepare is None else prepare(batch))
-                    notes.append(note)
-                    note = None
-            except BaseException as error:
-                self.note_place(error, note)
-                if not batches:
-                    raise
-                self._met = error
-            if not batches:
-                return
-            found, seconds = _found(batches, notes), clock() - began
-            count, size = sum(map(count_of, found)), sum(size for _, _, size in found)
-            self._telemetry.fetched(seconds, size, count)
-            much = max(seconds / _SECONDS, size / _BYTES, count / _MOST)
-            self._count = 1 if isinstance(batches[0], Gathered) else max(1, int(min(2 * self._count, count / much)))
-            yield found
-
-    def forget(self) -> None:
-        """Forgets an error that nobody was told of: something new begins."""
-        self._met = None
-
-    def _raise_met(self) -> None:
-        error, self._met = self._met, None
-        if error is not None:
-            raise error
+        prepare, fetched, clock = self._prepare, self._telemetry.fetched, time.perf_counter
+        began, note = clock(), None
+        try:
+            for batch, note in self.source.row(most, together=prepare is None):
+                size = None
+                if prepare is None:
+                    size = pack(batch, note)
+                if size is not None:
+                    now = clock()
+                    fetched(now - began, size)
+                    if now > until:
+                        return
+                    began, note = now, None
+                    continue
+                size = batch.nbytes if type(batch) is Gathered else nbytes(batch)
+                found = (batch if prepare is None else prepare(batch)), note, size
+                fetched(clock() - began, size, count_of(found))
+                yield found
+                began, note = clock(), None
+        except BaseException as error:
+            self.note_place(error, note)
+            raise
 
     def retry(self, error: BaseException | None) -> bool:
         """Lets the next fetch make again the one that has just ended so, if it failed; tells whether it will."""
@@ -172,14 +150,6 @@ class Fetches:
         if not isinstance(error, _NO_ERRORS):
             place = self.source.describe() if note is None else self.source.name(note)
             note_place(error, place, on_thread)
-
-
-def _found(batches: list[Any], notes: list[Any]) -> list[Found]:
-    """Returns batches that were fetched in one go, as one if they are alike."""
-    if len(batches) > 1 and (bunch := bunch_of(batches)) is not None:
-        return [(bunch, notes, bunch.nbytes)]
-    sizes = [batch.nbytes if isinstance(batch, Several) else nbytes(batch) for batch in batches]
-    return [*zip(batches, notes, sizes, strict=True)]
 
 
 _LOADER, _HOOKS = "the loader", "one of the batch-transfer hooks"

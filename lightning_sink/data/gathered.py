@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lightning_sink.data.batch import Signature, flatten
-from lightning_sink.data.several import Several
 
 Build = Callable[[Sequence[Tensor]], Any]
 """Makes a batch of its tensors."""
@@ -19,8 +18,8 @@ Build = Callable[[Sequence[Tensor]], Any]
 _ALIGNMENT = 64
 
 
-class Gathered(Several):
-    """Batches of one size whose rows were gathered at once, side by side.
+class Gathered:
+    """Batches of one size, side by side.
 
     Args:
         columns: Each tensor of them, in the order of `flatten`: `[batches, rows, ...]`.
@@ -34,13 +33,13 @@ class Gathered(Several):
     def __len__(self) -> int:
         return self._count
 
-    @cached_property
-    def nbytes(self) -> int:  # type: ignore[override]
+    @property
+    def nbytes(self) -> int:
         """Bytes of all of them."""
         return sum(column.nbytes for column in self.columns)
 
     @cached_property
-    def signature(self) -> Signature:  # type: ignore[override]
+    def signature(self) -> Signature:
         """What they have in common with other batches that are like them."""
         return flatten(self.batch(0))[1]
 

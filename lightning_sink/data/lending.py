@@ -10,8 +10,6 @@ from typing import Any
 from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.reuse import Reuse, copied
-from lightning_sink.data.run import Found
-from lightning_sink.data.several import Several
 from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
 
@@ -45,15 +43,8 @@ class Lending:
     @property
     def most(self) -> int:
         """How many batches in a row may be held, as far as is known; 0 where each has to be trained first."""
-        return _ENDLESS if self._sent or self._reuse.found else self.at_once
-
-    @property
-    def at_once(self) -> int:
-        """How many may lie in the loader's memory at once, as far as is known; 0 where each has to be copied first."""
         reuse = self._reuse
-        if reuse.found:
-            return 0
-        if self._are_copies or (reuse.ended and self._are_stacked):
+        if self._sent or reuse.found or self._are_copies or (reuse.ended and self._are_stacked):
             return _ENDLESS
         return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
 
@@ -81,11 +72,6 @@ class Lending:
             if reuse.found and reuse.written:  # by the step, perhaps: a copy would keep that from the loader
                 self._supply.look_ahead_no_more()
         self._allow()
-
-    def look_at_packed(self, found: Found) -> None:
-        """Looks at what is about to be packed, for a device: may those behind it be fetched before?"""
-        if not self._reuse.ended and not isinstance(found[0], (Several, Arriving)):
-            self._reuse.note(found[0])
 
     def keep(self, item: Any) -> tuple[Any, bool]:
         """Returns what is kept of a batch until its turn, and whether another one may be fetched before that."""

@@ -6,7 +6,7 @@ call, and steps in a row take them as one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ctypes import memmove
 from itertools import repeat
 from typing import Any
@@ -18,7 +18,6 @@ from lightning_sink.data.batch import Signature, flatten
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.private import likeness
 from lightning_sink.data.run import Found, Run, count_of
-from lightning_sink.data.several import Bunch
 from lightning_sink.data.streams import Arriving, Streams
 
 _ROW = 16
@@ -43,6 +42,7 @@ class Load(Run):
 
     Attributes:
         fit: How many such batches have room there.
+        size: Bytes of the first.
     """
 
     def __init__(
@@ -58,14 +58,17 @@ class Load(Run):
     ) -> None:
         super().__init__()
         self._streams, self._rebuild, self._signature = streams, rebuild, signature
-        is_flat = type(batch) in (tuple, list) and all(type(item) is Tensor for item in batch)
-        self._flat = type(batch) if is_flat else None
+        items = batch if type(batch) in (tuple, list) else batch.values() if type(batch) is dict else ()
+        is_flat = len(items) == len(leaves) and all(type(item) is Tensor for item in items)
+        self._kind = type(batch) if is_flat else None  # of which `put` knows where its tensors are
+        self._names = [*batch] if self._kind is dict else None
         self._layouts = [*map(_Layout, leaves)]
         fit = room // sum(layout.step for layout in self._layouts)
         self.fit = max(1, fit - fit % _ROW if fit > _ROW else fit)
         self._most = max(count_of(found), min(most, self.fit))
         # One that comes twice is sent twice, as `Tensor.to` makes two of it.
         self._packing = [_Column(streams, *both, self._most) for both in zip(leaves, self._layouts, strict=True)]
+        self._are_alike, self.size = likeness(leaves), found[2] // count_of(found)
         self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
         self.add(found)
@@ -75,33 +78,51 @@ class Load(Run):
 
         False, and nothing was taken, where it is not like the others, there is no room, or they have been sent.
         """
-        batch = found[0]
-        if self._sent is not None or len(self._kept) + count_of(found) > self._most:
+        batch, note, size = found
+        if type(batch) is not Gathered:
+            return self.put(batch, note, size)
+        if self._sent is not None or len(self._kept) + len(batch) > self._most or batch.signature != self._signature:
             return False
-        if type(batch) is self._flat:
-            return len(batch) == len(self._packing) and self._pack(batch, found)
-        if isinstance(batch, (Bunch, Gathered)):
-            return batch.signature == self._signature and self._pack_together(batch, found)
-        leaves, signature = flatten(batch)
-        return signature == self._signature and self._pack(leaves, found)
-
-    def _pack_together(self, batches: Bunch | Gathered, found: Found) -> bool:
-        """Copies batches that are like the first one to the next places."""
-        number, count = len(self._kept), len(batches)
-        columns: Sequence[Any] = batches.columns
-        for column, tensors in zip(self._packing, columns, strict=True):
-            column.put_all(number, tensors)
-        self._kept.extend(zip(found[1], repeat(found[2] // count), repeat(None)))
+        number, count = len(self._kept), len(batch)
+        for column, tensors in zip(self._packing, batch.columns, strict=True):
+            column.whole[number : number + count].copy_(tensors)
+        self._kept.extend(zip(note, repeat(size // count), repeat(None)))
         return True
 
-    def _pack(self, leaves: Sequence[Any], found: Found) -> bool:
-        """Copies tensors to the next place, if each is like the first batch's; looks at each once."""
+    def put(self, batch: Any, note: Any, size: int | None = None) -> bool:
+        """Takes a batch as the last, likewise: what is done for each of very many, and so looks at each tensor once.
+
+        Args:
+            batch: The batch.
+            note: Its note.
+            size: Its bytes; None for those of the first.
+        """
         number = len(self._kept)
-        for tensor, column in zip(leaves, self._packing, strict=True):
-            if type(tensor) is not Tensor or tensor.is_nested or tensor.__dict__ or not column.is_alike(tensor):
+        if number >= self._most or self._sent is not None:
+            return False
+        if type(batch) is not self._kind:
+            leaves, signature = flatten(batch)
+            if signature != self._signature:
                 return False
-            column.put(number, tensor)
-        self._kept.append((found[1], found[2], None))
+        elif self._names is None:
+            leaves = batch
+        elif [*batch] == self._names:
+            leaves = [*batch.values()]
+        else:
+            return False
+        if len(leaves) != len(self._packing):
+            return False
+        for tensor in leaves:
+            if type(tensor) is not Tensor or tensor.is_nested or tensor.__dict__:
+                return False
+        if not self._are_alike(*leaves):
+            return False
+        for tensor, column in zip(leaves, self._packing, strict=True):
+            if column.places is None:
+                memmove(column.begin + number * column.step, tensor.data_ptr(), column.nbytes)
+            else:
+                column.places[number].copy_(tensor)
+        self._kept.append((note, self.size if size is None else size, None))
         return True
 
     def send(self) -> None:
@@ -162,34 +183,19 @@ class _Column:
         most: How many there may be.
 
     Attributes:
-        is_alike: Tells whether something else, that is no nested tensor, is a tensor like the first.
+        whole: All of them: `[most, ...]`.
+        begin: Where the first begins.
+        step: Bytes from one to the next.
+        nbytes: Bytes of each, if it lies in one piece, as it will there.
+        places: What those are copied into that do not; None for those that do, which are moved.
     """
 
     def __init__(self, streams: Streams, tensor: Tensor, layout: _Layout, most: int) -> None:
-        self.is_alike, self._step, self._nbytes = likeness(tensor), layout.step, layout.nbytes
+        self.step, self.nbytes = layout.step, layout.nbytes
         self._memory = streams.pinned(torch.empty(layout.step * most, dtype=torch.uint8, device="meta"))
-        self._begin, self._whole = self._memory.data_ptr(), layout.of(self._memory, most)
-        # What lies in one piece, as it will there, is moved; what does not is copied into these places.
-        self._places = None if tensor.stride() == layout.stride else self._whole.unbind()
-        self._is_dense = self._whole.is_contiguous()
-
-    def put(self, number: int, tensor: Tensor) -> None:
-        """Copies a tensor to a place."""
-        if self._places is None:
-            memmove(self._begin + number * self._step, tensor.data_ptr(), self._nbytes)
-        else:
-            self._places[number].copy_(tensor)
-
-    def put_all(self, number: int, tensors: Tensor | tuple[Tensor, ...]) -> None:
-        """Copies tensors, or one that has all of them side by side, to the places from one on."""
-        if not self._is_dense:
-            for place, tensor in enumerate(tensors, start=number):
-                self.put(place, tensor)
-        elif isinstance(tensors, Tensor):
-            self._whole[number : number + len(tensors)].copy_(tensors)
-        else:
-            torch.stack(tensors, out=self._whole[number : number + len(tensors)])
+        self.begin, self.whole = self._memory.data_ptr(), layout.of(self._memory, most)
+        self.places = None if tensor.stride() == layout.stride else self.whole.unbind()
 
     def bytes(self, count: int) -> Tensor:
         """Returns the memory of the first ones."""
-        return self._memory[: self._step * count]
+        return self._memory[: self.step * count]

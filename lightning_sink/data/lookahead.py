@@ -7,7 +7,7 @@ until its turn. What is fetched so counts as held (`Producer.hold`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from lightning_sink.data.device import Device
@@ -19,7 +19,6 @@ from lightning_sink.data.load import Load
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import Telemetry
 from lightning_sink.data.run import Early, Found, Part, count_of, notes_of
-from lightning_sink.data.several import Several
 from lightning_sink.data.source import NotYet
 from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
@@ -82,7 +81,7 @@ class LookAhead:
         self._early.clear()
 
     def take(self, count: int) -> tuple[Any, list[Any]]:
-        """Forgets the first batches, which are alike; returns the last of them, and the notes of the last two."""
+        """Forgets the first batches, which are alike; returns the last of them, and the notes of all."""
         return self._early.take(count)
 
     def part(self, most: int, behind: int) -> Part | None:
@@ -100,7 +99,7 @@ class LookAhead:
         supply, source = self._supply, self._fetches.source
         if supply.looks_ahead:
             if supply.is_from_ahead():  # on the thread, a draw waits for its turn
-                self._look_while_there_is_room(min(batches, self._fit()), _each(self._from_ahead))
+                self._look_while_there_is_room(min(batches, self._fit()), iter(self._from_ahead, None))
             elif (source.draws_nothing or supply.is_quiet) and not source.restarts_midway:
                 self._look_in_step(batches, due)
         seconds = time.perf_counter() - began
@@ -116,13 +115,13 @@ class LookAhead:
         """
         source = self._fetches.source
         if due and source.draws_nothing and source.begin_due:
-            self._look_while_there_is_room(1, _each(self._begin))
+            self._look_while_there_is_room(1, iter(self._begin, None))
             if self._failure is not None:
                 return
             batches -= 1
         batches = min(batches, self._fit())
         has_drawn = None if source.draws_nothing else watch_states()
-        self._look_while_there_is_room(batches, _each(self._demand) if self._on_thread else self._fetch(batches))
+        self._look_while_there_is_room(batches, iter(self._demand, None) if self._on_thread else self._fetch(batches))
         if has_drawn is not None and has_drawn():
             self._supply.draws = True
             warn_at(LATE, "")
@@ -145,18 +144,29 @@ class LookAhead:
         self._producer.hold(0, found[2])
         return found
 
-    def _fetch(self, most: int) -> Iterator[list[Found]]:
-        producer, goes = self._producer, self._fetches.row(most, self._lending.at_once)
+    def _fetch(self, most: int) -> Iterator[Found]:
+        producer = self._producer
+        founds = self._fetches.row(most, self._pack, time.perf_counter() + _SECONDS)
         while True:
             producer.wanted -= 1
-            founds = next(goes, None)
-            if founds is None:
+            found = next(founds, None)
+            if found is None:
                 producer.wanted += 1
                 return
-            count = sum(map(count_of, founds))
+            count = count_of(found)
             producer.wanted -= count - 1
-            producer.hold(count, sum(size for _, _, size in founds))
-            yield founds
+            producer.hold(count, found[2])
+            yield found
+
+    def _pack(self, batch: Any, note: Any) -> int | None:
+        """Packs a batch that has just been fetched where it is like those before it; the next one is fetched then."""
+        load, producer = self._filling, self._producer
+        # Where there will be no room for another one, it is kept as others are, behind which that is looked at.
+        if load is None or producer.held_bytes + 2 * load.size > self._room or not load.put(batch, note):
+            return None
+        producer.hold(1, load.size)
+        producer.wanted -= 1
+        return load.size
 
     def _demand(self) -> Found | None:
         if self._fetches.source.begin_due:
@@ -173,27 +183,24 @@ class LookAhead:
         held = self._producer.held_bytes
         return max(int(held == 0), (self._room - held) // max(1, self.size))
 
-    def _look_while_there_is_room(self, batches: int, goes: Iterator[list[Found]]) -> None:
-        until, left = time.perf_counter() + _SECONDS, batches
+    def _look_while_there_is_room(self, batches: int, founds: Iterator[Found]) -> None:
+        until, end = time.perf_counter() + _SECONDS, self._kept + batches
+        left = batches
         while left > 0 and self._fit() > 0 and (left == batches or time.perf_counter() <= until):
-            founds, goes_on = list[Found](), True
+            found = None
             try:
-                founds = next(goes, founds)
-                goes_on = bool(founds)
-                while founds:
-                    found = founds[0]
-                    left -= count_of(found)
-                    self.size = found[2] // count_of(found)
-                    goes_on = self._keep(found, left) and goes_on
-                    del founds[0]
+                found = next(founds, None)
+                if found is None:
+                    break
+                left = end - self._kept - count_of(found)
+                self.size = found[2] // count_of(found)
+                if not self._keep(found, left):
+                    break
             except BaseException as error:  # in its turn, whatever it is
-                self._failure, goes_on = error, False
+                self._failure = error
                 last = (self._early if self._filling is None else self._filling).last
-                if founds and notes_of(founds[0])[-1] is last:
-                    del founds[0]
-                for found in founds:  # they have not been kept
+                if found is not None and notes_of(found)[-1] is not last:  # it has not been kept
                     self._producer.hold(-count_of(found), -found[2])
-            if not goes_on:
                 break
         try:
             self._send()
@@ -201,10 +208,13 @@ class LookAhead:
             error.__context__ = self._failure  # which would have come behind it
             self._failure = error
 
+    @property
+    def _kept(self) -> int:
+        """Batches that were fetched and are kept, those that are being packed among them."""
+        return len(self._early) + (0 if self._filling is None else len(self._filling))
+
     def _keep(self, found: Found, more: int) -> bool:
         """Keeps what was found; tells whether more may be fetched, and there may be so many."""
-        if self._device is not None:
-            self._lending.look_at_packed(found)
         if self._filling is not None and self._filling.add(found):
             return True
         self._send()
@@ -215,11 +225,12 @@ class LookAhead:
     def _hold(self, found: Found) -> bool:
         """Keeps a batch as it is, or a copy; tells whether another may be fetched, which may fill its memory again."""
         item, note, size = found
-        goes_on = True
-        if not isinstance(item, Several):
-            item, goes_on = self._lending.keep(item)
-        self._early.hold((item, note, size))
-        return goes_on and (type(item) is Gathered or len(self._early) < self._lending.most)
+        if type(item) is Gathered:
+            self._early.hold(found)
+            return True
+        batch, goes_on = self._lending.keep(item)
+        self._early.hold((batch, note, size))
+        return goes_on and len(self._early) < self._lending.most
 
     def _load(self, found: Found, more: int) -> Load | None:
         if self._device is None or type(found[0]) is Arriving:
@@ -243,8 +254,3 @@ class LookAhead:
             self._producer.hold(-len(load), -load.take(len(load)))
             raise
         self._early.append(load)
-
-
-def _each(fetch: Callable[[], Found | None]) -> Iterator[list[Found]]:
-    """Gives what a function fetches, until it gives nothing, or raises that there is no more."""
-    return map(lambda found: [found], iter(fetch, None))

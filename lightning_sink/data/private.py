@@ -58,17 +58,20 @@ def dispatching_here(mode: TorchDispatchMode) -> Iterator[None]:
         torch._C._pop_torch_dispatch_stack(None)
 
 
-def likeness(tensor: Tensor) -> Callable[[Any], bool]:
-    """Returns what tells whether something else, that is no nested tensor, is a tensor like this one.
+def likeness(tensors: list[Tensor]) -> Callable[..., bool]:
+    """Returns what tells whether as many others, none of them a nested tensor, are tensors like these.
 
-    That is of the same type, shape, strides and device, as lazily conjugated or negated, and asks for gradients if this
-    one does. Python would ask for nine attributes, 1 us; this takes 0.1.
+    That is of the same type, shape, strides and device, as lazily conjugated or negated, and asking for gradients where
+    these do. Python would ask for nine attributes of each, 1 us; this takes 0.1.
     """
+    if len({*map(id, tensors)}) < len(tensors):  # of one that comes twice it says that it is another
+        checks = [likeness([tensor]) for tensor in tensors]
+        return lambda *others: all(check(other) for check, other in zip(checks, others, strict=True))
     # Both are optional by the signature, and read all the same.
-    sizes: list[Any] = [list(tensor.shape)]
-    strides: list[Any] = [list(tensor.stride())]
+    sizes: list[Any] = [list(tensor.shape) for tensor in tensors]
+    strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
     make: Any = TensorGuards  # which torch describes otherwise
-    check: Callable[[Any], bool] = make(tensor, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    check: Callable[..., bool] = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 
 

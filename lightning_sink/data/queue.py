@@ -124,7 +124,6 @@ class BatchQueue:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
         self._early.clear()
         self._supply.empty()
-        self._fetches.forget()
         if source is not None:
             self._fetches.source = source
             self._lending.restart()
@@ -177,7 +176,7 @@ class BatchQueue:
         return self._early.part(most, behind)
 
     def skip(self, count: int) -> tuple[Any, list[Any]]:
-        """Takes the first of what `look_ahead` returned; returns the last of these, and the notes of the last two."""
+        """Takes the first of what `look_ahead` returned; returns the last of these batches, and the notes of all."""
         depth, held = self.ready, self._producer.held_bytes
         taken = self._early.take(count)
         self._telemetry.taken(0.0, held - self._producer.held_bytes, depth, count)

@@ -18,22 +18,21 @@ from torch import Tensor
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.gathered import Gathered
-from lightning_sink.data.several import Bunch, Several
 
 Found = tuple[Any, Any, int]
-"""A batch, its note and its bytes; or `Several` batches, a list of their notes, and the bytes of all.
+"""A batch, its note and its bytes; or a `Gathered`, a list of the notes of its batches, and the bytes of all.
 
 As it was fetched a batch may be an `Arriving`, on its way to a device."""
 
 
 def count_of(found: Found) -> int:
     """Returns how many batches were found."""
-    return len(found[0]) if isinstance(found[0], Several) else 1
+    return len(found[0]) if type(found[0]) is Gathered else 1
 
 
 def notes_of(found: Found) -> list[Any]:
     """Returns the note of each batch that was found."""
-    return found[1] if isinstance(found[0], Several) else [found[1]]
+    return found[1] if type(found[0]) is Gathered else [found[1]]
 
 
 class Run(ABC):
@@ -91,21 +90,15 @@ class HeldRun(Run):
 
     def __init__(self, found: Found) -> None:
         super().__init__()
-        batch = found[0]
-        self._signature = batch.signature if type(batch) is Bunch else flatten(batch)[1]
-        self.add(found)
+        batch, note, size = found
+        leaves, self._signature = flatten(batch)
+        self._kept.append((note, size, (batch, leaves)))
 
     def add(self, found: Found) -> bool:
-        """Takes batches as the last ones, unless they are not like the others."""
+        """Takes a batch as the last one, unless it is not like the others."""
         batch, note, size = found
         if type(batch) is Gathered:
             return False
-        if type(batch) is Bunch:
-            if batch.signature != self._signature:
-                return False
-            batches = zip(batch.batches, zip(*batch.columns, strict=True), strict=True)
-            self._kept.extend(zip(note, repeat(size // len(batch)), batches))
-            return True
         leaves, signature = flatten(batch)
         if signature != self._signature:
             return False

@@ -53,7 +53,7 @@ class Source(ABC):
 
         Args:
             most: How many at most.
-            together: Whether several may be given as one `Several`, with a list of their notes.
+            together: Whether several may be given as one `Gathered`, with a list of their notes.
         """
         for _ in range(most):
             try:

@@ -50,14 +50,23 @@ UNLIKE = {
 
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_what_tells_tensors_that_are_alike(kind):
-    is_alike = private.likeness(torch.ones(4, 3))
+    is_alike = private.likeness([torch.ones(4, 3)])
     assert is_alike(torch.zeros(8, 3)[2:6])
     assert not is_alike(UNLIKE[kind]()), "TensorGuards sees less than it did"
 
 
+def test_tensors_that_are_alike_are_told_by_one_call():
+    x = torch.ones(4, 3)
+    for tensors in ([x, torch.ones(2)], [x, x]):
+        are_alike, same, other = private.likeness(tensors), [t.clone() for t in tensors], tensors[0].double()
+        assert are_alike(*same)
+        assert not are_alike(same[0], other)
+        assert not are_alike(other, same[1])
+
+
 def test_what_only_says_that_it_is_conjugated_is_not_alike():
-    assert private.likeness(complexes())(complexes())
-    assert not private.likeness(complexes())(complexes().conj())
+    assert private.likeness([complexes()])(complexes())
+    assert not private.likeness([complexes()])(complexes().conj())
 
 
 class Mode(private.TorchDispatchMode):
