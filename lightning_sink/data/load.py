@@ -192,7 +192,8 @@ class _Column:
 
     def __init__(self, streams: Streams, tensor: Tensor, layout: _Layout, most: int) -> None:
         self.step, self.nbytes = layout.step, layout.nbytes
-        self._memory = streams.pinned(torch.empty(layout.step * most, dtype=torch.uint8, device="meta"))
+        # Like what has no such memory; not on "meta", where torch would run Python.
+        self._memory = streams.pinned(torch.empty((), dtype=torch.uint8, device="cpu").expand(layout.step * most))
         self.begin, self.whole = self._memory.data_ptr(), layout.of(self._memory, most)
         self.places = None if tensor.stride() == layout.stride else self.whole.unbind()
 
