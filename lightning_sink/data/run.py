@@ -78,7 +78,7 @@ class Run(ABC):
     def take(self, count: int) -> int:
         """Forgets the first batches that were not taken; returns their bytes."""
         self.first += count
-        return sum(self._kept.popleft()[1] for _ in range(count))
+        return sum([self._kept.popleft()[1] for _ in range(count)])
 
 
 class HeldRun(Run):

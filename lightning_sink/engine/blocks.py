@@ -18,7 +18,7 @@ _TURN = 16
 """Steps that are one turn of a loop, where a device repeats graphs by itself."""
 
 _TURNS = 64
-"""Turns of a loop at most, each of the largest size: that many batches are sent to a device beside steps."""
+"""Turns of a loop at most: of as many steps as batches are sent to a device beside steps."""
 
 _LINE = 32 << 20
 """Bytes at most of what lies in line for a loop, inputs and what is kept."""
@@ -40,7 +40,7 @@ class Blocks:
         unroll: Callable[[str], None] | None,
     ) -> None:
         self._graphs, self._refuse, self._unroll = graphs, refuse, unroll
-        self._why_no_loop, self._is_capturable = "", False
+        self._why_no_loop, self._is_capturable, self._most = "", False, _SIZES[0][0]
         self._known: dict[tuple[int, ...], Block | BlockLoop] = {}
         self._marks: tuple[Any, Any] | None = None
         self._seconds: float | None = None
@@ -63,7 +63,7 @@ class Blocks:
         """
         found, left = list[Launch](), steps
         for size, seconds in _SIZES:
-            if size > 1 and not self.take_less(seconds):
+            if size > self._most or (size > 1 and not self.take_less(seconds)):
                 continue
             # Many in one graph are worth its capture where it is launched again and again, and no loop is.
             if size > _TURN and (left < 2 * size or self._turns(step, _TURN) > 1):
@@ -107,8 +107,11 @@ class Blocks:
             try:
                 block.capture(self._graphs)
             except RuntimeError as error:
-                refuse, self._refuse = self._refuse, None
-                self._known.clear()  # steps are launched one by one from now on
+                self._known.clear()  # graphs behind one that failed are captured in other memory, or none is
+                if size > _TURN:
+                    self._most = _TURN  # where there is no memory for so many, fewer in a graph do as well
+                    return None
+                refuse, self._refuse = self._refuse, None  # steps are launched one by one from now on
                 refuse(error)
                 return None
             self._is_capturable = True

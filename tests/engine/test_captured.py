@@ -558,6 +558,27 @@ def test_where_there_is_no_room_for_outputs_the_hosts_tensors_are_those_of_the_s
     assert float(count) == 4.0
 
 
+def test_where_the_largest_graph_cannot_be_captured_smaller_ones_take_its_place(monkeypatch):
+    monkeypatch.setattr(FakeGraphs, "loops", False)
+    parts, total, tried = adding(), zeros(), []
+    capture = parts.graphs.capture
+
+    def refused(body, left=None):
+        tried.append(left)
+        if len(tried) == 1:
+            raise RuntimeError("no memory")
+        return capture(body, left)
+
+    parts.graphs.capture = refused
+    rows = torch.arange(800.0).reshape(200, 4)
+    for number in (1, 2):
+        found = parts.repeat([total, None], [1], [[row] for row in rows], [0])
+        assert torch.equal(total.cpu(), number * rows.sum(0))
+        assert found.done == 200
+    assert parts.graphs.captures == len(tried) - 1 == 2  # of 16 steps and of 4
+    assert parts.graphs.replays == 2 * (12 + 2)
+
+
 def test_where_a_larger_graph_cannot_be_captured_all_steps_are_launched():
     said = []
     parts = adding(refuse=said.append, unroll=lambda why: None)
