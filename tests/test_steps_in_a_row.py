@@ -672,6 +672,32 @@ def test_a_loader_that_fills_memory_again(chunks, buffers, later):
     assert ("fills the memory" in reason) == (buffers < 40 or later is not None)
 
 
+class InOneList(Refilled):
+    """Gives new tensors, in a few lists in turn, which hold what comes later by then."""
+
+    def __iter__(self):
+        lists = [[None, None] for _ in range(self.buffers)]
+        for number, batch in enumerate(self.batches):
+            lists[number % self.buffers][:] = [tensor.clone() for tensor in batch]
+            yield lists[number % self.buffers]
+
+
+@pytest.mark.parametrize("buffers", [1, 3])
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_a_loader_that_fills_a_list_again(chunks, engine, buffers):
+    plain, sink = compare(Quiet, engine, -1, data=lambda: InOneList(buffers))
+    assert engine == "eager" or max(chunks) > 1
+    assert "fills the memory" in sink.trainer.strategy.queue_report().in_step_because
+
+
+def test_control_batches_in_lists_that_are_filled_again_train_another_model(chunks, monkeypatch):
+    monkeypatch.setattr(Reuse, "_has_others", lambda self, batch: False)
+    strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
+    monkeypatch.setattr(pace, "_CHEAP", 0.0)
+    with pytest.raises(AssertionError):
+        assert_parity(*both(Quiet, lambda: InOneList(3), strategy, max_epochs=2), tolerance=1e-4)
+
+
 class IntoOne(torch.Tensor):
     """Samples that are stacked into one buffer of theirs."""
 
@@ -702,13 +728,14 @@ def test_control_others_are_run_in_rows_from_the_fourth_on(chunks, monkeypatch):
     assert sum(chunks) > 100
 
 
+@pytest.mark.parametrize("kind", [Refilled, InOneList])
 @pytest.mark.parametrize("buffers", [1, 2, 5])
 @pytest.mark.parametrize("early_preload", [False, True])
-def test_a_slow_loader_that_fills_memory_again(buffers, early_preload, monkeypatch):
+def test_a_slow_loader_that_fills_memory_again(buffers, early_preload, kind, monkeypatch):
     monkeypatch.setattr(pace, "_CHEAP", 0.0)  # as from a disk: the queue's thread is tried
 
     def data():
-        return SinkDataModule.from_loaders(Refilled(buffers), early_preload=early_preload)
+        return SinkDataModule.from_loaders(kind(buffers), early_preload=early_preload)
 
     compare(Quiet, "traced", 15, data=data)
 

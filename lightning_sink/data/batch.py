@@ -71,6 +71,24 @@ def values_in(
         yield from values_in(child, where, depth, inside)
 
 
+def containers_in(item: Any, depth: int = _DEEPEST) -> Iterator[tuple[Any, list[Any]]]:
+    """Yields what in a batch holds other things and may be given others, with these: lists, mappings, objects."""
+    if isinstance(item, Tensor):
+        return
+    if isinstance(item, (tuple, list)):
+        children = list(item)
+    elif isinstance(item, Mapping):
+        children = list(item.values())
+    elif depth and (attributes := _attributes(item)):
+        children, depth = list(attributes.values()), depth - 1
+    else:
+        return
+    if type(item) is not tuple:
+        yield item, children
+    for child in children:
+        yield from containers_in(child, depth)
+
+
 def nbytes(batch: Any) -> int:
     """Returns the bytes of a batch's tensors; 0 for what holds none."""
     kind = type(batch)

@@ -1,4 +1,4 @@
-"""Loaders that fill the same memory again for a later batch: they are found out, and what they give is copied.
+"""Loaders that fill the same memory, or list, again for a later batch: they are found out, and what they give is copied.
 
 Plain training has used a batch before the next one is fetched, so a loader may keep one set of buffers, or a few, in
 turn or one for each length of its batches. Read ahead, batches would be overwritten before they are trained.
@@ -11,12 +11,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isqrt
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_sink.data.batch import flatten
+from lightning_sink.data.batch import containers_in, flatten
 from lightning_sink.data.containers import is_plain, taken_apart
 
 _BEYOND = 16 << 20
@@ -60,7 +61,7 @@ class Reuse:
 
     Attributes:
         seen: How many batches have been looked at.
-        found: Whether memory held something else when it came again.
+        found: Whether memory, or a container, held something else when it came again.
         written: Whether a batch was another when it had been trained: its step writes to it, and what it writes is read
             where the batch comes again.
         ended: Whether all that will be looked at have been.
@@ -70,6 +71,8 @@ class Reuse:
         self.seen, self.found, self.written = 0, False, False
         self._most, self._room = batches, most_bytes
         self._kept: list[list[_Leaf]] = []
+        self._containers: dict[int, tuple[Any, list[Any]]] = {}  # with what they held
+        self._last: Any = None
         self.ended = False
 
     def trained(self) -> None:
@@ -78,6 +81,8 @@ class Reuse:
             content = _content(leaf.tensor)
             leaf.written, leaf.content = leaf.written or not torch.equal(content, leaf.content), content
             self.written = self.written or leaf.written
+        if self._has_others(self._last):
+            self.written = True
 
     def note(self, batch: Any) -> None:
         """Looks at a batch that has just been fetched, and at what is left of those before."""
@@ -87,7 +92,8 @@ class Reuse:
         size = sum(leaf.nbytes for leaf in leaves)
         self._room -= size
         self.seen += 1
-        self.found = self._is_filled_again(leaves)
+        self.found = self._is_filled_again(leaves) | self._has_others(batch)
+        self._last = batch
         self._kept.append([_Leaf(leaf, _content(leaf)) for leaf in leaves])
         # So many bytes may lie in the queue while one batch is trained, and one is fetched.
         if self.found or self.seen >= self._most or self._room <= -2 * size:
@@ -109,9 +115,19 @@ class Reuse:
             self._kept[number] = [leaf for leaf in earlier if _look(leaf.tensor) not in looks]
         return False
 
+    def _has_others(self, batch: Any) -> bool:
+        """Tells whether a container of a batch holds something else than when it was looked at; looks at all of them."""
+        found = False
+        for container, held in containers_in(batch):
+            before = self._containers.get(id(container), (container, held))[1]
+            found = found or len(before) != len(held) or not all(map(is_, before, held))
+            self._containers[id(container)] = container, held
+        return found
+
     def _end(self) -> None:
-        self.ended = True
+        self.ended, self._last = True, None
         self._kept.clear()
+        self._containers.clear()
 
 
 def copied(batch: Any) -> Any | None:

@@ -1,5 +1,7 @@
 """Memory that is filled again is noticed while it does no harm; memory that only comes again is not taken for it."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -198,6 +200,58 @@ def test_control_memory_that_the_loader_fills_is_not_written_by_the_step():
         reuse.note(held.fill_(number))
     assert reuse.found
     assert not reuse.written
+
+
+@dataclass
+class Held:
+    x: torch.Tensor
+    more: dict
+
+
+def in_one(fill):
+    """Batches in one container, into which new tensors are put."""
+    held = {"x": None, "more": {"y": None}}
+    kinds = {
+        "dict": held,
+        "list": [None],
+        "inside": (held["more"], 3),
+        "object": Held(None, {}),
+        "deeper": [Held(0, held)],
+    }
+    for number in range(5):
+        x = torch.full((3,), float(number))
+        held["x"] = held["more"]["y"] = kinds["list"][0] = kinds["object"].x = x
+        yield kinds[fill]
+
+
+@pytest.mark.parametrize("fill", ["dict", "list", "inside", "object", "deeper"])
+def test_a_container_that_is_filled_again(fill):
+    reuse = looked_at(in_one(fill))
+    assert reuse.found
+    assert reuse.seen == 2
+    assert not reuse.written
+
+
+def test_control_containers_that_only_come_again():
+    """Ready batches, each of which holds something that all of them share."""
+    shared = {"ids": [torch.ones(2)], "names": ["a", "b"]}
+    batches = [{"x": torch.rand(3), "of": shared} for _ in range(3)]
+    reuse = Reuse(16, 1 << 30)
+    for batch in batches * 3:
+        reuse.trained()
+        reuse.note(batch)
+    assert not reuse.found
+    assert not reuse.written
+
+
+def test_a_step_that_takes_something_out_of_its_batch_is_told_from_a_loader_that_does():
+    batches, reuse = [{"x": torch.rand(3), "y": torch.rand(3)} for _ in range(2)], Reuse(16, 1 << 30)
+    for batch in batches * 2:
+        reuse.trained()
+        reuse.note(batch)
+        batch.pop("y", None)
+    assert reuse.written
+    assert not reuse.found  # it comes again as the step left it
 
 
 def test_large_batches_are_let_go_of_early():
