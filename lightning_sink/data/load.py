@@ -68,6 +68,7 @@ class Load(Run):
         self._most = max(count_of(found), min(most, self.fit))
         # One that comes twice is sent twice, as `Tensor.to` makes two of it.
         self._packing = [_Column(streams, *both, self._most) for both in zip(leaves, self._layouts, strict=True)]
+        self._targets = [(column.begin, column.step, column.nbytes, column.places) for column in self._packing]
         self._are_alike, self.size = likeness(leaves), found[2] // count_of(found)
         self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
@@ -110,25 +111,26 @@ class Load(Run):
             leaves = [*batch.values()]
         else:
             return False
-        if len(leaves) != len(self._packing):
+        if len(leaves) != len(self._targets):
             return False
         for tensor in leaves:
             if type(tensor) is not Tensor or tensor.is_nested or tensor.__dict__:
                 return False
         if not self._are_alike(*leaves):
             return False
-        for tensor, column in zip(leaves, self._packing, strict=True):
-            if column.places is None:
-                memmove(column.begin + number * column.step, tensor.data_ptr(), column.nbytes)
+        for tensor, (begin, step, nbytes, places) in zip(leaves, self._targets, strict=True):
+            if places is None:
+                memmove(begin + number * step, tensor.data_ptr(), nbytes)
             else:
-                column.places[number].copy_(tensor)
+                places[number].copy_(tensor)
         self._kept.append((note, self.size if size is None else size, None))
         return True
 
     def send(self) -> None:
         """Issues the copies."""
         assert self._sent is None, "a load is sent once"  # noqa: S101
-        packed, self._packing = [column.bytes(len(self)) for column in self._packing], []
+        packed = [column.bytes(len(self)) for column in self._packing]
+        self._packing, self._targets = [], []
         self._sent = Arriving(self._streams, packed, list)  # what knows of this load would keep itself alive
 
     def _arrive(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Loaders that fill the same memory, or list, again for a later batch: they are found out, and what they give is copied.
+"""Loaders that fill the same memory, or list, again for a later batch: found out, and what they give is copied.
 
 Plain training has used a batch before the next one is fetched, so a loader may keep one set of buffers, or a few, in
 turn or one for each length of its batches. Read ahead, batches would be overwritten before they are trained.
@@ -116,7 +116,7 @@ class Reuse:
         return False
 
     def _has_others(self, batch: Any) -> bool:
-        """Tells whether a container of a batch holds something else than when it was looked at; looks at all of them."""
+        """Tells whether a container of a batch holds something else than when it was looked at; looks at all again."""
         found = False
         for container, held in containers_in(batch):
             before = self._containers.get(id(container), (container, held))[1]
