@@ -72,14 +72,17 @@ def values_in(
 
 
 def containers_in(item: Any, depth: int = _DEEPEST) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields what in a batch holds other things and may be given others, with these: lists, mappings, objects."""
-    if isinstance(item, Tensor):
+    """Yields what in a batch holds other things and may be given others, with these: lists, dicts, attributes.
+
+    Runs no code of the user's: a step may have left anything in its batch.
+    """
+    if isinstance(item, (Tensor, *_NO_RECORDS)):
         return
     if isinstance(item, (tuple, list)):
         children = list(item)
-    elif isinstance(item, Mapping):
-        children = list(item.values())
-    elif depth and (attributes := _attributes(item)):
+    elif isinstance(item, dict):
+        children = list(dict.values(item))
+    elif depth and type(attributes := getattr(item, "__dict__", None)) is dict:
         children, depth = list(attributes.values()), depth - 1
     else:
         return

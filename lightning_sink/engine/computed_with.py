@@ -53,7 +53,13 @@ class Operands:
             return self.others(parent, variables)
         if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
             return self._others_of(parent.targets[0])
-        return self._source.receivers(value, None) or None
+        return self._source.receivers(value, None) or None if self._is_handed_on(parent) else None
+
+    def _is_handed_on(self, parent: ast.AST) -> bool:
+        """Tells whether a value is given to a call or returned at once, by itself, in a tuple or in a dictionary."""
+        if isinstance(parent, (ast.Dict, ast.Tuple)):
+            parent = self._source.parents[parent]
+        return isinstance(parent, (ast.Call, ast.keyword, ast.Return))
 
     def _is_operand(self, value: ast.expr, parent: ast.AST, variables: Mapping[str, Any]) -> bool:
         """Tells whether a value decides, is compared, added, subtracted, multiplied or divided.
@@ -82,9 +88,18 @@ class Operands:
             if variable.id not in inner and not SHOWS_VARIABLES & {node.id for node in own}:
                 loads = [node for node in own if node.id == variable.id and isinstance(node.ctx, ast.Load)]
                 found = [self.others(load, {}) for load in loads]
-                if None not in found:
-                    self._variables[key] = [*dict.fromkeys(chain.from_iterable(filter(None, found)))]
+                getters = [*dict.fromkeys(chain.from_iterable(filter(None, found)))]
+                # Who a variable is by then is known of those that are nobody else later.
+                stored = {node.id for node in own if not isinstance(node.ctx, ast.Load)}
+                stays = all(isinstance(got, Returned) or got.path[0] not in stored for got in getters)
+                if None not in found and stays:
+                    self._variables[key] = getters
         return self._variables[key]
+
+
+def is_computed_with(source: Source, value: ast.expr) -> bool:
+    """Tells whether a value is an operand, whatever the other one is."""
+    return isinstance(source.parents[value], (ast.BinOp, ast.AugAssign, ast.Compare))
 
 
 def is_returned(source: Source, value: ast.expr) -> bool:

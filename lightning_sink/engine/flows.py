@@ -16,7 +16,7 @@ from itertools import islice
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from lightning_sink.engine.computed_with import Operands, is_returned
+from lightning_sink.engine.computed_with import Operands, is_computed_with, is_returned
 from lightning_sink.engine.passed_on import Receiver, Returned, Source, path_of, source_of
 from lightning_sink.engine.watch import is_user_frame
 
@@ -66,7 +66,9 @@ def others(frame: FrameType, by: CodeType | None = None) -> list[Getter] | None:
         return others(caller, code)
     try:
         found = Operands.of(source).others(value, frame.f_locals)
-        return None if found is None else _got([frame], found)
+        if found is None:  # what stands beside it may be anything that makes anything of it
+            return None if is_computed_with(source, value) else receivers(frame) or None
+        return _got([frame], found)
     except RecursionError:  # as above
         return None
 

@@ -132,7 +132,8 @@ class Source:
         if isinstance(parent, ast.Return):
             return [Returned(None)]
         if isinstance(parent, ast.Tuple) and isinstance(self.parents[parent], ast.Return):
-            return [Returned(parent.elts.index(node))]  # type: ignore[arg-type]
+            starred = any(isinstance(item, ast.Starred) for item in parent.elts)
+            return [] if starred else [Returned(parent.elts.index(node))]  # type: ignore[arg-type]
         if isinstance(parent, ast.AugAssign) and isinstance(parent.target, ast.Attribute):
             return [*_receiver(parent.target, ADDED)] if _adds(parent) else []
         if isinstance(parent, ast.AugAssign) and isinstance(parent.target, ast.Name):

@@ -89,8 +89,6 @@ class Values:
     def goes_on(self, frame: FrameType) -> bool:
         """Tells whether a stand-in that a frame's instruction gives goes to nobody who needs the number itself."""
         getters = others(frame)
-        if getters is None:
-            getters = receivers(frame) or None  # in a comprehension, say
         return getters is not None and all(self._takes(*getter) for getter in getters)
 
     def _takes(self, holder: Any, attribute: str, how: str) -> bool:

@@ -1,5 +1,6 @@
 """Memory that is filled again is noticed while it does no harm; memory that only comes again is not taken for it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -252,6 +253,33 @@ def test_a_step_that_takes_something_out_of_its_batch_is_told_from_a_loader_that
         batch.pop("y", None)
     assert reuse.written
     assert not reuse.found  # it comes again as the step left it
+
+
+class Closing(Mapping):
+    """Has nothing any more, once it was closed."""
+
+    def __init__(self):
+        self.held = {"x": torch.rand(3)}
+
+    def __getitem__(self, key):
+        return self.held[key]
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+
+def test_a_step_that_leaves_nothing_of_its_batch():
+    reuse = Reuse(16, 1 << 30)
+    for _ in range(3):
+        record, mapping = Held(torch.rand(3), {}), Closing()
+        reuse.note([record, mapping])
+        del record.x
+        mapping.held = None
+        reuse.trained()
+    assert not reuse.found
 
 
 def test_large_batches_are_let_go_of_early():

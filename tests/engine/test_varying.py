@@ -36,7 +36,7 @@ class Net(nn.Module):
         super().__init__()
         self.net = mlp()
         self.begun, self.scale = 0.0, 1.0
-        self.epochs, self.best, self.scales = [], {}, []
+        self.epochs, self.best, self.scales, self.kept = [], {}, [], []
         self.flag = True
 
     def forward(self, x):
@@ -214,6 +214,41 @@ def weighted(module):
     return scale * torch.ones(()), scale
 
 
+class Sums:
+    def __add__(self, other):
+        return 1.0 if type(other) is float else 2.0
+
+
+SUMS = Sums()
+
+
+def added_to_an_object(module, index):
+    scale = module.scale
+    module.scales.append(SUMS + scale)
+    return scale * torch.ones(())
+
+
+def added_to_an_object_at_once(module, index):
+    module.scales.append(SUMS + module.scale)
+    return 0.0
+
+
+def collected_by_two(module, index):
+    by, scale = module.scales, module.scale
+    by.append(scale)
+    by = Kept(module)
+    by.append(scale)
+    return scale * torch.ones(())
+
+
+class Kept:
+    def __init__(self, module):
+        self.module = module
+
+    def append(self, value):
+        self.module.kept.append(value if type(value) is float else -1.0)
+
+
 def with_tensors(module, index):
     ones = torch.ones(3)
     ones *= module.scale
@@ -256,6 +291,9 @@ NEEDED_PLAINLY = {
     "a list made longer": lengthens,
     "an object of the user's": lambda module, index: Weight() * module.scale,
     "a comparison with such": lambda module, index: Weight() < module.scale,
+    "a sum of an object's": added_to_an_object,
+    "a sum of such at once": added_to_an_object_at_once,
+    "a collector that is another later": collected_by_two,
     "a number of numpy's": of_numpy,
     "an array": lambda module, index: float((module.scale * np.arange(3)).sum()),
     "a subclass": of_a_subclass,
@@ -306,6 +344,20 @@ def test_what_is_collected_beside_is_the_number_itself(use):
     assert plain == [1.0 + number for number in range(6) for _ in range(10)]
     assert sink == plain
     assert {*map(type, sink)} == {float}
+
+
+@pytest.mark.parametrize("use", [added_to_an_object, added_to_an_object_at_once, collected_by_two])
+def test_what_others_make_of_it_is_made_of_the_number_itself(use):
+    modules = []
+
+    def rescaled(module, sink):
+        modules.append(module)
+        module.scale = 1.0 + sink
+
+    both(training(rescaled, use), SINKS, verify=0)
+    assert modules[-1].scales == modules[0].scales
+    assert modules[-1].kept == modules[0].kept
+    assert modules[0].scales
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0, 3), (1.0, 2, 3.0), (0.0, -0.0, 0.0), (1.0, None, 2.0), (True, 1.0, 0.5)])
