@@ -47,7 +47,7 @@ class Device:
         return Arriving(self._streams, [self._streams.pinned(tensor).copy_(tensor) for tensor in tensors], rebuild)
 
     def load(self, found: Found, batches: int, room: int) -> Load | None:
-        """Returns what sends batches like this one that programs will use by one copy; None if it is not sent.
+        """Returns what sends batches like this one that programs will use at once; None if it is not sent.
 
         Args:
             found: The first of them.

@@ -93,9 +93,7 @@ class Fetches:
         began, note = clock(), None
         try:
             for batch, note in self.source.row(most, together=prepare is None):
-                size = None
-                if prepare is None:
-                    size = pack(batch, note)
+                size = pack(batch, note) if prepare is None else None
                 if size is not None:
                     now = clock()
                     fetched(now - began, size)

@@ -1,7 +1,7 @@
 """Batches that programs will use, packed on the host, sent at once, and used there as they lie.
 
-What comes at one place of each batch lies side by side there, a column: tensors that are alike are put together by one
-call, and steps in a row take them as one tensor.
+What comes at one place of each batch lies side by side there, a column, which is one copy, and which steps in a row
+take as one tensor. Each batch is packed before the next one is fetched: a loader may fill its memory again.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from lightning_sink.data.texts import LATE
 from lightning_sink.errors import warn_at
 
 _COPY = 32 << 20
-"""Bytes that are sent to a device by one copy: so many are pinned before it is known how many batches there will be. A
-row is at most what one copy brings."""
+"""Bytes that are sent to a device in one go: so many are pinned before it is known how many batches there will be. A
+row is at most what one go brings."""
 
 _SECONDS = 0.05
 """What batches that are looked at in one go may take to fetch: Ctrl-C takes effect between two goes."""
@@ -63,7 +63,7 @@ class LookAhead:
         self._on_thread = options.timeout is not None
         self._early = Early(lambda count, size: self._producer.hold(-count, -size))
         self._filling: Load | None = None  # what batches are packed into at present
-        self._one_copy: int | None = None  # how many go by one copy; None for as many as there are
+        self._one_copy: int | None = None  # how many are sent at once; None for as many as there are
         self._failure: BaseException | None = None
         self.size = 0
 

@@ -330,9 +330,8 @@ def test_what_a_step_uses_counts(use):
         assert UNDISTURBED - sink.compiled == 2 if use in COMPUTED_WITH else 4 <= UNDISTURBED - sink.compiled <= 5
 
 
-@pytest.mark.skipif(not KNOWS_PLACES, reason="a line's places are known from Python 3.11 on")
-@pytest.mark.parametrize("use", [by_a_variable_that_is_collected, by_one_that_is_returned_beside])
-def test_what_is_collected_beside_is_the_number_itself(use):
+def trained(use):
+    """The modules of a plain training and of one on programs, between whose sinks the scale has changed."""
     modules = []
 
     def rescaled(module, sink):
@@ -340,7 +339,13 @@ def test_what_is_collected_beside_is_the_number_itself(use):
         module.scale = 1.0 + sink
 
     both(training(rescaled, use), SINKS, verify=0)
-    plain, sink = modules[0].scales, modules[-1].scales
+    return modules[0], modules[-1]
+
+
+@pytest.mark.skipif(not KNOWS_PLACES, reason="a line's places are known from Python 3.11 on")
+@pytest.mark.parametrize("use", [by_a_variable_that_is_collected, by_one_that_is_returned_beside])
+def test_what_is_collected_beside_is_the_number_itself(use):
+    plain, sink = (module.scales for module in trained(use))
     assert plain == [1.0 + number for number in range(6) for _ in range(10)]
     assert sink == plain
     assert {*map(type, sink)} == {float}
@@ -348,16 +353,9 @@ def test_what_is_collected_beside_is_the_number_itself(use):
 
 @pytest.mark.parametrize("use", [added_to_an_object, added_to_an_object_at_once, collected_by_two])
 def test_what_others_make_of_it_is_made_of_the_number_itself(use):
-    modules = []
-
-    def rescaled(module, sink):
-        modules.append(module)
-        module.scale = 1.0 + sink
-
-    both(training(rescaled, use), SINKS, verify=0)
-    assert modules[-1].scales == modules[0].scales
-    assert modules[-1].kept == modules[0].kept
-    assert modules[0].scales
+    plain, sink = trained(use)
+    assert plain.scales
+    assert (sink.scales, sink.kept) == (plain.scales, plain.kept)
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0, 3), (1.0, 2, 3.0), (0.0, -0.0, 0.0), (1.0, None, 2.0), (True, 1.0, 0.5)])
