@@ -24,8 +24,7 @@ from lightning_sink.engine.attributes import are_the_same
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
 from lightning_sink.engine.slots import Parts
 from lightning_sink.engine.step import Engine
-from lightning_sink.engine.watch import user_line
-from lightning_sink.errors import UnsupportedError, warn_at
+from lightning_sink.errors import UnsupportedError
 from lightning_sink.trainer.batch_hooks import in_step
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, require_optimizer
 from lightning_sink.trainer.fetcher import LoaderBatches
@@ -261,8 +260,6 @@ class SinkStrategy(SingleDeviceStrategy):
         super().setup(trainer)
         if self.dataset_sink_mode and trainer.state.fn == TrainerFn.FITTING:
             self._sink = self._last = None
-            if self.root_device.type == "cuda":
-                warn_at(_UNTRIED, user_line())
             refuse_step_that_fetches(trainer.lightning_module)
             require_optimizer(self.optimizers, trainer.lightning_module)
             self._close_engine()
@@ -310,11 +307,6 @@ class SinkStrategy(SingleDeviceStrategy):
             self._engine = None
 
 
-_UNTRIED = (
-    "`SinkStrategy` on a GPU has been built by CUDA's rules and tried over a stand-in for one, but not yet run on a GPU"
-    " by its authors. `verify=2` compares the first compiled steps with eager ones; compare results with a training"
-    " without the strategy before you rely on them."
-)
 _SINK_SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
 _VERIFY = "a number of steps, 0 for none"
 

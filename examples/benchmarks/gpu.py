@@ -6,9 +6,10 @@ For each model `Trainer.fit` trains in sinks from memory, with nothing turned on
 kernel or copy ran, by PyTorch's profiler, over the time of one sink from its first batch to its last one's end, that of
 the host waiting for the GPU included. Fed is the same with gaps of up to 5 us counted, in which a GPU goes from one
 kernel of a graph to the next; for the rest of the time it waits for its host. The host's time is that of the trainer's
-thread on a processor, without what it spends waiting for the GPU, in another sink, which nobody profiles; the median of
-several. What a user's callback might change at a batch is not looked for here: without such callbacks it is not, and
-the ones that measure change nothing.
+thread on a processor, in other sinks, which nobody profiles; medians of several. What it spends waiting for the GPU is
+not counted, and what the driver takes to launch graphs, which waits where the GPU has much before it, stands beside it.
+What a user's callback might change at a batch is not looked for here: without such callbacks it is not, and the ones
+that measure change nothing.
 `suite.py --accelerator cuda --peers loop-reduce-overhead plain sink` has the speeds beside others'.
 """
 
@@ -53,7 +54,8 @@ class Found:
     """What was seen of one model's sinks, in seconds and counts a step."""
 
     host: list[float] = field(default_factory=list)
-    step: float = 0.0
+    launching: list[float] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
     busy: float = 0.0
     fed: float = 0.0
     kernels: float = 0.0
@@ -73,22 +75,37 @@ class Watch(L.Callback):
     """Looks at sinks from the first batch of each to the end of its last."""
 
     def __init__(self, steps: int) -> None:
-        self.found, self._steps, self._sinks, self._waited = Found(), steps, 0, 0.0
+        self.found, self._steps, self._sinks = Found(), steps, 0
+        self._waited = self._launched = 0.0
         self._profiler: Any = None
         self._began = (0.0, 0.0)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Takes the time of waiting for the GPU, which is none of the host's work; looks for no user's changes."""
-        wait = CudaGraphs.wait
+        """Takes the time of waiting for the GPU, which is none of the host's work, and that of the driver's launches.
+
+        Looks for no user's changes.
+        """
+        wait, capture = CudaGraphs.wait, CudaGraphs.capture
 
         def timed(graphs: CudaGraphs, mark: Any) -> None:
             began = time.thread_time()
             wait(graphs, mark)
             self._waited += time.thread_time() - began
 
+        def captured(*arguments: Any) -> Any:
+            replay, outputs = capture(*arguments)
+
+            def launch() -> None:
+                began = time.thread_time()
+                replay()
+                self._launched += time.thread_time() - began
+
+            return launch, outputs
+
         with (  # a name that is no longer there is an error
             patch.object(CudaGraphs, "wait", timed),
+            patch.object(CudaGraphs, "capture", captured),
             patch.object(BatchHooks, "_compared", lambda *_: nullcontext()),
         ):
             yield
@@ -99,10 +116,11 @@ class Watch(L.Callback):
         if self._sinks == _WARM + _TIMED + 1:
             self._profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
             self._profiler.start()
-        self._waited, self._began = 0.0, (time.thread_time(), time.perf_counter())
+        self._waited = self._launched = 0.0
+        self._began = (time.thread_time(), time.perf_counter())
 
     def on_train_batch_end(self, *_: Any) -> None:
-        host = time.thread_time() - self._began[0] - self._waited
+        host = time.thread_time() - self._began[0] - self._waited - self._launched
         torch.cuda.synchronize()
         wall = time.perf_counter() - self._began[1]
         if self._profiler is not None:
@@ -111,7 +129,8 @@ class Watch(L.Callback):
             self._profiler = None
         elif self._sinks > _WARM:
             self.found.host.append(host / self._steps)
-            self.found.step = wall / self._steps
+            self.found.launching.append(self._launched / self._steps)
+            self.found.step.append(wall / self._steps)
 
     def _read(self, events: Any, wall: float) -> None:
         on_gpu = [event for event in events if event.device_type == DeviceType.CUDA]
@@ -138,9 +157,10 @@ def measure(model: str, sink_size: int, engine: str, buffer_size: int | None) ->
 
 def row(model: str, sink_size: int, found: Found) -> str:
     """One line of the table."""
+    step, host, launching = (median(each) * 1e6 for each in (found.step, found.host, found.launching))
     return (
-        f"| {model} | {sink_size} | {found.step * 1e6:.1f} | {found.busy:.0%} | {found.fed:.0%} | {found.kernels:.1f} |"
-        f" {found.launches:.2f} | {median(found.host) * 1e6:.1f} |"
+        f"| {model} | {sink_size} | {step:.1f} | {found.busy:.0%} | {found.fed:.0%} | {found.kernels:.1f} |"
+        f" {found.launches:.2f} | {host:.1f} | {launching:.1f} |"
     )
 
 
@@ -156,7 +176,7 @@ def main() -> None:
         sys.exit("gpu.py needs a CUDA device, and there is none here.")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    named = ["GPU busy", "fed", "kernels and copies a step", "launches a step", "host us a step"]
+    named = ["GPU busy", "fed", "kernels and copies a step", "launches a step", "host us a step", "and launching"]
     lines = [f"| model | sink | us a step | {' | '.join(named)} |", f"|---|{'--:|' * (2 + len(named))}"]
     for model in args.models:
         lines.append(row(model, args.sink_size, measure(model, args.sink_size, args.engine, args.buffer_size)))

@@ -19,7 +19,11 @@ from lightning_sink.engine.copies import memory_of
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.private import copy_all
 from lightning_sink.engine.row import Layout, Outputs
+from lightning_sink.engine.slots import storages
 from lightning_sink.engine.step import Column
+
+_SMALL = 1 << 12
+"""Bytes of an output up to which it may wait for the end of a graph to be kept."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Block:
         self.device = next(tensor.device for tensor in (*step.first, *step.fixed) if tensor is not None)
         layouts = step.kept.values()
         self.columns = [torch.empty((size, *shape), dtype=dtype, device=self.device) for dtype, shape in layouts]
+        self._memory = {*storages([*step.fixed, *(varying.whole for varying in self.varying)])}
         self._outputs = Outputs()
         self._copies: OutputCopies | None = None
         self.is_captured = False
@@ -117,17 +122,32 @@ class Block:
 
     def body(self) -> Outputs:
         """Runs the steps on what lies in `varying`; returns what the last one gave."""
-        outputs = Outputs()
+        outputs, later = Outputs(), tuple[list[Tensor], list[Tensor]](([], []))
         for number in range(self.size):
             given: list[Any] = self._fixed.copy()
             for position, varying in zip(self._positions, self.varying, strict=True):
                 given[position] = varying.tensors[number]
             outputs = self._step(*given)
-            for column, index in zip(self.columns, self._kept, strict=True):
-                column[number].copy_(outputs[index].reshape(column[number].shape))
+            self._keep(number, outputs, later)
+        copy_all(*later)
         # What only says that it is conjugated or negated would still say so, of other memory.
         resolved = {id(output): output.resolve_conj().resolve_neg() for output in outputs}
         return tuple([resolved[id(output)] for output in outputs])
+
+    def _keep(self, number: int, outputs: Outputs, later: tuple[list[Tensor], list[Tensor]]) -> None:
+        """Puts what is kept of a step into the columns; small outputs at the end, those of all steps by one kernel.
+
+        What shares memory with an input is put there at once, since the next step may write to that.
+        """
+        targets = [column[number] for column in self.columns]
+        sources = [outputs[index].reshape(target.shape) for index, target in zip(self._kept, targets, strict=True)]
+        at_once: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for target, source, place in zip(targets, sources, storages(sources), strict=True):
+            waits = target.nbytes <= _SMALL and place is not None and place not in self._memory
+            to, given = later if waits else at_once
+            to.append(target)
+            given.append(source)
+        copy_all(*at_once)
 
     def outputs(self) -> Outputs:
         """Returns the last step's outputs as they are now: what is run later leaves these alone.

@@ -1,6 +1,6 @@
 """A CUDA device as `graphs.py` needs it, by PyTorch's rules for graphs (notes/cuda.html#cuda-graphs).
 
-Not run on a GPU yet; `tests/engine/test_captured_gpu.py` is what will tell.
+`tests/engine/test_captured_gpu.py` has run on an H200 (torch 2.11).
 """
 
 from __future__ import annotations

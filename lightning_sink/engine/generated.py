@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx
 
+from lightning_sink.engine.combined import combined_where_small
 from lightning_sink.engine.copies import copy_of
 from lightning_sink.engine.default_generators import Generators
 from lightning_sink.engine.kernels import hand_out_errors
@@ -81,7 +82,7 @@ def compile_graph(
     with (
         _ONE_AT_A_TIME,
         functorch_config.patch(enable_autograd_cache=False),
-        nullcontext() if beside is None else _with_source(beside),
+        combined_where_small() if beside is None else _with_source(beside),
         nullcontext() if beside is None else _called_as_they_are(),
         nullcontext() if beside is None else _compiled_meanwhile(beside) as runtime,
         warnings.catch_warnings(),

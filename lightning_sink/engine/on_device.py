@@ -18,6 +18,7 @@ from lightning_sink.engine.lists import take_lists_apart
 from lightning_sink.engine.placement import place
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.row import Outputs
+from lightning_sink.engine.sums import write_sums
 from lightning_sink.engine.value_checks import keep_value_checks
 
 _OPTIONS: dict[str, Any] = {
@@ -89,6 +90,9 @@ def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> C
     keep_value_checks(recording.graph, on_host=False)
     take_lists_apart(recording.graph)
     keep_factors(recording.graph)
+    if write_sums(recording.graph):
+        # What a sum takes again and again is computed once, behind what it is made of, not for each time.
+        options["realize_reads_threshold"] = 1
     with torch.set_grad_enabled(recording.grad_mode):
         there = [tensor.to(device) for tensor in inputs]
         function, _ = compile_graph(graph_module(recording), there, options)

@@ -11,6 +11,7 @@ from torch import fx
 
 from fake_device import DEVICE
 from fake_graphs import FakeGraphs
+from lightning_sink.engine import block
 from lightning_sink.engine.block import Block
 from lightning_sink.engine.block_loop import Turns
 from lightning_sink.engine.captured import CapturedStep
@@ -19,6 +20,7 @@ from lightning_sink.engine.draws import Draw
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.inductor import graph_module
 from lightning_sink.engine.placement import Placement
+from lightning_sink.engine.recording import Recording
 
 pytestmark = pytest.mark.usefixtures("fake")
 
@@ -160,6 +162,35 @@ def test_a_capture_leaves_the_training_as_it_was():
     assert torch.equal(total.cpu(), torch.zeros(4))
     assert torch.equal(row.cpu(), torch.ones(4))
     assert all(map(torch.equal, state, (torch.get_rng_state(), torch.fake.get_rng_state())))
+
+
+def standing(copies):
+    """Adds the row to a total, in place; gives the total itself, or a copy of it."""
+    graph = fx.Graph()
+    total, row = graph.placeholder("total"), graph.placeholder("row")
+    added = graph.call_function(torch.ops.aten.add_.Tensor, (total, row))
+    graph.output((graph.call_function(torch.ops.aten.clone.default, (added,)) if copies else added,))
+    return Recording(graph, inputs=[torch.zeros(4), torch.zeros(4)], largest=4)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_what_is_kept_of_a_step_is_what_it_was_then(count, copies):
+    parts = Parts(standing(copies))
+    parts(zeros(), zeros())
+    rows = torch.arange(4.0 * count).reshape(count, 4)
+    found = parts.repeat([zeros(), None], [1], [[there(row)] for row in rows], [0])
+    assert torch.equal(found.kept[0].cpu(), rows.cumsum(0))
+
+
+def test_control_what_is_put_there_at_the_end_would_not_be_if_a_later_step_wrote_to_it(monkeypatch):
+    monkeypatch.setattr(block, "storages", lambda tensors: [0 for _ in tensors])
+    monkeypatch.setattr(Block, "_memory", property(lambda self: (), lambda self, found: None), raising=False)
+    parts = Parts(standing(copies=False))
+    parts(zeros(), zeros())
+    rows = torch.ones(5, 4)
+    found = parts.repeat([zeros(), None], [1], [[there(row)] for row in rows], [0])
+    assert not torch.equal(found.kept[0].cpu(), rows.cumsum(0))
 
 
 def test_nothing_need_be_kept():

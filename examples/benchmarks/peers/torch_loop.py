@@ -1,7 +1,8 @@
 """The loop one would write by hand in PyTorch, eager and compiled. `python peers/torch_loop.py JOB.json`.
 
 Compiled, as PyTorch's own guides do it: one compiled function from the batch to the loss, whose backward is compiled
-with it, and the optimizer's step compiled too; "reduce-overhead" has both as CUDA graphs on a GPU.
+with it, and the optimizer's step compiled too; "reduce-overhead" has both as CUDA graphs on a GPU. The first step of an
+optimizer is not compiled: momentum that it made in a graph would be overwritten by the next run of that graph.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def train(job: Job, clock: Clock) -> Trained:
         mode = MODES[job.side]
         loss_of, update = torch.compile(loss_of, mode=mode), torch.compile(update, mode=mode)
 
+        for group in optimizer.param_groups:  # Adam's counts of steps lie on the GPU then, as graphs need them
+            group |= {"capturable": True} if "capturable" in group and job.accelerator == "cuda" else {}
+
     data = endless(job)
     clock.begin()
     for step in range(1, job.steps + 1):
@@ -51,7 +55,7 @@ def train(job: Job, clock: Clock) -> Trained:
         torch.compiler.cudagraph_mark_step_begin()  # the graphs of "reduce-overhead" may use their memory again
         loss = loss_of(x.to(device), y.to(device))
         loss.backward()
-        update()
+        (update if step > 1 else optimizer.step)()
         clock.reached(step)
     return nets.trained(net, float(loss.detach()), job.accelerator)
 
