@@ -1,7 +1,7 @@
 """The gradient of a small convolution's weight on a GPU: a kernel for shares of all positions; their sum is left over.
 
-Inductor has none of its own, and cuDNN's take 16 us for each of LeNet-5's on an H200, and 10 more to clear and copy
-memory before; this one takes 10, and 1 to 2 for the sum.
+Inductor has none of its own, and cuDNN's take 16 us for each of LeNet-5's on an H200, and up to 10 more to clear and
+copy memory before; this one takes 10, and 2 for the sum.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 
 torch.ops.load_library(os.environ["WITHOUT_GPU_OPERATIONS"])
@@ -22,3 +23,10 @@ else:
     from lightning_sink.engine import on_device
 
     on_device.compile_graph = lambda graph, *_: (graph.forward, None)
+    on_device.write_sums = lambda graph: False  # a kernel of ours is among them
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what is about kernels where there are none."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        items[:] = [item for item in items if "test_weight_gradient_gpu" not in item.nodeid]
