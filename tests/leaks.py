@@ -17,7 +17,7 @@ LASTING_COMMANDS = (
     "torch/_inductor/compile_worker",  # Inductor's pool of compilers: one for the process, until it exits
     "multiprocessing.resource_tracker",  # the standard library's own, likewise
     "multiprocessing.forkserver",
-    "orted",  # Open MPI's daemon, where mpi4py is installed: Lightning asks it whether it was started by MPI
+    "orted --hnp",  # Open MPI's daemon, where mpi4py is installed: Lightning asks it whether it was started by MPI
 )
 LASTING_THREADS = (
     "InductorSubproc",  # reads the answers of that pool

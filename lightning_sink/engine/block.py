@@ -14,16 +14,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.block_memory import OutputCopies, Varying, fill
+from lightning_sink.engine.block_memory import OutputCopies, Varying, fill, memory_places
 from lightning_sink.engine.copies import memory_of
 from lightning_sink.engine.graphs import Graphs
 from lightning_sink.engine.private import copy_all
 from lightning_sink.engine.row import Layout, Outputs
-from lightning_sink.engine.slots import storages
 from lightning_sink.engine.step import Column
 
 _SMALL = 1 << 12
-"""Bytes of an output up to which it may wait for the end of a graph to be kept."""
+"""Bytes of an output's memory up to which it may wait for the end of a graph to be kept."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,8 @@ class Block:
         self.device = next(tensor.device for tensor in (*step.first, *step.fixed) if tensor is not None)
         layouts = step.kept.values()
         self.columns = [torch.empty((size, *shape), dtype=dtype, device=self.device) for dtype, shape in layouts]
-        self._memory = {*storages([*step.fixed, *(varying.whole for varying in self.varying)])}
+        given = [tensor for tensor in step.fixed if tensor is not None]
+        self._memory = {*memory_places([*given, *(varying.whole for varying in self.varying)])}
         self._outputs = Outputs()
         self._copies: OutputCopies | None = None
         self.is_captured = False
@@ -135,15 +135,15 @@ class Block:
         return tuple([resolved[id(output)] for output in outputs])
 
     def _keep(self, number: int, outputs: Outputs, later: tuple[list[Tensor], list[Tensor]]) -> None:
-        """Puts what is kept of a step into the columns; small outputs at the end, those of all steps by one kernel.
+        """Puts what is kept of a step into the columns; small outputs at the end, those of many steps by one kernel.
 
         What shares memory with an input is put there at once, since the next step may write to that.
         """
         targets = [column[number] for column in self.columns]
         sources = [outputs[index].reshape(target.shape) for index, target in zip(self._kept, targets, strict=True)]
         at_once: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for target, source, place in zip(targets, sources, storages(sources), strict=True):
-            waits = target.nbytes <= _SMALL and place is not None and place not in self._memory
+        for target, source, place in zip(targets, sources, memory_places(sources), strict=True):
+            waits = source.untyped_storage().nbytes() <= _SMALL and place not in self._memory
             to, given = later if waits else at_once
             to.append(target)
             given.append(source)

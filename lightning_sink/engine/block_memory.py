@@ -29,8 +29,8 @@ class OutputCopies:
         distinct = {id(output): output for output in outputs}
         numbers = {key: number for number, key in enumerate(distinct)}
         self._order = [numbers[id(output)] for output in outputs]
-        stays = set(_storages(tensor for tensor in fixed if tensor is not None))
-        places = _storages(distinct.values())
+        stays = set(memory_places(tensor for tensor in fixed if tensor is not None))
+        places = memory_places(distinct.values())
         self._sources: list[Tensor] = []
         sources: dict[int, int] = {}
         for tensor, place in zip(distinct.values(), places, strict=True):
@@ -120,5 +120,6 @@ def _whole(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def _storages(tensors: Iterable[Tensor]) -> list[int]:
+def memory_places(tensors: Iterable[Tensor]) -> list[int]:
+    """Returns where the memory of each tensor begins, whatever part of it the tensor has."""
     return [tensor.untyped_storage().data_ptr() for tensor in tensors]

@@ -30,7 +30,12 @@ class CompiledStep:
         function: Takes the inputs; writes in place what the step wrote in place, returns the outputs.
         draws: What makes the inputs behind those that are given: random draws, in the step's order.
         one_thread: Whether it runs faster on one thread.
+
+    Attributes:
+        rounding: By how much of a tensor's largest number it may differ from the step, beyond what types round.
     """
+
+    rounding = 0.0
 
     def __init__(
         self,

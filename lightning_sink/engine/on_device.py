@@ -18,7 +18,7 @@ from lightning_sink.engine.lists import take_lists_apart
 from lightning_sink.engine.placement import place
 from lightning_sink.engine.recording import Recording
 from lightning_sink.engine.row import Outputs
-from lightning_sink.engine.sums import write_sums
+from lightning_sink.engine.sums import rounding, write_sums
 from lightning_sink.engine.value_checks import keep_value_checks
 
 _OPTIONS: dict[str, Any] = {
@@ -27,8 +27,8 @@ _OPTIONS: dict[str, Any] = {
     "triton.autotune_at_compile_time": False,
     # Products of matrices would be timed while compiling, and the graph depend on that.
     "shape_padding": False,
-    # One kernel for what does not depend on each other, such as the updates of parameters: LeNet-5 with Adam has 24 for
-    # 32, a small GPT 56 for 149 (generated for an H100 by torch 2.11, not run).
+    # One kernel for what does not depend on each other, such as the updates of parameters, but for larger sums
+    # (`combined.py`).
     "combo_kernels": True,
     "combo_kernel_allow_mixed_sizes": 2,
 }
@@ -60,16 +60,19 @@ def compile_on_device(
     draws, left = _hoisted(recording)
     placement = place(recording, device)
     function: Callable[..., Outputs] = graph_module(recording).forward
+    differs = 0.0
     if uncompiled is not None:
         try:
             if left is not None:
                 raise left
-            function = _compile(recording, draws, device)
+            function, differs = _compile(recording, draws, device)
         except Exception as error:  # Inductor raises many types, some of them private; the recording is as good
             uncompiled(error)
     # PyTorch counts draws where a graph is launched: the turns of a loop would all draw the same.
     draws_there = left is not None or len(placement.draws) < len(draws)
-    return CapturedStep(function, graphs, placement, draws, refuse, None if draws_there else unroll)
+    step = CapturedStep(function, graphs, placement, draws, refuse, None if draws_there else unroll)
+    step.rounding = differs
+    return step
 
 
 def _hoisted(recording: Recording) -> tuple[list[Draw], Exception | None]:
@@ -82,7 +85,8 @@ def _hoisted(recording: Recording) -> tuple[list[Draw], Exception | None]:
     return draws, ValueError(f"random numbers are drawn by {left[0]}, from data") if left else None
 
 
-def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> Callable[..., Outputs]:
+def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> tuple[Callable[..., Outputs], float]:
+    """Returns the function, and by how much of a tensor's largest number it may differ by what was replaced in it."""
     options: dict[str, Any] = {"fallback_random": True, **NO_ASSERTS, **_OPTIONS}
     if keeps_layouts(recording.graph):
         options["layout_optimization"] = False
@@ -90,10 +94,11 @@ def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> C
     keep_value_checks(recording.graph, on_host=False)
     take_lists_apart(recording.graph)
     keep_factors(recording.graph)
-    if write_sums(recording.graph):
+    replaced = write_sums(recording.graph)
+    if replaced:
         # What a sum takes again and again is computed once, behind what it is made of, not for each time.
         options["realize_reads_threshold"] = 1
     with torch.set_grad_enabled(recording.grad_mode):
         there = [tensor.to(device) for tensor in inputs]
         function, _ = compile_graph(graph_module(recording), there, options)
-    return function
+    return function, rounding(replaced)

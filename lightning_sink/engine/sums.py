@@ -24,29 +24,52 @@ on an H200, and 8 to 10 us by cuBLAS."""
 _GRADIENT = 1 << 23
 """The same of a convolution's gradient of its weight."""
 
+_EXACT = ("none", "ieee")
+"""Settings of PyTorch's by which float32 is rounded to nothing less; "none" is its default."""
+
+_TF32 = 1e-2
+"""What TF32 with its 10 bits may round, as `verify.py` has it for other types."""
+
 _PLACES = 1 << 31
 """Numbers from which on a tensor's are not counted in 32 bits."""
 
 
-def write_sums(graph: fx.Graph) -> bool:
+def write_sums(graph: fx.Graph) -> frozenset[Any]:
     """Replaces small products of matrices, and small gradients of convolutions' weights, of float32.
 
+    Products stay where the user lets them be rounded to TF32, which matrix units take. Of convolutions that is
+    PyTorch's default: there a sum is as exact as float32, and the library's gradient may be less so.
+
     Returns:
-        Whether there were any.
+        The operations that were replaced.
     """
-    found = False
+    found = set()
     for node in list(graph.nodes):
         write = _WRITTEN.get(node.target) if node.op == "call_function" else None
         if write is not None and _are_single(node):
+            target = node.target
             with graph.inserting_before(node):
-                found |= write(graph, node)
-    return found
+                if write(graph, node):
+                    found.add(target)
+    return frozenset(found)
+
+
+def rounding(replaced: frozenset[Any]) -> float:
+    """Returns by how much of a tensor's largest number such sums may be more exact than the library."""
+    may_differ = torch.backends.cudnn.conv.fp32_precision not in _EXACT  # type: ignore[attr-defined]
+    return _TF32 if may_differ and _aten.convolution_backward.default in replaced else 0.0
 
 
 def _are_single(node: fx.Node) -> bool:
-    """Tells whether all tensors are of float32 and have numbers."""
-    layouts = [item.meta.get("layout") for item in node.args if isinstance(item, fx.Node)]
-    return all(layout is not None and layout[2] is torch.float32 and 0 not in layout[0] for layout in layouts)
+    """Tells whether all tensors are of float32, have numbers, and the shapes that they were made with."""
+    for item in node.args:
+        if isinstance(item, fx.Node):
+            layout = item.meta.get("layout")
+            if layout is None or layout[2] is not torch.float32 or 0 in layout[0]:
+                return False
+            if any(torch.Tag.inplace_view in getattr(user.target, "tags", ()) for user in item.users):
+                return False
+    return True
 
 
 def _shape(node: Any) -> tuple[int, ...]:
@@ -57,9 +80,11 @@ def _shape(node: Any) -> tuple[int, ...]:
 def _product(graph: fx.Graph, node: fx.Node) -> bool:
     """A product of matrices, or of as many of them on both sides; `addmm` has a third tensor before them."""
     left, right = node.args[-2:]
+    if torch.backends.cuda.matmul.fp32_precision not in _EXACT:
+        return False
     if node.kwargs or prod(_shape(left)) * _shape(right)[-1] > _PRODUCT:
         return False
-    batch = len(_shape(left)) - 2
+    batch = int(node.target is _aten.bmm.default)
     rows = graph.call_function(_aten.unsqueeze.default, (left, batch + 2))
     columns = graph.call_function(_aten.unsqueeze.default, (right, batch))
     every = graph.call_function(_aten.mul.Tensor, (rows, columns))
@@ -72,19 +97,21 @@ def _product(graph: fx.Graph, node: fx.Node) -> bool:
 
 def _gradient(graph: fx.Graph, node: fx.Node) -> bool:
     """The gradients of a convolution's weight and bias; that of its images stays cuDNN's."""
-    from lightning_sink.engine.weight_gradient import weight_gradient
+    from lightning_sink.engine.weight_gradient import share_of, weight_gradient
 
     gradient, images, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
     parts = {user.args[1]: user for user in node.users}
     shapes: Any = _shape(gradient), _shape(weight)
-    is_plain = len(shapes[0]) == 4 and not transposed and groups == 1 and [*dilation] == [1, 1]  # type: ignore[misc]
+    is_plain = len(shapes[0]) == 4 and not transposed and groups == 1 and {*dilation} == {1}  # type: ignore[misc]
     is_small = prod(shapes[0]) * prod(shapes[1][1:]) <= _GRADIENT and prod(_shape(images)) < _PLACES
     if not mask[1] or 1 not in parts or not is_plain or not is_small:  # type: ignore[index]
         return False
     # Whoever reads these takes them to lie as they did.
     if any(not _in_one_piece(parts[number]) for number in parts.keys() - {0}):
         return False
-    each = graph.call_function(weight_gradient, (gradient, images, [*shapes[1][2:]], stride, padding))
+    steps = ([*each] * (2 // len(each)) for each in (stride, padding))  # type: ignore[misc,arg-type]
+    share = share_of(*shapes)
+    each = graph.call_function(weight_gradient, (gradient, images, [*shapes[1][2:]], *steps, share))
     _replace(parts[1], graph.call_function(_aten.sum.dim_IntList, (each, [0])))
     if 2 in parts:
         _replace(parts[2], graph.call_function(_aten.sum.dim_IntList, (gradient, [0, 2, 3])))

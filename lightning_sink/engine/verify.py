@@ -148,7 +148,7 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
     for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):
         if binding.leaf is None:
             pairs.append(_Pair(binding.name, eager, copies[index], -1 - index, before[index]))
-    least = max(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes})
+    least = max(program.function.rounding, *(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes}))
     try:
         _check(pairs, least, count)
     except VerificationError:

@@ -86,37 +86,56 @@ def _add_share(  # type: ignore[no-untyped-def]
     )
 
 
-def _shared(gradient: Tensor, images: Tensor, size: Sequence[int]) -> tuple[int, int, int, int, int]:
-    """Returns how many positions are a share, how many shares there are, the blocks of a program, and how many."""
-    outputs, numbers = gradient.shape[1], images.shape[1] * prod(size)
-    output_block, weight_block = 16 if outputs <= 16 else 32, 32 if numbers <= 32 else 64
-    blocks = triton.cdiv(outputs, output_block) * triton.cdiv(numbers, weight_block)
-    count = gradient.numel() // outputs
-    share = _POSITIONS * triton.cdiv(count * blocks, _POSITIONS * _PROGRAMS)
-    return share, triton.cdiv(count, share), output_block, weight_block, count
+def _blocks(outputs: int, numbers: int) -> tuple[int, int]:
+    """Returns how many outputs a program has, and how many of the numbers of a weight for each."""
+    return 16 if outputs <= 16 else 32, 32 if numbers <= 32 else 64
+
+
+def share_of(gradient: Sequence[int], weight: Sequence[int]) -> int:
+    """Returns how many positions are a share, by the shapes of the result's gradient and of the weight."""
+    outputs, numbers = weight[0], prod(weight[1:])
+    programs = prod(map(triton.cdiv, (outputs, numbers), _blocks(outputs, numbers)))
+    count = prod(gradient) // outputs
+    return int(_POSITIONS * triton.cdiv(count * programs, _POSITIONS * _PROGRAMS))
 
 
 @torch.library.custom_op("lightning_sink::weight_gradient", mutates_args=())
 def _weight_gradient(
-    gradient: Tensor, images: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    gradient: Tensor,
+    images: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    share: int,
 ) -> Tensor:
     gradient, images = gradient.contiguous(), images.contiguous()
-    share, shares, output_block, weight_block, count = _shared(gradient, images, size)
-    _, outputs, rows, columns = gradient.shape
+    count, outputs, rows, columns = gradient.shape
     _, channels, height, width = images.shape
-    out = gradient.new_empty((shares, outputs, channels, *size))
-    grid = shares, triton.cdiv(channels * prod(size), weight_block), triton.cdiv(outputs, output_block)
+    numbers = channels * prod(size)
+    count *= rows * columns
+    out = gradient.new_empty((-(-count // share), outputs, channels, *size))
+    output_block, weight_block = _blocks(outputs, numbers)
+    grid = len(out), triton.cdiv(numbers, weight_block), triton.cdiv(outputs, output_block)
     shapes = channels, height, width, outputs, rows, columns, *size, *stride, *padding
-    _add_share[grid](images, gradient, out, count, share, *shapes, output_block, weight_block, _POSITIONS)
+    with torch.cuda.device_of(gradient):
+        _add_share[grid](images, gradient, out, count, share, *shapes, output_block, weight_block, _POSITIONS)
     return out
 
 
 @_weight_gradient.register_fake
-def _(gradient: Tensor, images: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
-    _, shares, *_ = _shared(gradient, images, size)
-    return gradient.new_empty((shares, gradient.shape[1], images.shape[1], *size))
+def _(
+    gradient: Tensor,
+    images: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    share: int,
+) -> Tensor:
+    count, outputs, rows, columns = gradient.shape
+    return gradient.new_empty((-(-count * rows * columns // share), outputs, images.shape[1], *size))
 
 
 weight_gradient: Any = torch.ops.lightning_sink.weight_gradient.default
-"""`(gradient, images, size, stride, padding)`: of float32, `[images, outputs, rows, columns]` and `[images, channels,
-height, width]`, and the weight's height and width. Returns `[shares, outputs, channels, *size]`, to be summed up."""
+"""`(gradient, images, size, stride, padding, share)`: of float32, `[images, outputs, rows, columns]` and `[images,
+channels, height, width]`; the weight's height and width; how many positions are a share, which Inductor's cache has to
+know. Returns `[shares, outputs, channels, *size]`, to be summed up."""

@@ -184,13 +184,30 @@ def test_what_is_kept_of_a_step_is_what_it_was_then(count, copies):
 
 
 def test_control_what_is_put_there_at_the_end_would_not_be_if_a_later_step_wrote_to_it(monkeypatch):
-    monkeypatch.setattr(block, "storages", lambda tensors: [0 for _ in tensors])
+    monkeypatch.setattr(block, "memory_places", lambda tensors: [0 for _ in tensors])
     monkeypatch.setattr(Block, "_memory", property(lambda self: (), lambda self, found: None), raising=False)
     parts = Parts(standing(copies=False))
     parts(zeros(), zeros())
     rows = torch.ones(5, 4)
     found = parts.repeat([zeros(), None], [1], [[there(row)] for row in rows], [0])
     assert not torch.equal(found.kept[0].cpu(), rows.cumsum(0))
+
+
+def test_what_has_much_memory_is_put_there_at_once(monkeypatch):
+    """Else a graph would keep it for each step."""
+    graph = fx.Graph()
+    total, row = graph.placeholder("total"), graph.placeholder("row")
+    large = graph.call_function(torch.ops.aten.repeat.default, (row, [1 << 10]))
+    graph.call_function(torch.ops.aten.add_.Tensor, (total, row))
+    graph.output((graph.call_function(torch.ops.aten.select.int, (large, 0, 5)),))
+    parts, waiting = Parts(Recording(graph, inputs=[torch.zeros(4), torch.zeros(4)], largest=4096)), []
+    copy_all = block.copy_all
+    monkeypatch.setattr(block, "copy_all", lambda to, given: (waiting.append(len(given)), copy_all(to, given)))
+    parts(zeros(), zeros())
+    rows = torch.arange(20.0).reshape(5, 4)
+    found = parts.repeat([zeros(), None], [1], [[there(row)] for row in rows], [0])
+    assert torch.equal(found.kept[0].cpu(), rows[:, 1])
+    assert max(waiting) == 1
 
 
 def test_nothing_need_be_kept():

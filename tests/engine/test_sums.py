@@ -1,5 +1,6 @@
 """Graphs in which small products and gradients are sums give what they gave before."""
 
+import contextlib
 import operator
 import sys
 from types import SimpleNamespace
@@ -25,10 +26,11 @@ def windows(images, size, stride, padding):
 def kernel(monkeypatch):
     """Stands for the kernel, which needs Triton and a GPU: a share is an image."""
 
-    def weight_gradient(gradient, images, size, stride, padding):
+    def weight_gradient(gradient, images, size, stride, padding, share):
+        assert share == 7
         return torch.einsum("norc,nircyx->noiyx", gradient, windows(images, size, stride, padding))
 
-    module = SimpleNamespace(weight_gradient=weight_gradient)
+    module = SimpleNamespace(weight_gradient=weight_gradient, share_of=lambda gradient, weight: 7)
     monkeypatch.setitem(sys.modules, "lightning_sink.engine.weight_gradient", module)
 
 
@@ -48,7 +50,7 @@ def placed(graph, items):
 
 
 def written(operation, *items, **options):
-    """Returns whether it was written as a sum, having compared what it gives."""
+    """Returns what was written as a sum, having compared what it gives."""
     graph, expected = fx.Graph(), operation(*items, **options)
     nodes, tensors = placed(graph, items)
     node = graph.call_function(operation, tuple(nodes), options)
@@ -90,6 +92,31 @@ def test_others_stay():
     assert not written(aten.addmm.default, torch.randn(5), torch.randn(3, 4), torch.randn(4, 5), alpha=2)
 
 
+@contextlib.contextmanager
+def precision(of, name):
+    """Sets what float32 may be rounded to; what holds the setting is no ordinary attribute."""
+    before = of.fp32_precision
+    of.fp32_precision = name
+    try:
+        yield
+    finally:
+        of.fp32_precision = before
+
+
+def test_products_that_may_be_rounded_stay():
+    with precision(torch.backends.cuda.matmul, "tf32"):
+        assert not written(aten.mm.default, torch.randn(3, 4), torch.randn(4, 5))
+    with precision(torch.backends.cuda.matmul, "ieee"):
+        assert written(aten.mm.default, torch.randn(3, 4), torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("name", ["tf32", "ieee"])
+def test_gradients_may_differ_from_those_that_are_rounded(name):
+    with precision(torch.backends.cudnn.conv, name):
+        assert (sums.rounding(gradients([1, 1], [0, 0], [True, True, True])) > 1e-4) == (name == "tf32")
+        assert sums.rounding(written(aten.mm.default, torch.randn(3, 4), torch.randn(4, 5))) == 0.0
+
+
 def gradients(stride, padding, mask, images=2, groups=1, dilation=1, transposed=False, channels=4, form=None):
     x, weight = torch.randn(images, channels, 9, 8), torch.randn(6, channels // groups, 3, 3)
     if form is not None:
@@ -115,6 +142,43 @@ def test_other_gradients_stay():
     assert not gradients([1, 1], [0, 0], [True, True, True], dilation=2)
     assert not gradients([1, 1], [0, 0], [True, True, True], transposed=True)
     assert not gradients([1, 1], [1, 1], [True, True, True], form=torch.channels_last)
+
+
+def test_only_the_images_gradient_is_left_to_the_library():
+    x, weight, gradient = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3), torch.randn(2, 6, 7, 6)
+    graph = fx.Graph()
+    nodes, _ = placed(graph, [gradient, x, weight])
+    options = [6], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True]
+    node = graph.call_function(aten.convolution_backward.default, (*nodes, *options))
+    shapes = [x, weight, torch.randn(6)]
+    parts = [graph.call_function(operator.getitem, (node, number)) for number in range(3)]
+    for part, tensor in zip(parts, shapes, strict=True):
+        part.meta["layout"] = layout(tensor)
+    graph.output(tuple(parts))
+    assert sums.write_sums(graph)
+    assert node.args[-1] == [True, False, False]
+    assert [user.args[1] for user in node.users] == [0]
+
+
+def test_images_whose_places_32_bits_do_not_count_stay(monkeypatch):
+    monkeypatch.setattr(sums, "_PLACES", 2 * 4 * 9 * 8)
+    assert not gradients([1, 1], [0, 0], [True, True, True])
+    assert gradients([1, 1], [0, 0], [True, True, True], images=1)
+
+
+def test_one_number_stands_for_both_sides():
+    assert gradients([2], [1], [True, True, True])
+
+
+@pytest.mark.parametrize("change", [aten.unsqueeze_.default, aten.squeeze_.dim])
+def test_what_changes_its_shape_stays(change):
+    """A graph knows the shape that a tensor was made with."""
+    graph = fx.Graph()
+    made = torch.randn(1, 5, 1) if change is aten.squeeze_.dim else torch.randn(5)
+    (left, right), _ = placed(graph, [made, torch.randn(5, 4)])
+    graph.call_function(change, (left, 2 if change is aten.squeeze_.dim else 0))
+    graph.output((graph.call_function(aten.mm.default, (left, right)),))
+    assert not sums.write_sums(graph)
 
 
 def test_control_another_sum_is_noticed(monkeypatch):

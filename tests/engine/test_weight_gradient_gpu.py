@@ -19,7 +19,7 @@ SHAPES = {  # images, channels, height, width; outputs, height and width of the 
 @pytest.mark.parametrize("stride", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("name", SHAPES)
 def test_gradients(name, stride, padding):
-    from lightning_sink.engine.weight_gradient import weight_gradient
+    from lightning_sink.engine.weight_gradient import share_of, weight_gradient
 
     shape, (outputs, *size) = SHAPES[name]
     images, weight = torch.randn(shape, device="cuda"), torch.randn(outputs, shape[1], *size, device="cuda")
@@ -29,5 +29,6 @@ def test_gradients(name, stride, padding):
     _, expected, _ = torch.ops.aten.convolution_backward.default(
         gradient.double(), images.double(), weight.double(), None, *options, [False, True, False]
     )
-    found = weight_gradient(gradient, images, size, [*stride], [*padding]).sum(0)
+    share = share_of(gradient.shape, weight.shape)
+    found = weight_gradient(gradient, images, size, [*stride], [*padding], share).sum(0)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
