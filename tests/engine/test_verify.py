@@ -1,5 +1,7 @@
 """Compiled steps are compared with eager ones: a wrong compiler is found, rounding is not."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from loop import Training, assert_same, batches, loss_of, mlp, train
@@ -52,6 +54,13 @@ def test_a_wrong_compiler_is_found_and_the_training_is_right(position):
 def test_control_rounding_is_not_found(position):
     sink = train(make(), [batches(8)], True, compiler=wrong(1e-6, position))
     assert sink.compiled
+
+
+@pytest.mark.parametrize("by", [1e-3, 0.1])
+def test_a_program_that_may_round_more_is_allowed_that_much(by, monkeypatch):
+    monkeypatch.setattr(CompiledStep, "rounding", 1e-2)
+    with nullcontext() if by < 1e-2 else pytest.raises(VerificationError):
+        assert train(make(), [batches(8)], True, compiler=wrong(by, "gradient")).compiled
 
 
 def test_control_without_verification_a_wrong_compiler_is_not_found():
