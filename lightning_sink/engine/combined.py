@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from torch.compiler import config
+
 _SMALL = 1 << 16
 """Numbers that are summed up to which a sum may be part of a kernel with others."""
 
@@ -21,6 +23,7 @@ def combined_where_small() -> Iterator[None]:
     All parts of such a kernel have one size of blocks. With it the sums of a small GPT's backward pass took up to twice
     as long on an H200 as by themselves, and some of LeNet-5's five times. `group_algorithm_for_combo_kernels` says what
     may be made one; a node's `group` are its device, its numbers, and how many of others each is a sum of.
+    `cache_key_tag` is public: Inductor's cache knows nothing of the former.
     """
     from torch._inductor.scheduler import ForeachKernelSchedulerNode as Combined
 
@@ -29,7 +32,10 @@ def combined_where_small() -> Iterator[None]:
     def groups(scheduler: Any) -> list[list[Any]]:
         return [[node for node in nodes if _is_small(node)] for nodes in usual(scheduler)]
 
-    with patch.object(Combined, "group_algorithm_for_combo_kernels", staticmethod(groups)):
+    with (
+        patch.object(Combined, "group_algorithm_for_combo_kernels", staticmethod(groups)),
+        config.patch(cache_key_tag=f"{config.cache_key_tag} combined up to {_SMALL}"),  # type: ignore[attr-defined]
+    ):
         yield
 
 

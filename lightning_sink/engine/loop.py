@@ -32,7 +32,8 @@ class CompiledStep:
         one_thread: Whether it runs faster on one thread.
 
     Attributes:
-        rounding: By how much of a tensor's largest number it may differ from the step, beyond what types round.
+        rounding: By how much of a gradient's largest number its gradients may differ from the step's, where that is
+            more than what types round.
     """
 
     rounding = 0.0

@@ -96,7 +96,7 @@ def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> t
     keep_factors(recording.graph)
     replaced = write_sums(recording.graph)
     if replaced:
-        # What a sum takes again and again is computed once, behind what it is made of, not for each time.
+        # What a sum takes again and again is computed once, behind what it is made of, where it is made of two tensors.
         options["realize_reads_threshold"] = 1
     with torch.set_grad_enabled(recording.grad_mode):
         there = [tensor.to(device) for tensor in inputs]

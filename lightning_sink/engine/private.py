@@ -1,6 +1,6 @@
 """Every name of PyTorch's that is not public, with the reason; checked against torch 2.11 to 2.15.
 
-Those of Inductor, but for one table, are in `generated.py` and `native.py`.
+Those of Inductor, but for one table, are in `generated.py`, `native.py` and `combined.py`.
 
 `tests/engine/test_private.py` fails with the name when an upgrade removes one.
 """

@@ -25,13 +25,17 @@ _GRADIENT = 1 << 23
 """The same of a convolution's gradient of its weight."""
 
 _EXACT = ("none", "ieee")
-"""Settings of PyTorch's by which float32 is rounded to nothing less; "none" is its default."""
+"""Settings by which float32 is rounded to nothing less. PyTorch's default is "none" for products of matrices, and for
+convolutions "tf32"."""
 
 _TF32 = 1e-2
-"""What TF32 with its 10 bits may round, as `verify.py` has it for other types."""
+"""What TF32 may round, of a gradient's largest number: 2^-11 of each factor, and sums are smaller than their parts."""
 
 _PLACES = 1 << 31
 """Numbers from which on a tensor's are not counted in 32 bits."""
+
+_NUMBERS = 1 << 21
+"""Numbers of a weight for one output from which on a grid has no room for them."""
 
 
 def write_sums(graph: fx.Graph) -> frozenset[Any]:
@@ -55,7 +59,7 @@ def write_sums(graph: fx.Graph) -> frozenset[Any]:
 
 
 def rounding(replaced: frozenset[Any]) -> float:
-    """Returns by how much of a tensor's largest number such sums may be more exact than the library."""
+    """Returns by how much of a gradient's largest number such sums may be more exact than the library."""
     may_differ = torch.backends.cudnn.conv.fp32_precision not in _EXACT  # type: ignore[attr-defined]
     return _TF32 if may_differ and _aten.convolution_backward.default in replaced else 0.0
 
@@ -80,11 +84,13 @@ def _shape(node: Any) -> tuple[int, ...]:
 def _product(graph: fx.Graph, node: fx.Node) -> bool:
     """A product of matrices, or of as many of them on both sides; `addmm` has a third tensor before them."""
     left, right = node.args[-2:]
+    batch = int(node.target is _aten.bmm.default)
+    if {len(_shape(left)), len(_shape(right))} != {batch + 2}:  # `out=` may have changed one
+        return False
     if torch.backends.cuda.matmul.fp32_precision not in _EXACT:
         return False
     if node.kwargs or prod(_shape(left)) * _shape(right)[-1] > _PRODUCT:
         return False
-    batch = int(node.target is _aten.bmm.default)
     rows = graph.call_function(_aten.unsqueeze.default, (left, batch + 2))
     columns = graph.call_function(_aten.unsqueeze.default, (right, batch))
     every = graph.call_function(_aten.mul.Tensor, (rows, columns))
@@ -103,7 +109,8 @@ def _gradient(graph: fx.Graph, node: fx.Node) -> bool:
     parts = {user.args[1]: user for user in node.users}
     shapes: Any = _shape(gradient), _shape(weight)
     is_plain = len(shapes[0]) == 4 and not transposed and groups == 1 and {*dilation} == {1}  # type: ignore[misc]
-    is_small = prod(shapes[0]) * prod(shapes[1][1:]) <= _GRADIENT and prod(_shape(images)) < _PLACES
+    numbers = prod(shapes[1][1:])
+    is_small = prod(shapes[0]) * numbers <= _GRADIENT and prod(_shape(images)) < _PLACES and numbers < _NUMBERS
     if not mask[1] or 1 not in parts or not is_plain or not is_small:  # type: ignore[index]
         return False
     # Whoever reads these takes them to lie as they did.

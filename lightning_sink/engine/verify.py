@@ -148,14 +148,15 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
     for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):
         if binding.leaf is None:
             pairs.append(_Pair(binding.name, eager, copies[index], -1 - index, before[index]))
-    least = max(program.function.rounding, *(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes}))
+    least = max(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes})
+    rounding = program.function.rounding
     try:
-        _check(pairs, least, count)
+        _check(pairs, least, rounding, count)
     except VerificationError:
         present = generators.state()
         _see_spread(pairs, program, before, lambda: generators.restore(generated))
         generators.restore(present)
-        _check(pairs, least, count)
+        _check(pairs, least, rounding, count)
     return True
 
 
@@ -183,7 +184,7 @@ def _round_otherwise(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return refill(copy_of(tensor), tensor + tensor * signs * (_ROUNDINGS * torch.finfo(tensor.dtype).eps))
 
 
-def _check(pairs: list[_Pair], least: float, count: int) -> None:
+def _check(pairs: list[_Pair], least: float, rounding: float, count: int) -> None:
     gradients = {pair.name[len(_GRADIENT_OF) :]: pair for pair in pairs if pair.name.startswith(_GRADIENT_OF)}
     largest = max((_size(pair.eager) for pair in gradients.values()), default=0.0)
     for pair in pairs:
@@ -192,7 +193,9 @@ def _check(pairs: list[_Pair], least: float, count: int) -> None:
         if not pair.eager.is_floating_point() and not pair.eager.is_complex():
             difference, allowed = _size(pair.eager.long() - pair.compiled.long()), torch.zeros(())
         else:
-            tolerance = max(least, _TOLERANCE.get(pair.eager.dtype, 1e-4))
+            exact = max(least, _TOLERANCE.get(pair.eager.dtype, 1e-4))
+            # What is no state may be made of gradients, but for the loss.
+            tolerance = exact if pair.name == "loss" or pair.before is not None else max(exact, rounding)
             allowed = torch.full(pair.eager.shape, tolerance * _size(pair.eager), dtype=torch.float64)
             # A gradient that is zero by mathematics, or of a model that has learned all there is, is the rounding of
             # terms as large as the other gradients' or as probabilities near 1.
@@ -200,8 +203,9 @@ def _check(pairs: list[_Pair], least: float, count: int) -> None:
             allowed += tolerance * (0.01 + (0.1 * largest if moves else 0.0)) + min(
                 2.0 * pair.spread, _MOST_SPREAD * _size(pair.eager)
             )
-            if pair.before is not None:
-                allowed += _slack(pair, gradients.get(pair.name), tolerance)
+            if pair.before is not None:  # what the step added to it is made of gradients
+                allowed += 2.0 * rounding * _size(pair.eager - pair.before)
+                allowed += _slack(pair, gradients.get(pair.name), max(exact, rounding))
             wide = torch.complex128 if pair.eager.is_complex() else torch.float64
             gap = (pair.eager.detach().to(wide) - pair.compiled.detach().to(wide)).abs()
             gap[torch.isclose(pair.eager, pair.compiled, rtol=0.0, atol=0.0, equal_nan=True)] = 0.0

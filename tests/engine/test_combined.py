@@ -1,8 +1,13 @@
 """What Inductor makes one kernel of, of a step for a GPU: private names, looked for on a machine without one."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
+from torch import fx, nn
+from torch._inductor.codegen.simd import SIMDScheduling
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
 
 from lightning_sink.engine.combined import combined_where_small
 
@@ -22,6 +27,13 @@ def test_larger_sums_stay_by_themselves(monkeypatch):
     with combined_where_small():
         assert Combined.group_nodes_for_combo_kernels(None) == [[small], [elementwise]]
     assert Combined.group_nodes_for_combo_kernels(None) == [[small, large], [elementwise]]
+
+
+def test_what_a_group_is():
+    """Numbers, and how many of others each is a sum of."""
+    with V.set_graph_handler(GraphLowering(fx.symbolic_trace(nn.Identity()))):
+        assert tuple(SIMDScheduling.group_fn(None, ((64, 2), (32,)))) == (128, 32)
+    assert "self.group = (device, " in inspect.getsource(scheduler.SchedulerNode), "see engine/combined.py"
 
 
 def test_names_of_inductor():

@@ -56,11 +56,30 @@ def test_control_rounding_is_not_found(position):
     assert sink.compiled
 
 
-@pytest.mark.parametrize("by", [1e-3, 0.1])
-def test_a_program_that_may_round_more_is_allowed_that_much(by, monkeypatch):
+@pytest.fixture
+def rounded(monkeypatch):
+    """Programs whose gradients may be less exact than types are."""
     monkeypatch.setattr(CompiledStep, "rounding", 1e-2)
-    with nullcontext() if by < 1e-2 else pytest.raises(VerificationError):
-        assert train(make(), [batches(8)], True, compiler=wrong(by, "gradient")).compiled
+
+
+@pytest.mark.parametrize(("by", "position"), [(1e-3, "gradient"), (0.1, "gradient"), (1e-3, "loss")])
+def test_a_gradient_that_may_be_rounded_more_is_allowed_that_much(by, position, rounded):
+    with nullcontext() if by < 1e-2 and position == "gradient" else pytest.raises(VerificationError):
+        assert train(make(), [batches(8)], True, compiler=wrong(by, position)).compiled
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [lambda p: optim.SGD(p, 0.001), lambda p: optim.SGD(p, 0.01, momentum=0.9), lambda p: optim.AdamW(p, 3e-4)],
+    ids=["SGD", "momentum", "AdamW"],
+)
+def test_a_program_that_leaves_weights_alone_is_found_however_gradients_are_rounded(optimizer, rounded):
+    def compiler(recording):
+        right = compile_traced(recording)
+        return CompiledStep(lambda *inputs: right(*(t.clone() if tuple(t.shape) == (8, 4) else t for t in inputs)))
+
+    with pytest.raises(VerificationError, match="weight"):
+        train(make(optimizer=optimizer), [batches(8)], True, compiler=compiler)
 
 
 def test_control_without_verification_a_wrong_compiler_is_not_found():
