@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
-import importlib, pkgutil, sys
+import importlib.util, pkgutil, sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
@@ -18,7 +18,9 @@ sys.meta_path.insert(0, Blocked())
 import lightning_sink.data, lightning_sink.engine, lightning_sink.functional
 for room in (lightning_sink.data, lightning_sink.engine, lightning_sink.functional):
     for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
-        importlib.import_module(module.name)
+        # Triton comes with PyTorch for a GPU, and what needs it is imported for one.
+        if not module.name.endswith(".weight_gradient") or importlib.util.find_spec("triton"):
+            importlib.import_module(module.name)
 
 from torch.utils.data import DataLoader
 from lightning_sink.data.options import QueueOptions
