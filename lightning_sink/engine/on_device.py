@@ -86,7 +86,7 @@ def _hoisted(recording: Recording) -> tuple[list[Draw], Exception | None]:
 
 
 def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> tuple[Callable[..., Outputs], float]:
-    """Returns the function, and by how much of a tensor's largest number it may differ by what was replaced in it."""
+    """Returns the function, and by how much its gradients may differ by what was replaced in it (`rounding`)."""
     options: dict[str, Any] = {"fallback_random": True, **NO_ASSERTS, **_OPTIONS}
     if keeps_layouts(recording.graph):
         options["layout_optimization"] = False

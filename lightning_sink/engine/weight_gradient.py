@@ -69,15 +69,8 @@ def _add_share(  # type: ignore[no-untyped-def]
         y = (row * stride_down)[:, None] + down[None, :]
         x = (column * stride_across)[:, None] + across[None, :]
         inside = there[:, None] & (number < numbers)[None, :] & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        seen = tl.load(
-            images
-            + (image * (channels * height * width))[:, None]
-            + channel[None, :] * (height * width)
-            + y * width
-            + x,
-            mask=inside,
-            other=0.0,
-        )
+        pixel = image[:, None] * (channels * height * width) + channel[None, :] * (height * width) + y * width + x
+        seen = tl.load(images + pixel, mask=inside, other=0.0)
         total += tl.dot(grad, seen, input_precision="ieee")
     tl.store(
         out + tl.program_id(0) * (outputs * numbers) + output[:, None] * numbers + number[None, :],
