@@ -44,8 +44,9 @@ def train(job: Job, clock: Clock) -> Trained:
         mode = MODES[job.side]
         loss_of, update = torch.compile(loss_of, mode=mode), torch.compile(update, mode=mode)
 
-        for group in optimizer.param_groups:  # Adam's counts of steps lie on the GPU then, as graphs need them
-            group |= {"capturable": True} if "capturable" in group and job.accelerator == "cuda" else {}
+        for group in optimizer.param_groups:
+            if "capturable" in group:  # Adam's counts of steps lie on the GPU then, as graphs need them
+                group["capturable"] = job.accelerator == "cuda"
 
     data = endless(job)
     clock.begin()
