@@ -2,7 +2,6 @@
 
 import os
 
-import pytest
 import torch
 
 torch.ops.load_library(os.environ["WITHOUT_GPU_OPERATIONS"])
@@ -26,7 +25,7 @@ else:
     on_device.write_sums = lambda graph: frozenset()  # a kernel of ours is among them
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Leaves out what is about kernels where there are none."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         items[:] = [item for item in items if "test_weight_gradient_gpu" not in item.nodeid]
