@@ -7,16 +7,15 @@ take as one tensor. Each batch is packed before the next one is fetched: a loade
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import memmove
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_sink.data.batch import Signature, flatten
+from lightning_sink.data.batch import Signature
 from lightning_sink.data.gathered import Gathered
-from lightning_sink.data.private import likeness
+from lightning_sink.data.packing import Column, packer
 from lightning_sink.data.run import Found, Run, count_of
 from lightning_sink.data.streams import Arriving, Streams
 
@@ -58,18 +57,14 @@ class Load(Run):
     ) -> None:
         super().__init__()
         self._streams, self._rebuild, self._signature = streams, rebuild, signature
-        items = batch if type(batch) in (tuple, list) else batch.values() if type(batch) is dict else ()
-        is_flat = len(items) == len(leaves) and all(type(item) is Tensor for item in items)
-        self._kind = type(batch) if is_flat else None  # of which `put` knows where its tensors are
-        self._names = [*batch] if self._kind is dict else None
         self._layouts = [*map(_Layout, leaves)]
         fit = room // sum(layout.step for layout in self._layouts)
         self.fit = max(1, fit - fit % _ROW if fit > _ROW else fit)
         self._most = max(count_of(found), min(most, self.fit))
         # One that comes twice is sent twice, as `Tensor.to` makes two of it.
-        self._packing = [_Column(streams, *both, self._most) for both in zip(leaves, self._layouts, strict=True)]
-        self._targets = [(column.begin, column.step, column.nbytes, column.places) for column in self._packing]
-        self._are_alike, self.size = likeness(leaves), found[2] // count_of(found)
+        self._memory = [_Memory(streams, *both, self._most) for both in zip(leaves, self._layouts, strict=True)]
+        self._pack = packer(batch, leaves, signature, [memory.column for memory in self._memory])
+        self.size = found[2] // count_of(found)
         self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
         self.add(found)
@@ -85,13 +80,13 @@ class Load(Run):
         if self._sent is not None or len(self._kept) + len(batch) > self._most or batch.signature != self._signature:
             return False
         number, count = len(self._kept), len(batch)
-        for column, tensors in zip(self._packing, batch.columns, strict=True):
-            column.whole[number : number + count].copy_(tensors)
+        for memory, tensors in zip(self._memory, batch.columns, strict=True):
+            memory.whole[number : number + count].copy_(tensors)
         self._kept.extend(zip(note, repeat(size // count), repeat(None)))
         return True
 
     def put(self, batch: Any, note: Any, size: int | None = None) -> bool:
-        """Takes a batch as the last, likewise: what is done for each of very many, and so looks at each tensor once.
+        """Takes a batch as the last, likewise: what is done for each of very many (`packing.py`).
 
         Args:
             batch: The batch.
@@ -99,38 +94,16 @@ class Load(Run):
             size: Its bytes; None for those of the first.
         """
         number = len(self._kept)
-        if number >= self._most or self._sent is not None:
+        if number >= self._most or not self._pack(batch, number):
             return False
-        if type(batch) is not self._kind:
-            leaves, signature = flatten(batch)
-            if signature != self._signature:
-                return False
-        elif self._names is None:
-            leaves = batch
-        elif [*batch] == self._names:
-            leaves = [*batch.values()]
-        else:
-            return False
-        if len(leaves) != len(self._targets):
-            return False
-        for tensor in leaves:
-            if type(tensor) is not Tensor or tensor.is_nested or tensor.__dict__:
-                return False
-        if not self._are_alike(*leaves):
-            return False
-        for tensor, (begin, step, nbytes, places) in zip(leaves, self._targets, strict=True):
-            if places is None:
-                memmove(begin + number * step, tensor.data_ptr(), nbytes)
-            else:
-                places[number].copy_(tensor)
         self._kept.append((note, self.size if size is None else size, None))
         return True
 
     def send(self) -> None:
         """Issues the copies."""
         assert self._sent is None, "a load is sent once"  # noqa: S101
-        packed = [column.bytes(len(self)) for column in self._packing]
-        self._packing, self._targets = [], []
+        packed = [memory.bytes(len(self)) for memory in self._memory]
+        self._memory, self._pack = [], _take_no_more
         self._sent = Arriving(self._streams, packed, list)  # what knows of this load would keep itself alive
 
     def _arrive(self) -> list[Tensor]:
@@ -149,6 +122,10 @@ class Load(Run):
     def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
         """Returns each tensor of some batches, side by side."""
         return [column[begin:end] for column in self._arrive()]
+
+
+def _take_no_more(batch: Any, number: int) -> bool:
+    return False
 
 
 class _Layout:
@@ -175,8 +152,8 @@ class _Layout:
         return column.set_(memory.untyped_storage(), place, (count, *self._shape), (self.step // size, *self.stride))
 
 
-class _Column:
-    """A column, in memory that copies are made from.
+class _Memory:
+    """Memory that the copy of a column is made from.
 
     Args:
         streams: The device.
@@ -186,19 +163,16 @@ class _Column:
 
     Attributes:
         whole: All of them: `[most, ...]`.
-        begin: Where the first begins.
-        step: Bytes from one to the next.
-        nbytes: Bytes of each, if it lies in one piece, as it will there.
-        places: What those are copied into that do not; None for those that do, which are moved.
+        column: Where they go.
     """
 
     def __init__(self, streams: Streams, tensor: Tensor, layout: _Layout, most: int) -> None:
-        self.step, self.nbytes = layout.step, layout.nbytes
         # Like what has no such memory; not on "meta", where torch would run Python.
-        self._memory = streams.pinned(torch.empty((), dtype=torch.uint8, device="cpu").expand(layout.step * most))
-        self.begin, self.whole = self._memory.data_ptr(), layout.of(self._memory, most)
-        self.places = None if tensor.stride() == layout.stride else self.whole.unbind()
+        self._bytes = streams.pinned(torch.empty((), dtype=torch.uint8, device="cpu").expand(layout.step * most))
+        self.whole = layout.of(self._bytes, most)
+        places = None if tensor.stride() == layout.stride else self.whole.unbind()
+        self.column = Column(self._bytes.data_ptr(), layout.step, layout.nbytes, places)
 
     def bytes(self, count: int) -> Tensor:
         """Returns the memory of the first ones."""
-        return self._memory[: self.step * count]
+        return self._bytes[: self.column.step * count]

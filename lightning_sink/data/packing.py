@@ -1,0 +1,136 @@
+"""Batches that are alike, put into their places side by side: in C where that can be compiled, in Python elsewhere.
+
+A small step takes a GPU some ten microseconds, in which its host has to pack a batch. Python takes three of them for a
+batch of two tensors, C less than one.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Sequence
+from ctypes import memmove
+from functools import cache
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+
+from lightning_sink.data.batch import Signature, flatten
+from lightning_sink.data.private import likeness
+
+Pack = Callable[[Any, int], bool]
+"""Takes a batch and its number; tells whether it is like the others, and lies in its place now."""
+
+_SOURCE = Path(__file__).with_suffix(".c")
+
+_PATIENCE = 60.0
+"""Seconds that a compiler may take, which takes a fraction of one."""
+
+
+class Column(NamedTuple):
+    """Where what comes at one place of each batch goes.
+
+    Attributes:
+        begin: Where the first batch's begins.
+        step: Bytes from one to the next.
+        nbytes: Bytes of each, if it lies in one piece, as it will there.
+        places: What those are copied into that do not; None for those that do, which are moved.
+    """
+
+    begin: int
+    step: int
+    nbytes: int
+    places: Sequence[Tensor] | None
+
+
+def packer(batch: Any, leaves: list[Tensor], signature: Signature, columns: list[Column]) -> Pack:
+    """Returns what packs batches.
+
+    Args:
+        batch: One like them.
+        leaves: Its tensors.
+        signature: What batches have in common that are like it.
+        columns: Where these tensors go.
+    """
+    items = batch if type(batch) in (tuple, list) else batch.values() if type(batch) is dict else ()
+    is_flat = len(items) == len(leaves) and all(type(item) is Tensor for item in items)
+    kind, names = type(batch) if is_flat else None, tuple(batch) if is_flat and type(batch) is dict else None
+    native = compiled() if is_flat and all(column.places is None for column in columns) else None
+    if native is None or any(type(name) is not str for name in names or ()):
+        return _Packer(kind, names, leaves, signature, columns)
+    packed: Pack = native(kind, names, Tensor, likeness(leaves), [column[:3] for column in columns])
+    return packed
+
+
+class _Packer:
+    """What packs batches in Python.
+
+    Args:
+        kind: The type of a batch that holds tensors and nothing else; None for others.
+        names: The keys of a dict.
+        leaves: The first batch's tensors.
+        signature: What batches have in common.
+        columns: Where the tensors go.
+    """
+
+    def __init__(
+        self,
+        kind: type[Any] | None,
+        names: tuple[Any, ...] | None,
+        leaves: list[Tensor],
+        signature: Signature,
+        columns: list[Column],
+    ) -> None:
+        self._kind, self._names, self._signature, self._columns = kind, names, signature, columns
+        self._are_alike = likeness(leaves)
+
+    def __call__(self, batch: Any, number: int) -> bool:
+        """Packs a batch, and looks at each tensor once."""
+        leaves = self._leaves(batch)
+        if leaves is None or len(leaves) != len(self._columns):
+            return False
+        for tensor in leaves:
+            if type(tensor) is not Tensor or tensor.is_nested or tensor.__dict__:
+                return False
+        if not self._are_alike(*leaves):
+            return False
+        for tensor, (begin, step, nbytes, places) in zip(leaves, self._columns, strict=True):
+            if places is None:
+                memmove(begin + number * step, tensor.data_ptr(), nbytes)
+            else:
+                places[number].copy_(tensor)
+        return True
+
+    def _leaves(self, batch: Any) -> Sequence[Any] | None:
+        if type(batch) is not self._kind:
+            leaves, signature = flatten(batch)
+            return leaves if signature == self._signature else None
+        if self._names is None:
+            return batch  # type: ignore[no-any-return]
+        return [*batch.values()] if (*batch,) == self._names else None
+
+
+@cache
+def compiled() -> Callable[..., Pack] | None:
+    """Returns `Packer` of `packing.c`, compiled once in a process; None where there is no compiler, or it fails."""
+    compiler = shlex.split(sysconfig.get_config_var("CC") or "")[:1]
+    found = next(filter(None, map(shutil.which, [*compiler, "cc", "gcc", "clang"])), None)
+    if found is None:
+        return None
+    try:
+        with TemporaryDirectory(prefix="lightning_sink") as folder:
+            library = Path(folder, f"packing{sysconfig.get_config_var('EXT_SUFFIX')}")
+            options = ["-O2", "-fPIC", "-shared", f"-I{sysconfig.get_path('include')}", "-o", str(library)]
+            subprocess.run([found, *options, str(_SOURCE)], check=True, capture_output=True, timeout=_PATIENCE)
+            loader = ExtensionFileLoader("packing", str(library))
+            module = module_from_spec(cast(ModuleSpec, spec_from_loader("packing", loader)))
+            loader.exec_module(module)
+    except (OSError, subprocess.SubprocessError, ImportError):
+        return None  # Python packs as well, and takes longer
+    return module.Packer  # type: ignore[no-any-return]
