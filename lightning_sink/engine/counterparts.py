@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from lightning_sink.engine.copies import copy_of, memory_of
@@ -12,11 +13,15 @@ from lightning_sink.engine.placement import Placement
 from lightning_sink.engine.private import copy_all
 from lightning_sink.engine.row import Outputs
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By their bytes, whole numbers that are equal where elements are the same."""
+
 
 class Counterparts:
     """Tensors on the device in the place of inputs that lie on the host. They stay where they are.
 
-    While steps that were launched have not been waited for, what they write is newer here than on the host.
+    While steps that were launched have not been waited for, what they write is newer here than on the host. What is the
+    same on the host, bit by bit, as it was when it was brought over last, or back, is not brought again.
 
     Args:
         graphs: The device.
@@ -26,6 +31,7 @@ class Counterparts:
     def __init__(self, graphs: Graphs, placement: Placement) -> None:
         self._graphs, self._placement = graphs, placement
         self._there: dict[int, Tensor] = {}
+        self._same: dict[int, Tensor] = {}  # as the counterparts are, where that is known
         self._launched = 0
 
     def instead(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -38,16 +44,28 @@ class Counterparts:
                 if there is None or (there.shape, there.stride()) != (tensor.shape, tensor.stride()):
                     (there,) = self._graphs.bring([tensor])
                     self._there[number] = there = copy_of(there)
+                    self._same.pop(number, None)
                 found[number] = there
         return found
 
     def launch(self, inputs: Sequence[Tensor | None]) -> None:
         """Brings the inputs over, for steps that are about to be launched."""
         newer = self._placement.written if self._launched else frozenset()
-        numbers = [number for number in self._placement.inputs - newer if inputs[number] is not None]
-        brought = self._graphs.bring([tensor for number in numbers if (tensor := inputs[number]) is not None])
-        copy_all([memory_of(self._there[number]) for number in numbers], [memory_of(tensor) for tensor in brought])
+        tensors = {number: inputs[number] for number in self._placement.inputs - newer}
+        changed = {n: tensor for n, tensor in tensors.items() if tensor is not None and not self._is_same(n, tensor)}
+        if changed:
+            brought = self._graphs.bring([*changed.values()])
+            copy_all([memory_of(self._there[number]) for number in changed], [memory_of(tensor) for tensor in brought])
+            self._same |= {number: tensor.clone() for number, tensor in changed.items()}
+        for number in self._placement.written:
+            self._same.pop(number, None)
         self._launched += 1
+
+    def _is_same(self, number: int, tensor: Tensor) -> bool:
+        same, bits = self._same.get(number), _BITS.get(tensor.dtype.itemsize)
+        if same is None or bits is None or tensor.is_complex() or tensor.device != same.device:
+            return False
+        return torch.equal(tensor.view(bits), same.view(bits))  # 0.0 and -0.0 are not
 
     def give_up(self) -> None:
         """Nothing is to be brought back behind steps: they were not launched, or others run behind them by now."""
@@ -74,6 +92,7 @@ class Counterparts:
         self._graphs.wait(self._graphs.mark())
         targets = [tensor for number in numbers if (tensor := inputs[number]) is not None]
         copy_all(targets, fetched[: len(numbers)])
+        self._same |= dict(zip(numbers, fetched, strict=False))
         here = dict(zip(to_host, fetched[len(numbers) :], strict=True))
         return tuple([here[id(output)] if number in hosts else output for number, output in enumerate(outputs)])
 
