@@ -13,15 +13,20 @@ from lightning_sink.engine.program import Program
 from lightning_sink.engine.step import Column, Sink
 from lightning_sink.engine.window import Window
 
-_SECONDS = 0.05
-"""What one call should take at most. Ctrl-C, SIGTERM and `max_time` take effect between two calls."""
+_SECONDS = 0.2
+"""What one call should take at most. Ctrl-C, SIGTERM and `max_time` take effect between two calls. The host's part of
+one is 1 to 2 ms beside a GPU: of a small GPT's steps of 0.6 ms 33 us each in calls of 50 ms."""
+
+_ROUND = 16
+"""Steps of which a call that is cut by time has a multiple: devices replay so many at once, and fewer one by one."""
 
 _FIRST = 8
 """Steps at most in a call that nothing runs beside. The next ones are prepared beside it; an MLP's sink of 1,000 steps
 with 20 traversals of a DataLoader takes 47 ms so, and 59 where the first call has 16 (`buffer_size`)."""
 
-_MORE = 4
-"""By how much a call may be longer than the one beside which it is prepared, that it is ready when that ends."""
+_MORE = 8
+"""By how much a call may be longer than the one beside which it is prepared, that it is ready when that ends. An MLP's
+steps on an H200 take 27.7, 28.8 and 28.3 us with 2, 4 and 8, and their host 15.2, 13.5 and 11.9."""
 
 _MOST = 1024
 """Steps in a call at most: what a call costs by itself is nothing to that many."""
@@ -106,6 +111,7 @@ def most(program: Program | Window, behind: int = 0) -> int:
         behind: How many steps were in the call before it; 0 where there is none.
     """
     count = max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9))))
+    count -= count % _ROUND if count > _ROUND else 0
     if not program.function.overlaps:
         return count
     return min(count, max(2 * _FIRST, _MORE * behind) if behind else _FIRST)
