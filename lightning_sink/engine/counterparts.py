@@ -13,9 +13,6 @@ from lightning_sink.engine.placement import Placement
 from lightning_sink.engine.private import copy_all
 from lightning_sink.engine.row import Outputs
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By their bytes, whole numbers that are equal where elements are the same."""
-
 
 class Counterparts:
     """Tensors on the device in the place of inputs that lie on the host. They stay where they are.
@@ -51,21 +48,28 @@ class Counterparts:
     def launch(self, inputs: Sequence[Tensor | None]) -> None:
         """Brings the inputs over, for steps that are about to be launched."""
         newer = self._placement.written if self._launched else frozenset()
-        tensors = {number: inputs[number] for number in self._placement.inputs - newer}
-        changed = {n: tensor for n, tensor in tensors.items() if tensor is not None and not self._is_same(n, tensor)}
-        if changed:
-            brought = self._graphs.bring([*changed.values()])
-            copy_all([memory_of(self._there[number]) for number in changed], [memory_of(tensor) for tensor in brought])
-            self._same |= {number: tensor.clone() for number, tensor in changed.items()}
-        for number in self._placement.written:
+        tensors = {n: tensor for n in self._placement.inputs - newer if (tensor := inputs[n]) is not None}
+        changed = self._changed(tensors)
+        for number in (*changed, *self._placement.written):
             self._same.pop(number, None)
+        brought = self._graphs.bring([tensors[number] for number in changed])
+        copy_all([memory_of(self._there[number]) for number in changed], [memory_of(tensor) for tensor in brought])
+        self._same |= {n: values for n, values in changed.items() if n not in self._placement.written}
         self._launched += 1
 
-    def _is_same(self, number: int, tensor: Tensor) -> bool:
-        same, bits = self._same.get(number), _BITS.get(tensor.dtype.itemsize)
-        if same is None or bits is None or tensor.is_complex() or tensor.device != same.device:
-            return False
-        return torch.equal(tensor.view(bits), same.view(bits))  # 0.0 and -0.0 are not
+    def _changed(self, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Returns those inputs, with copies, that may not be what the counterparts are; all that are alike, or none."""
+        changed, alike = dict[int, Tensor](), dict[tuple[torch.device, torch.dtype, torch.Size], list[int]]()
+        for number, tensor in tensors.items():
+            alike.setdefault((tensor.device, tensor.dtype, tensor.shape), []).append(number)
+        for (device, dtype, shape), numbers in alike.items():
+            now = torch.stack([tensors[number] for number in numbers])
+            then = [same for n in numbers if (same := self._same.get(n)) is not None]
+            is_known = len(then) == len(numbers) and all((t.dtype, t.shape) == (dtype, shape) for t in then)
+            # What has moved to the device meanwhile is not looked at, which would be waited for. 0.0 and -0.0 differ.
+            if device.type != "cpu" or not is_known or not torch.equal(_bits(now), _bits(torch.stack(then))):
+                changed.update(zip(numbers, now.unbind(), strict=True))
+        return changed
 
     def give_up(self) -> None:
         """Nothing is to be brought back behind steps: they were not launched, or others run behind them by now."""
@@ -92,7 +96,7 @@ class Counterparts:
         self._graphs.wait(self._graphs.mark())
         targets = [tensor for number in numbers if (tensor := inputs[number]) is not None]
         copy_all(targets, fetched[: len(numbers)])
-        self._same |= dict(zip(numbers, fetched, strict=False))
+        self._same |= dict(zip(numbers, fetched[: len(numbers)], strict=True))
         here = dict(zip(to_host, fetched[len(numbers) :], strict=True))
         return tuple([here[id(output)] if number in hosts else output for number, output in enumerate(outputs)])
 
@@ -101,3 +105,7 @@ class Counterparts:
         hosts = [number for number in columns if number in self._placement.outputs]
         fetched = self._graphs.fetch([columns[number] for number in hosts]) if hosts else []
         return {**columns, **dict(zip(hosts, fetched, strict=True))}
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.view(torch.uint8)
