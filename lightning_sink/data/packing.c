@@ -19,19 +19,23 @@ typedef struct {
 typedef struct {
   PyObject_HEAD
   vectorcallfunc call;
-  PyObject* kind;        // of a batch: tuple, list or dict
-  PyObject* names;       // a tuple of the keys of a dict, in their order; None for others
-  PyObject* tensor;      // `torch.Tensor`
-  PyObject* is_nested;   // "is_nested"
-  PyObject* data_ptr;    // "data_ptr"
-  PyObject* are_alike;   // tells whether tensors are like the first batch's
-  PyObject** leaves;     // the items of the present batch; one place before them is free
+  PyObject* kind;       // of a batch: tuple, list or dict
+  PyObject* names;      // a tuple of the keys of a dict, in their order; None for others
+  PyObject* tensor;     // `torch.Tensor`
+  PyObject* is_nested;  // "is_nested"
+  PyObject* data_ptr;   // "data_ptr"
+  PyObject* are_alike;  // tells whether tensors are like the first batch's
   Column* columns;
-  Py_ssize_t count;      // of tensors in a batch
+  Py_ssize_t count;     // of tensors in a batch, at most MOST
 } Packer;
 
+enum {
+  MOST = 64,        // tensors in a batch
+  LONG = 1 << 20,   // bytes of a tensor that other threads do not wait for
+};
+
 // Whether a dict has these names in this order; its values go to `leaves`.
-static int take_values(Packer* self, PyObject* batch) {
+static int take_values(const Packer* self, PyObject* batch, PyObject** leaves) {
   if (PyDict_GET_SIZE(batch) != self->count) return 0;
   PyObject *key, *value;
   Py_ssize_t position = 0;
@@ -39,76 +43,88 @@ static int take_values(Packer* self, PyObject* batch) {
     PyObject* name = PyTuple_GET_ITEM(self->names, i);
     // To compare others may run code, which may change the batch.
     if (key != name && !(PyUnicode_CheckExact(key) && PyUnicode_Compare(key, name) == 0)) return 0;
-    self->leaves[i] = value;
+    leaves[i] = value;
   }
   return 1;
 }
 
 // Whether a batch is of the kind and has as many items, which go to `leaves`.
-static int take_apart(Packer* self, PyObject* batch) {
+static int take_apart(const Packer* self, PyObject* batch, PyObject** leaves) {
   if ((PyObject*)Py_TYPE(batch) != self->kind) return 0;
-  if (self->names != Py_None) return take_values(self, batch);
+  if (self->names != Py_None) return take_values(self, batch, leaves);
   if (PySequence_Fast_GET_SIZE(batch) != self->count) return 0;
-  memcpy(self->leaves, PySequence_Fast_ITEMS(batch), self->count * sizeof(PyObject*));
+  memcpy(leaves, PySequence_Fast_ITEMS(batch), self->count * sizeof(PyObject*));
   return 1;
 }
 
 // Whether the items are tensors of torch's own type, with no attributes of the user's, and like the first batch's; -1
 // for an error.
-static int are_alike(Packer* self) {
+static int are_alike(const Packer* self, PyObject** leaves) {
   for (Py_ssize_t i = 0; i < self->count; ++i) {
-    if ((PyObject*)Py_TYPE(self->leaves[i]) != self->tensor) return 0;
-    PyObject* nested = PyObject_GetAttr(self->leaves[i], self->is_nested);
+    if ((PyObject*)Py_TYPE(leaves[i]) != self->tensor) return 0;
+    PyObject* nested = PyObject_GetAttr(leaves[i], self->is_nested);
     if (nested == NULL) return -1;
     Py_DECREF(nested);
     if (nested != Py_False) return 0;
-    PyObject* attributes = PyObject_GenericGetDict(self->leaves[i], NULL);
+    PyObject* attributes = PyObject_GenericGetDict(leaves[i], NULL);
     if (attributes == NULL) return -1;
     Py_ssize_t held = PyDict_GET_SIZE(attributes);
     Py_DECREF(attributes);
     if (held > 0) return 0;
   }
   size_t count = (size_t)self->count | PY_VECTORCALL_ARGUMENTS_OFFSET;
-  PyObject* alike = PyObject_Vectorcall(self->are_alike, self->leaves, count, NULL);
+  PyObject* alike = PyObject_Vectorcall(self->are_alike, leaves, count, NULL);
   if (alike == NULL) return -1;
   Py_DECREF(alike);
   return alike == Py_True;
 }
 
-static int copy_into_place(Packer* self, Py_ssize_t number) {
+static int copy_into_place(const Packer* self, PyObject** leaves, Py_ssize_t number) {
   for (Py_ssize_t i = 0; i < self->count; ++i) {
-    PyObject* address = PyObject_CallMethodNoArgs(self->leaves[i], self->data_ptr);
-    if (address == NULL) return -1;
-    void* source = PyLong_AsVoidPtr(address);
-    Py_DECREF(address);
-    if (source == NULL && PyErr_Occurred()) return -1;
     const Column* column = &self->columns[i];
-    if (column->bytes > 0) memcpy(column->begin + number * column->step, source, column->bytes);
+    PyObject* address = PyObject_CallMethodNoArgs(leaves[i], self->data_ptr);
+    if (address == NULL) return -1;
+    const void* source = PyLong_AsVoidPtr(address);
+    Py_DECREF(address);
+    if (column->bytes == 0) continue;
+    if (source == NULL) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "a tensor of the batch has no memory");
+      return -1;
+    }
+    char* target = column->begin + number * column->step;
+    if (column->bytes < LONG) {
+      memcpy(target, source, column->bytes);
+    } else {
+      Py_BEGIN_ALLOW_THREADS
+      memcpy(target, source, column->bytes);
+      Py_END_ALLOW_THREADS
+    }
   }
   return 0;
 }
 
 // packer(batch, number): whether the batch is like the others, and lies in the place of that number now.
 static PyObject* pack(PyObject* object, PyObject* const* arguments, size_t flags, PyObject* names) {
-  Packer* self = (Packer*)object;
+  const Packer* self = (Packer*)object;
   if (PyVectorcall_NARGS(flags) != 2 || names != NULL) {
     PyErr_SetString(PyExc_TypeError, "a packer takes a batch and a number");
     return NULL;
   }
   Py_ssize_t number = PyLong_AsSsize_t(arguments[1]);
   if (number == -1 && PyErr_Occurred()) return NULL;
-  if (!take_apart(self, arguments[0])) Py_RETURN_FALSE;
-  for (Py_ssize_t i = 0; i < self->count; ++i) Py_INCREF(self->leaves[i]);
-  int is_packed = are_alike(self);
-  if (is_packed > 0 && copy_into_place(self, number) < 0) is_packed = -1;
-  for (Py_ssize_t i = 0; i < self->count; ++i) Py_DECREF(self->leaves[i]);
+  PyObject* items[MOST + 1];
+  PyObject** leaves = items + 1;  // who is called with them may use the place before them
+  if (!take_apart(self, arguments[0], leaves)) Py_RETURN_FALSE;
+  for (Py_ssize_t i = 0; i < self->count; ++i) Py_INCREF(leaves[i]);
+  int is_packed = are_alike(self, leaves);
+  if (is_packed > 0 && copy_into_place(self, leaves, number) < 0) is_packed = -1;
+  for (Py_ssize_t i = 0; i < self->count; ++i) Py_DECREF(leaves[i]);
   return is_packed < 0 ? NULL : PyBool_FromLong(is_packed);
 }
 
 static void forget(PyObject* object) {
   Packer* self = (Packer*)object;
   PyTypeObject* type = Py_TYPE(object);
-  if (self->leaves != NULL) PyMem_Free(self->leaves - 1);
   PyMem_Free(self->columns);
   Py_XDECREF(self->kind);
   Py_XDECREF(self->names);
@@ -134,23 +150,22 @@ static PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* Py_UNUS
   self->is_nested = PyUnicode_InternFromString("is_nested");
   self->data_ptr = PyUnicode_InternFromString("data_ptr");
   self->count = PyList_GET_SIZE(columns);
-  PyObject** leaves = PyMem_New(PyObject*, self->count + 1);
-  self->leaves = leaves == NULL ? NULL : leaves + 1;
   self->columns = PyMem_New(Column, self->count);
-  if (self->is_nested == NULL || self->data_ptr == NULL || leaves == NULL || self->columns == NULL) {
+  if (self->is_nested == NULL || self->data_ptr == NULL || self->columns == NULL) {
     Py_DECREF(self);
     return PyErr_Occurred() ? NULL : PyErr_NoMemory();
   }
   for (Py_ssize_t i = 0; i < self->count; ++i) {
-    PyObject* begin;
-    Column* column = &self->columns[i];
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(columns, i), "O!nn", &PyLong_Type, &begin, &column->step, &column->bytes)) {
-      Py_DECREF(self);
-      return NULL;
-    }
-    column->begin = PyLong_AsVoidPtr(begin);
+    PyObject *begin, *column = PyList_GET_ITEM(columns, i);
+    Py_ssize_t step, bytes;
+    if (!PyArg_Parse(column, "(O!nn)", &PyLong_Type, &begin, &step, &bytes)) break;
+    self->columns[i] = (Column){PyLong_AsVoidPtr(begin), step, bytes};
+    if (PyErr_Occurred()) break;
   }
-  return (PyObject*)self;
+  if (self->count > MOST) PyErr_SetString(PyExc_ValueError, "a packer takes batches of at most MOST tensors");
+  if (!PyErr_Occurred()) return (PyObject*)self;
+  Py_DECREF(self);
+  return NULL;
 }
 
 static PyMemberDef members[] = {
@@ -161,16 +176,29 @@ static PyType_Slot slots[] = {
     {Py_tp_new, make}, {Py_tp_dealloc, forget}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members}, {0, NULL},
 };
 static PyType_Spec spec = {
-    .name = "packing.Packer",
+    .name = "lightning_sink.data.packing.Packer",
     .basicsize = sizeof(Packer),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
     .slots = slots,
 };
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "packing", .m_size = -1};
 
-PyMODINIT_FUNC PyInit_packing(void) {
-  PyObject* module = PyModule_Create(&definition);
+static int fill(PyObject* module) {
   PyObject* type = PyType_FromSpec(&spec);
-  if (module == NULL || type == NULL || PyModule_AddObject(module, "Packer", type) < 0) return NULL;
-  return module;
+  if (type == NULL || PyModule_AddObject(module, "Packer", type) < 0) {
+    Py_XDECREF(type);
+    return -1;
+  }
+  return PyModule_AddIntConstant(module, "MOST", MOST);
 }
+
+// In two phases: one of a single phase is put into `sys.modules`, in the place of who has its name there.
+static PyModuleDef_Slot phases[] = {
+    {Py_mod_exec, fill},
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "packing", .m_slots = phases};
+
+PyMODINIT_FUNC PyInit_packing(void) { return PyModuleDef_Init(&definition); }

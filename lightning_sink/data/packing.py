@@ -6,6 +6,7 @@ batch of two tensors, C less than one.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -62,9 +63,9 @@ def packer(batch: Any, leaves: list[Tensor], signature: Signature, columns: list
     is_flat = len(items) == len(leaves) and all(type(item) is Tensor for item in items)
     kind, names = type(batch) if is_flat else None, tuple(batch) if is_flat and type(batch) is dict else None
     native = compiled() if is_flat and all(column.places is None for column in columns) else None
-    if native is None or any(type(name) is not str for name in names or ()):
+    if native is None or len(leaves) > native.MOST or any(type(name) is not str for name in names or ()):
         return _Packer(kind, names, leaves, signature, columns)
-    packed: Pack = native(kind, names, Tensor, likeness(leaves), [column[:3] for column in columns])
+    packed: Pack = native.Packer(kind, names, Tensor, likeness(leaves), [column[:3] for column in columns])
     return packed
 
 
@@ -87,7 +88,8 @@ class _Packer:
         signature: Signature,
         columns: list[Column],
     ) -> None:
-        self._kind, self._names, self._signature, self._columns = kind, names, signature, columns
+        self._kind, self._signature, self._columns = kind, signature, columns
+        self._names = None if names is None else [(type(name), name) for name in names]
         self._are_alike = likeness(leaves)
 
     def __call__(self, batch: Any, number: int) -> bool:
@@ -101,10 +103,12 @@ class _Packer:
         if not self._are_alike(*leaves):
             return False
         for tensor, (begin, step, nbytes, places) in zip(leaves, self._columns, strict=True):
-            if places is None:
-                memmove(begin + number * step, tensor.data_ptr(), nbytes)
-            else:
+            if places is not None:
                 places[number].copy_(tensor)
+            elif (source := tensor.data_ptr()) or not nbytes:
+                memmove(begin + number * step, source, nbytes)
+            else:
+                raise RuntimeError("a tensor of the batch has no memory")
         return True
 
     def _leaves(self, batch: Any) -> Sequence[Any] | None:
@@ -113,24 +117,38 @@ class _Packer:
             return leaves if signature == self._signature else None
         if self._names is None:
             return batch  # type: ignore[no-any-return]
-        return [*batch.values()] if (*batch,) == self._names else None
+        return [*batch.values()] if [(type(name), name) for name in batch] == self._names else None
 
 
 @cache
-def compiled() -> Callable[..., Pack] | None:
-    """Returns `Packer` of `packing.c`, compiled once in a process; None where there is no compiler, or it fails."""
-    compiler = shlex.split(sysconfig.get_config_var("CC") or "")[:1]
-    found = next(filter(None, map(shutil.which, [*compiler, "cc", "gcc", "clang"])), None)
+def compiled() -> Any:
+    """Returns `packing.c` as a module, compiled once in a process; None where there is no compiler that does it."""
+    commands = [os.environ.get("CC", ""), sysconfig.get_config_var("CC") or "", "cc", "gcc", "clang"]
+    for command in dict.fromkeys(commands):
+        try:
+            return _compiled_by(shlex.split(command))
+        except (OSError, ValueError, subprocess.SubprocessError, ImportError):
+            continue  # another one may do it; and Python packs as well, and takes longer
+    return None
+
+
+def _compiled_by(compiler: list[str]) -> Any:
+    """Returns the module, compiled so.
+
+    Raises:
+        OSError: There is no such compiler, or no memory for files.
+        ValueError: There is none.
+        subprocess.SubprocessError: It fails, or takes too long.
+        ImportError: What it makes cannot be loaded.
+    """
+    found = shutil.which(compiler[0]) if compiler else None
     if found is None:
-        return None
-    try:
-        with TemporaryDirectory(prefix="lightning_sink") as folder:
-            library = Path(folder, f"packing{sysconfig.get_config_var('EXT_SUFFIX')}")
-            options = ["-O2", "-fPIC", "-shared", f"-I{sysconfig.get_path('include')}", "-o", str(library)]
-            subprocess.run([found, *options, str(_SOURCE)], check=True, capture_output=True, timeout=_PATIENCE)
-            loader = ExtensionFileLoader("packing", str(library))
-            module = module_from_spec(cast(ModuleSpec, spec_from_loader("packing", loader)))
-            loader.exec_module(module)
-    except (OSError, subprocess.SubprocessError, ImportError):
-        return None  # Python packs as well, and takes longer
-    return module.Packer  # type: ignore[no-any-return]
+        raise ValueError("there is no such compiler")
+    with TemporaryDirectory(prefix="lightning_sink") as folder:
+        library = str(Path(folder, f"packing{sysconfig.get_config_var('EXT_SUFFIX')}"))
+        options = ["-O2", "-fPIC", "-shared", f"-I{sysconfig.get_path('include')}", "-o", library, str(_SOURCE)]
+        subprocess.run([found, *compiler[1:], *options], check=True, capture_output=True, timeout=_PATIENCE)
+        loader = ExtensionFileLoader("packing", library)
+        module = module_from_spec(cast(ModuleSpec, spec_from_loader("packing", loader)))
+        loader.exec_module(module)
+    return module

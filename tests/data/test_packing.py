@@ -1,9 +1,13 @@
 """Batches that are alike, put into their places side by side: what is compiled, and what stands in for it."""
 
 import gc
+import os
+import shutil
+import subprocess
 import sys
 import sysconfig
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,7 +39,16 @@ KINDS = {
     "a number beside": lambda number: (images(number), 3),
     "a column": lambda number: (images(number).t(), labels(number)),
     "every other": lambda number: (images(number)[::2], labels(number)),
+    "large": lambda number: (torch.full((300, 1000), float(number)), labels(number)),
+    "70 tensors": lambda number: [torch.tensor([number, place]) for place in range(70)],
 }
+
+
+def needs_compiler():
+    """Skips where nothing can be compiled for Python; where it can, `packing.c` has to be."""
+    if shutil.which("cc") is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("needs a C compiler and Python's headers")
+    assert packing.compiled() is not None, "`packing.c` was not compiled"
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -43,6 +56,8 @@ def way(request, monkeypatch):
     """Which of the two packs."""
     if request.param == "python":
         monkeypatch.setattr(packing, "compiled", lambda: None)
+    else:
+        needs_compiler()
     return request.param
 
 
@@ -79,12 +94,11 @@ def test_each_batch_lies_in_its_place(kind, way):
 
 
 def test_what_loaders_give_is_packed_by_the_compiled_one():
-    if not sysconfig.get_config_var("CC") or packing.compiled() is None:
-        pytest.skip("needs a C compiler, and there is none here")
+    needs_compiler()
     for kind in ("a tuple", "a list", "a dict", "one tensor"):
-        assert isinstance(Packed(KINDS[kind](0)).pack, packing.compiled())
+        assert isinstance(Packed(KINDS[kind](0)).pack, packing.compiled().Packer)
     for kind in ("a dict by numbers", "a dict in a tuple", "a column", "every other"):
-        assert not isinstance(Packed(KINDS[kind](0)).pack, packing.compiled())
+        assert not isinstance(Packed(KINDS[kind](0)).pack, packing.compiled().Packer)
 
 
 def with_attribute(tensor):
@@ -123,6 +137,12 @@ def test_what_is_not_like_the_first_one_is_refused(unlike, way):
     assert packed.pack(KINDS["a tuple"](1), 2)
 
 
+class Name(str):
+    """Says what a name says, and is none."""
+
+    __slots__ = ()
+
+
 @pytest.mark.parametrize(
     "batch",
     [
@@ -131,11 +151,27 @@ def test_what_is_not_like_the_first_one_is_refused(unlike, way):
         {"x": images(0)},
         {"x": images(0), 1: labels(0)},
         {"x": images(0), "y": labels(0), "z": labels(0)},
+        {Name("x"): images(0), "y": labels(0)},
+        {Name("x"): images(0), Name("y"): labels(0)},
     ],
 )
 def test_a_dict_of_other_names_is_refused(batch, way):
     packed = Packed(KINDS["a dict"](0))
     assert not packed.pack(batch, 0)
+    packed.assert_untouched(range(PLACES))
+
+
+def test_numbers_for_names_are_compared_with_their_types(way):
+    packed = Packed({0: images(0), 1: labels(0)})
+    assert not packed.pack({False: images(0), 1: labels(0)}, 0)
+    assert packed.pack({0: images(0), 1: labels(0)}, 0)
+
+
+def test_a_tensor_without_memory_is_an_error(way):
+    packed, tensor = Packed(KINDS["a tuple"](0)), images(1)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="has no memory"):
+        packed.pack((tensor, labels(1)), 0)
     packed.assert_untouched(range(PLACES))
 
 
@@ -199,8 +235,20 @@ def compiled_anew():
     packing.compiled.cache_clear()
 
 
+def test_a_module_of_the_users_of_that_name_stays_what_it_is(compiled_anew):
+    needs_compiler()
+    own = sys.modules["packing"] = type(sys)("packing")
+    try:
+        packing.compiled.cache_clear()
+        assert packing.compiled() is not None
+        assert sys.modules["packing"] is own
+    finally:
+        del sys.modules["packing"]
+
+
 def test_without_a_compiler_python_packs(compiled_anew, monkeypatch):
     monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(sysconfig, "get_config_var", lambda name: None)
     assert packing.compiled() is None
     packed = Packed(KINDS["a tuple"](0))
@@ -208,7 +256,27 @@ def test_without_a_compiler_python_packs(compiled_anew, monkeypatch):
     assert torch.equal(packed.at(0)[0], images(1))
 
 
-@pytest.mark.parametrize("compiler", ["false", "true"])
-def test_where_a_compiler_fails_python_packs(compiler, compiled_anew, monkeypatch):
-    monkeypatch.setattr(packing.shutil, "which", lambda name: compiler)
+@pytest.mark.parametrize("compiler", ["false", "true", "sleep 100"])
+def test_where_compilers_fail_python_packs(compiler, compiled_anew, monkeypatch):
+    monkeypatch.setattr(packing, "_PATIENCE", 0.2)
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: ".so" if name == "EXT_SUFFIX" else None)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in ("cc", "gcc", "clang") else f"/bin/{name}")
     assert packing.compiled() is None
+
+
+@pytest.mark.parametrize("compiler", ["env {cc}", "{cc} -g", "false", "no such compiler", "'unfinished", "  "])
+def test_a_compiler_of_the_users_is_taken_with_its_options_and_others_where_it_fails(
+    compiler, compiled_anew, monkeypatch
+):
+    needs_compiler()
+    packing.compiled.cache_clear()
+    given, run = compiler.format(cc=shutil.which("cc")), []
+    monkeypatch.setenv("CC", given)
+    original = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **kwargs: run.append(command) or original(command, **kwargs))
+    assert packing.compiled() is not None
+    is_taken = "cc" in given
+    assert len(run) == (2 if compiler == "false" else 1)
+    assert run[0][1:2] == given.split()[1:2] or not is_taken
+    assert not os.path.exists(run[-1][-2])
