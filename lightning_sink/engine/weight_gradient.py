@@ -23,6 +23,7 @@ _PROGRAMS = 512
 """Programs that the work is shared among: four for each multiprocessor of an H200."""
 
 _WARPS, _STAGES = 2, 1
+"""Warps of a program, and loads begun ahead in its loop, for which Triton would take four and three."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
