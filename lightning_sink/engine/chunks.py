@@ -14,8 +14,8 @@ from lightning_sink.engine.step import Column, Sink
 from lightning_sink.engine.window import Window
 
 _SECONDS = 0.05
-"""What one call should take at most. Ctrl-C, SIGTERM and `max_time` take effect between two calls. In calls of a fifth of
-a second a small GPT's steps took an H200 591 us in place of 561, which then has more before it than its queue holds."""
+"""What one call should take at most. Ctrl-C, SIGTERM and `max_time` take effect between two calls. In calls of a fifth
+of a second a small GPT's steps took an H200 591 us in place of 561: it then has more before it than its queue holds."""
 
 _ROUND = 16
 """Steps of which a call that is cut has a multiple: devices replay so many at once, and fewer one by one."""
@@ -25,8 +25,8 @@ _FIRST = 8
 with 20 traversals of a DataLoader takes 47 ms so, and 59 where the first call has 16 (`buffer_size`)."""
 
 _MORE = 8
-"""By how much a call may be longer than the one beside which it is prepared, that it is ready when that ends. With 8 two
-H200s took 28.3 and 29.4 us for an MLP's step, with 4, and so more calls, 28.8 and 27.7, and their hosts no less."""
+"""By how much a call may be longer than the one beside which it is prepared, that it is ready when that ends. With 8
+two H200s took 28.3 and 29.4 us for an MLP's step, with 4, and so more calls, 28.8 and 27.7, and their hosts no less."""
 
 _MOST = 1024
 """Steps in a call at most: what a call costs by itself is nothing to that many."""
