@@ -17,6 +17,7 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.data.containers import is_plain, taken_apart
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.load import Load
+from lightning_sink.data.packing import address_of, compiled
 from lightning_sink.data.run import Found
 from lightning_sink.data.streams import Arriving, Streams
 
@@ -33,17 +34,23 @@ class Device:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
+        compiled()  # now, and not while batches are waited for
 
     def send(self, batch: Any) -> Any:
         """Sends a batch that the user's code may see, each tensor in memory of its own: what is kept keeps no more.
 
         Returns:
             An `Arriving`, and the batch's memory may be filled again from then on; the batch if it is not sent.
+
+        Raises:
+            RuntimeError: A tensor has no memory.
         """
         found = taken_apart(batch, _can_be_sent)
         if found is None:
             return batch
         tensors, rebuild = found
+        for tensor in tensors:
+            address_of(tensor)  # without memory to copy from
         return Arriving(self._streams, [self._streams.pinned(tensor).copy_(tensor) for tensor in tensors], rebuild)
 
     def load(self, found: Found, batches: int, room: int) -> Load | None:

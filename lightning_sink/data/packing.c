@@ -194,9 +194,6 @@ static int fill(PyObject* module) {
 // In two phases: one of a single phase is put into `sys.modules`, in the place of who has its name there.
 static PyModuleDef_Slot phases[] = {
     {Py_mod_exec, fill},
-#ifdef Py_mod_gil
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
     {0, NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "packing", .m_slots = phases};

@@ -30,8 +30,23 @@ Pack = Callable[[Any, int], bool]
 
 _SOURCE = Path(__file__).with_suffix(".c")
 
+_EXACT = ["-fno-fast-math", "-fno-unsafe-math-optimizations"]
+"""Takes back what may stand in `CC`: a library of that kind makes who loads it round small numbers to zero."""
+
 _PATIENCE = 60.0
 """Seconds that a compiler may take, which takes a fraction of one."""
+
+
+def address_of(tensor: Tensor) -> int:
+    """Returns where a tensor's memory begins.
+
+    Raises:
+        RuntimeError: It has none (`untyped_storage().resize_(0)`): to copy it would end the process.
+    """
+    address = tensor.data_ptr()
+    if not address and tensor.nbytes:
+        raise RuntimeError("a tensor of the batch has no memory")
+    return address
 
 
 class Column(NamedTuple):
@@ -103,12 +118,11 @@ class _Packer:
         if not self._are_alike(*leaves):
             return False
         for tensor, (begin, step, nbytes, places) in zip(leaves, self._columns, strict=True):
-            if places is not None:
-                places[number].copy_(tensor)
-            elif (source := tensor.data_ptr()) or not nbytes:
-                memmove(begin + number * step, source, nbytes)
+            address = address_of(tensor)
+            if places is None:
+                memmove(begin + number * step, address, nbytes)
             else:
-                raise RuntimeError("a tensor of the batch has no memory")
+                places[number].copy_(tensor)
         return True
 
     def _leaves(self, batch: Any) -> Sequence[Any] | None:
@@ -122,7 +136,12 @@ class _Packer:
 
 @cache
 def compiled() -> Any:
-    """Returns `packing.c` as a module, compiled once in a process; None where there is no compiler that does it."""
+    """Returns `packing.c` as a module, compiled once in a process; None where there is no compiler that does it.
+
+    Nor is there one for a Python without its lock, which keeps a batch as it is meanwhile.
+    """
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
     commands = [os.environ.get("CC", ""), sysconfig.get_config_var("CC") or "", "cc", "gcc", "clang"]
     for command in dict.fromkeys(commands):
         try:
@@ -144,10 +163,13 @@ def _compiled_by(compiler: list[str]) -> Any:
     found = shutil.which(compiler[0]) if compiler else None
     if found is None:
         raise ValueError("there is no such compiler")
-    with TemporaryDirectory(prefix="lightning_sink") as folder:
+    # Some file systems let nobody take away a library that is loaded.
+    with TemporaryDirectory(prefix="lightning_sink", ignore_cleanup_errors=True) as folder:
         library = str(Path(folder, f"packing{sysconfig.get_config_var('EXT_SUFFIX')}"))
-        options = ["-O2", "-fPIC", "-shared", f"-I{sysconfig.get_path('include')}", "-o", library, str(_SOURCE)]
-        subprocess.run([found, *compiler[1:], *options], check=True, capture_output=True, timeout=_PATIENCE)
+        options = ["-O2", "-fPIC", "-shared", *_EXACT, f"-I{sysconfig.get_path('include')}", "-o", library]
+        subprocess.run(
+            [found, *compiler[1:], *options, str(_SOURCE)], check=True, capture_output=True, timeout=_PATIENCE
+        )
         loader = ExtensionFileLoader("packing", library)
         module = module_from_spec(cast(ModuleSpec, spec_from_loader("packing", loader)))
         loader.exec_module(module)

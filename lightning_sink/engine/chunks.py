@@ -25,8 +25,8 @@ _FIRST = 8
 with 20 traversals of a DataLoader takes 47 ms so, and 59 where the first call has 16 (`buffer_size`)."""
 
 _MORE = 8
-"""By how much a call may be longer than the one beside which it is prepared, that it is ready when that ends. With 8
-two H200s took 28.3 and 29.4 us for an MLP's step, with 4, and so more calls, 28.8 and 27.7, and their hosts no less."""
+"""By how much a call may be longer than the one beside which it is prepared, that it is ready when that ends. An MLP's
+step took two H200s 28.3 and 29.4 us so, and 28.8 and 27.7 where calls grow by 4 and are more; their hosts no less."""
 
 _MOST = 1024
 """Steps in a call at most: what a call costs by itself is nothing to that many."""

@@ -57,6 +57,7 @@ class Counterparts:
         self._same |= {n: values for n, values in changed.items() if n not in self._placement.written}
         self._launched += 1
 
+    @torch.no_grad()
     def _changed(self, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
         """Returns those inputs, with copies, that may not be what the counterparts are; all that are alike, or none."""
         changed, alike = dict[int, Tensor](), dict[tuple[torch.device, torch.dtype, torch.Size], list[int]]()

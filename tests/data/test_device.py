@@ -399,6 +399,13 @@ def with_others(fake, batch):
     return Sent(load, 1)
 
 
+def test_a_tensor_without_memory_is_an_error():
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="has no memory"):
+        Device(Fake()).send({"x": tensor, "y": torch.ones(4)})
+
+
 class Sent:
     """A batch among others, to be taken as one that was sent by itself."""
 

@@ -167,8 +167,9 @@ def test_numbers_for_names_are_compared_with_their_types(way):
     assert packed.pack({0: images(0), 1: labels(0)}, 0)
 
 
-def test_a_tensor_without_memory_is_an_error(way):
-    packed, tensor = Packed(KINDS["a tuple"](0)), images(1)
+@pytest.mark.parametrize("make", [images, lambda number: images(number).t()], ids=["in one piece", "a column"])
+def test_a_tensor_without_memory_is_an_error(make, way):
+    packed, tensor = Packed((make(0), labels(0))), make(1)
     tensor.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="has no memory"):
         packed.pack((tensor, labels(1)), 0)
@@ -263,6 +264,41 @@ def test_where_compilers_fail_python_packs(compiler, compiled_anew, monkeypatch)
     monkeypatch.setattr(sysconfig, "get_config_var", lambda name: ".so" if name == "EXT_SUFFIX" else None)
     monkeypatch.setattr(shutil, "which", lambda name: None if name in ("cc", "gcc", "clang") else f"/bin/{name}")
     assert packing.compiled() is None
+
+
+def test_where_the_folder_cannot_be_taken_away_what_was_compiled_is_there(compiled_anew, monkeypatch):
+    needs_compiler()
+    packing.compiled.cache_clear()
+    left, original = [], os.rmdir
+
+    def refuse(path, **kwargs):
+        left.append(path)
+        raise OSError(39, "Directory not empty", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rmdir", refuse)
+        assert packing.compiled() is not None
+    assert left
+    for path in left:
+        if os.path.isdir(path):
+            original(path)
+
+
+SMALL = """
+import torch
+from lightning_sink.data.packing import compiled
+small = torch.full((4,), 1e-38)
+assert compiled() is not None
+assert float((small * 1e-3).sum()) > 0, "small numbers are rounded to zero"
+"""
+
+
+def test_options_of_the_users_change_nothing_about_numbers():
+    needs_compiler()
+    for options in ("-ffast-math", "-funsafe-math-optimizations"):
+        package = str(Path(packing.__file__).parents[2])
+        environment = {**os.environ, "CC": f"{shutil.which('cc')} {options}", "PYTHONPATH": package}
+        subprocess.run([sys.executable, "-c", SMALL], check=True, env=environment)
 
 
 @pytest.mark.parametrize("compiler", ["env {cc}", "{cc} -g", "false", "no such compiler", "'unfinished", "  "])
