@@ -54,7 +54,7 @@ class Counterparts:
             self._same.pop(number, None)
         brought = self._graphs.bring([tensors[number] for number in changed])
         copy_all([memory_of(self._there[number]) for number in changed], [memory_of(tensor) for tensor in brought])
-        self._same |= {n: values for n, values in changed.items() if n not in self._placement.written}
+        self._same |= {n: t for n, t in changed.items() if t.is_cpu and n not in self._placement.written}
         self._launched += 1
 
     @torch.no_grad()

@@ -131,6 +131,9 @@ def test_a_tensor_that_is_on_the_device_by_now_is_brought_each_time():
     waited = len(steps.graphs.waited)
     assert float(steps.launch()[0]) == 2
     assert len(steps.graphs.waited) == waited
+    for value in (3.0, 4.0):
+        steps.tensors[0] = torch.tensor(value)
+        assert float(steps.launch()[0]) == value
 
 
 def test_what_was_brought_half_is_brought_again(monkeypatch):
