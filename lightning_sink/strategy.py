@@ -20,9 +20,9 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.datamodule import SinkDataModule
-from lightning_sink.engine.attributes import are_the_same
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
-from lightning_sink.engine.slots import Parts
+from lightning_sink.engine.state.attributes import are_the_same
+from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.trainer.batch_hooks import in_step

@@ -26,7 +26,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 
 import leaks
 from lightning_sink.data.turn import NumpyTurns
-from lightning_sink.engine import closures, referrers
+from lightning_sink.engine.state import closures, referrers
 
 # The same examples in each run, so that a failure is a change. `--hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)

@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_sink.engine.copies import memory_of
-from lightning_sink.engine.default_generators import Generators
-from lightning_sink.engine.graphs import Graphs
+from lightning_sink.engine.compiler.copies import memory_of
+from lightning_sink.engine.device.graphs import Graphs
+from lightning_sink.engine.state.default_generators import Generators
 
 REFUSED = "operation not permitted when stream is capturing"
 

@@ -7,8 +7,8 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningR
 from torch import nn
 
 from lightning_sink import SinkStrategy
-from lightning_sink.engine.generated import missing_compiler
-from lightning_sink.engine.window import Window
+from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.programs.window import Window
 from parity import Net, assert_parity, compare, loader, once
 from test_steps_in_a_row import InMemory, assert_left_the_same, failed
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink import SinkStrategy
-from lightning_sink.engine.granted import Granted
+from lightning_sink.engine.state.granted import Granted
 from parity import Net, assert_parity, both, compare, loader, once
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])

@@ -16,11 +16,11 @@ import torch
 
 from gallery.case import Small
 from lightning_sink import CompileError, SinkStrategy
-from lightning_sink.engine.granted import Granted
-from lightning_sink.engine.guards import Guard
-from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.questions import Question
-from lightning_sink.engine.record import Recorder
+from lightning_sink.engine.numbers.guards import Guard
+from lightning_sink.engine.state.granted import Granted
+from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.tracing.questions import Question
+from lightning_sink.engine.tracing.record import Recorder
 from parity import Net, assert_parity, both, loader, train
 
 HAZARDS = {}

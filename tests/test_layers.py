@@ -10,6 +10,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "lightning_sink"
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
+# The rooms inside the engine, in the order in which one may import those before it, and itself; all may import the
+# engine's own files named here, and these nothing but each other.
+IN_ENGINE = ["numbers", "state", "tracing", "compiler", "device", "programs"]
+SHARED = {"failures", "history", "interrupt", "operands", "passages", "private", "step", "watch"}
+
 # The rooms of the package, each with the rooms it may import; nothing may import `__init__`.
 BELOW_TRAINER = {"engine", "data", "plan", "checks", "errors"}
 ROOMS = {
@@ -19,6 +24,7 @@ ROOMS = {
     "plan": set(),
     "data": {"data", "plan", "checks", "errors"},
     "engine": {"engine", "plan", "checks", "errors"},
+    **{f"engine/{room}": {"engine", "plan", "checks", "errors"} for room in IN_ENGINE},
     "functional": {"functional"} | BELOW_TRAINER,
     "trainer": {"trainer"} | BELOW_TRAINER,
     "callbacks": {"trainer"} | BELOW_TRAINER,
@@ -56,7 +62,17 @@ PRIVATE = {
 
 
 def room_of(file: str) -> str:
-    return file.split("/")[0].removesuffix(".py")
+    room, *inner = file.split("/")
+    return f"engine/{inner[0]}" if room == "engine" and len(inner) > 1 else room.removesuffix(".py")
+
+
+def is_up(file: str, name: list[str]) -> bool:
+    """Tells whether a file of the engine imports another one that is above it; those that choose engines are on top."""
+    inner = file.removesuffix(".py").split("/")[1:]
+    floor = IN_ENGINE.index(inner[0]) if inner[0] in IN_ENGINE else -1 if inner[0] in SHARED else len(IN_ENGINE)
+    if floor == len(IN_ENGINE):
+        return False
+    return not name or not (name[0] in SHARED or name[0] in IN_ENGINE[: floor + 1])
 
 
 def imported(tree: ast.Module, file: str) -> Iterator[tuple[int, str]]:
@@ -93,14 +109,15 @@ def violations(source: str, file: str) -> list[str]:
     for line, name in imported(tree, file):
         root, *rest = name.split(".")
         if root == "lightning_sink":
-            if not rest or rest[0] not in ROOMS[room]:
+            upwards = rest[:1] == ["engine"] and room.startswith("engine") and is_up(file, rest[1:])
+            if not rest or rest[0] not in ROOMS[room] or upwards:
                 found.append((line, f"{room} may not import {name}"))
         elif root in LIGHTNING:
             if room not in WITH_LIGHTNING:
                 found.append((line, f"{room} works without Lightning, so it may not import {name}"))
             if room != "trainer" and any(part.startswith("_") and not part.startswith("__") for part in rest):
                 found.append((line, f"only trainer/ may import what is private to Lightning: {name}"))
-        elif root == "torchmetrics" and room in WITHOUT_TORCHMETRICS:
+        elif root == "torchmetrics" and room.split("/")[0] in WITHOUT_TORCHMETRICS:
             found.append((line, f"{room} works without torchmetrics, so it may not import {name}"))
         elif room in STDLIB_ONLY and root not in sys.stdlib_module_names:
             found.append((line, f"{room} imports the standard library only, not {name}"))
@@ -147,7 +164,16 @@ def test_the_package_is_found():
     ("engine/step.py", "import lightning_sink.data.queue"),
     ("engine/step.py", "from ..data import queue"),
     ("engine/step.py", "from .. import data"),
-    ("engine/deeper/step.py", "from ...data import queue"),
+    ("engine/deeper/step.py", "from lightning_sink.engine import step"),
+    ("engine/state/slots.py", "from ...data import queue"),
+    ("engine/state/slots.py", "import torchmetrics"),
+    ("engine/state/slots.py", "from lightning_sink.engine.tracing.record import Recorder"),
+    ("engine/state/slots.py", "from lightning_sink.engine import tracing"),
+    ("engine/state/slots.py", "from lightning_sink.engine import compiled"),
+    ("engine/state/slots.py", "import lightning_sink.engine"),
+    ("engine/programs/maker.py", "from ..make import make_engine"),
+    ("engine/step.py", "from lightning_sink.engine.state.slots import Slots"),
+    ("engine/step.py", "from . import eager"),
     ("engine/__init__.py", "from ..data import queue"),
     ("engine/step.py", "from lightning_sink.trainer.loops import SinkLoop"),
     ("engine/step.py", "from lightning_sink.strategy import SinkStrategy"),
@@ -185,9 +211,12 @@ def test_control_a_wrong_import_is_caught(file, source):
 
 
 @pytest.mark.parametrize(("file", "source"), [
-    ("engine/step.py", "import torch\nfrom lightning_sink.engine.slots import Slots\nfrom . import slots"),
+    ("engine/step.py", "import torch\nfrom lightning_sink.engine.watch import Hazard\nfrom . import watch"),
+    ("engine/device/cuda.py", "from lightning_sink.engine.state.slots import Slots\nfrom . import block"),
+    ("engine/device/cuda.py", "from .. import step\nfrom lightning_sink.engine.compiler import row"),
+    ("engine/make.py", "from lightning_sink.engine import compiled\nfrom .programs import maker\nfrom . import step"),
     ("engine/step.py", "from lightning_sink.errors import SinkError\nfrom ..plan import Limits"),
-    ("engine/step.py", "from .data import Data  # lightning_sink.engine.data"),
+    ("engine/make.py", "from .data import Data  # lightning_sink.engine.data"),
     ("data/queue.py", "import torchdata\nfrom lightning_sink.data import batch\nfrom lightning_sink import errors"),
     ("functional.py", "import torchmetrics\nfrom . import data, engine"),
     ("trainer/loops.py", "from lightning_sink import data, engine, errors, plan\nfrom . import logging"),

@@ -1,6 +1,6 @@
 """Trainings on a device are plain Lightning's on it, over a device that is none.
 
-What CUDA's own streams and graphs do is tried in `data/test_device_gpu.py`, `engine/test_captured_gpu.py` and
+What CUDA's own streams and graphs do is tried in `data/test_device_gpu.py`, `engine/device/test_captured_gpu.py` and
 `test_on_device_gpu.py`.
 """
 
@@ -24,10 +24,11 @@ from lightning_sink import SinkDataModule, SinkStrategy, data_sink
 from lightning_sink.data import pace
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.reuse import Reuse
-from lightning_sink.engine import chunks, on_device
-from lightning_sink.engine.block import Block
-from lightning_sink.engine.captured import CapturedStep
-from lightning_sink.engine.generated import compile_graph
+from lightning_sink.engine.compiler.generated import compile_graph
+from lightning_sink.engine.device import on_device
+from lightning_sink.engine.device.block import Block
+from lightning_sink.engine.device.captured import CapturedStep
+from lightning_sink.engine.programs.registry import chunks
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, both, loader, once
@@ -302,7 +303,7 @@ def test_that_a_step_cannot_be_repeated_by_the_device_is_said(fake, monkeypatch,
 
 
 def test_control_device_draws_that_are_not_put_back_train_otherwise(monkeypatch):
-    from lightning_sink.engine.default_generators import Generators
+    from lightning_sink.engine.state.default_generators import Generators
 
     monkeypatch.setattr(Generators, "restore", lambda self, state: torch.set_rng_state(state[0]))
     with pytest.raises(Exception, match="differs by"):

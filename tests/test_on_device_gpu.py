@@ -9,8 +9,8 @@ from torch import nn
 
 from gpu import needs_gpu
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.engine import captured
-from lightning_sink.engine.block import Block
+from lightning_sink.engine.device import captured
+from lightning_sink.engine.device.block import Block
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, loader, once
 from test_on_device import (

@@ -8,7 +8,7 @@ import torch
 
 from gallery.case import Small
 from lightning_sink import SinkStrategy
-from lightning_sink.engine.program import Program
+from lightning_sink.engine.programs.program import Program
 from parity import assert_parity, both, loader
 
 

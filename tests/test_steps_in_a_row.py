@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import pace, supply
 from lightning_sink.data.reuse import Reuse
-from lightning_sink.engine import chunks as engine_chunks
-from lightning_sink.engine.generated import missing_compiler
+from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.programs import chunks as engine_chunks
 from lightning_sink.trainer import logging
 from lightning_sink.trainer.loop_sink import LoopSink
 from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, once, train

@@ -39,7 +39,7 @@ from torch.profiler import ProfilerActivity, profile
 from workload import DISTINCT, WORKLOADS
 
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.engine.cuda import CudaGraphs
+from lightning_sink.engine.device.cuda import CudaGraphs
 from lightning_sink.trainer.batch_hooks import BatchHooks
 
 _GAP = 5.0

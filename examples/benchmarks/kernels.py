@@ -17,11 +17,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine import inductor, masks
-from lightning_sink.engine.draws import Draw
-from lightning_sink.engine.loop import CompiledStep
-from lightning_sink.engine.masks import RowDraws
-from lightning_sink.engine.recording import Recording
+from lightning_sink.engine.compiler import inductor, masks
+from lightning_sink.engine.compiler.loop import CompiledStep
+from lightning_sink.engine.compiler.masks import RowDraws
+from lightning_sink.engine.tracing.draws import Draw
+from lightning_sink.engine.tracing.recording import Recording
 
 # Rows, columns, depth; whether the left matrix and the right one lie transposed: forward, weights' gradient, inputs'.
 PRODUCTS = [

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_sink import SinkStrategy
-from lightning_sink.engine import inductor
 from lightning_sink.engine import make as engines
-from lightning_sink.engine.recording import Recording
+from lightning_sink.engine.compiler import inductor
+from lightning_sink.engine.tracing.recording import Recording
 
 SECONDS, REPEATS = 0.4, 9
 

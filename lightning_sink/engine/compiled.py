@@ -14,22 +14,22 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_sink.engine.chunks import Call, most, pass_through
-from lightning_sink.engine.counts import Counts
-from lightning_sink.engine.default_generators import Generators
+from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, TurnTaking
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import note_step, with_type
-from lightning_sink.engine.granted import Glance, Granted, Outside, State, agree
-from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.loop import CompiledStep, Compiler, TurnTaking
-from lightning_sink.engine.maker import ProgramMaker
-from lightning_sink.engine.program import Program
-from lightning_sink.engine.programs import Key, Programs
-from lightning_sink.engine.slots import Parts
+from lightning_sink.engine.programs.chunks import Call, most, pass_through
+from lightning_sink.engine.programs.maker import ProgramMaker
+from lightning_sink.engine.programs.program import Program
+from lightning_sink.engine.programs.registry import Key, Programs
+from lightning_sink.engine.programs.verify import verify_step
+from lightning_sink.engine.programs.window import Window, Windows
+from lightning_sink.engine.state.counts import Counts
+from lightning_sink.engine.state.default_generators import Generators
+from lightning_sink.engine.state.granted import Glance, Granted, Outside, State, agree
+from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine, Result, Sink, Step
-from lightning_sink.engine.verify import verify_step
 from lightning_sink.engine.watch import Hazard
-from lightning_sink.engine.window import Window, Windows
 
 _SHORT = 1e-3
 """Seconds of a step that is long beside what it takes to begin a thread for each sink, 0.2 ms. The memory that such

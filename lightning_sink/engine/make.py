@@ -11,15 +11,15 @@ import torch
 from torch.optim import Optimizer
 
 from lightning_sink.engine.compiled import CompiledEngine
-from lightning_sink.engine.cuda import CudaGraphs
+from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.inductor import compile_inductor, compile_traced, timed
+from lightning_sink.engine.compiler.loop import Compiler
+from lightning_sink.engine.device.cuda import CudaGraphs
+from lightning_sink.engine.device.graphs import Graphs
+from lightning_sink.engine.device.on_device import compile_on_device
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import in_short
-from lightning_sink.engine.generated import missing_compiler
-from lightning_sink.engine.graphs import Graphs
-from lightning_sink.engine.inductor import compile_inductor, compile_traced, timed
-from lightning_sink.engine.loop import Compiler
-from lightning_sink.engine.on_device import compile_on_device
-from lightning_sink.engine.slots import Parts
+from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import CompileError, warn_at

@@ -15,7 +15,7 @@ from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
-from lightning_sink.engine.slots import Parts
+from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine
 from lightning_sink.functional.batches import DatasetBatches, Signature
 from lightning_sink.functional.outputs import Outputs

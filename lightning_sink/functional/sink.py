@@ -15,7 +15,7 @@ from lightning_sink.data.run import Part
 from lightning_sink.data.traversals import name_of
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.private import pytree
-from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
+from lightning_sink.engine.state.schedulers import SavedSchedulers, only_computes
 from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.functional.batches import Signature, as_arguments
 from lightning_sink.functional.outputs import Outputs, values_of

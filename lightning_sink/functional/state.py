@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_sink.engine.attributes import TENSOR_HOLDERS, fingerprint
-from lightning_sink.engine.holders import class_state
+from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, fingerprint
+from lightning_sink.engine.state.holders import class_state
 from lightning_sink.engine.watch import is_users
 
 _DEEPEST = 6

@@ -22,7 +22,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor, WeightAveraging
 from lightning.pytorch.trainer import call
 
-from lightning_sink.engine.holders import Seen
+from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import first_line, is_library
 from lightning_sink.errors import warn_at
 from lightning_sink.trainer.host_state import HostState

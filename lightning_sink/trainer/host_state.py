@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.generators import global_states
-from lightning_sink.engine.attributes import fingerprint, is_a
-from lightning_sink.engine.default_generators import Generators
-from lightning_sink.engine.holders import Seen, python_state
 from lightning_sink.engine.private import own_tensors, pytree, version
-from lightning_sink.engine.slots import PLAIN_TENSORS, Parts
+from lightning_sink.engine.state.attributes import fingerprint, is_a
+from lightning_sink.engine.state.default_generators import Generators
+from lightning_sink.engine.state.holders import Seen, python_state
+from lightning_sink.engine.state.slots import PLAIN_TENSORS, Parts
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.reads import machinery
 

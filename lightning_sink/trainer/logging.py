@@ -24,7 +24,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_sink.engine.numbers import Number
+from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.step import Tape
 from lightning_sink.trainer.metrics import MetricCalls, Source
 

@@ -23,8 +23,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.traversals import Place
-from lightning_sink.engine.holders import Seen
 from lightning_sink.engine.interrupt import DeferredInterrupt
+from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import user_line
 from lightning_sink.errors import EmptyDatasetError, warn_at
 from lightning_sink.plan import Position, next_sink

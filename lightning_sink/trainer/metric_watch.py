@@ -15,12 +15,12 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lightning_sink.engine.attributes import fingerprint
-from lightning_sink.engine.numbers import released
+from lightning_sink.engine.numbers.number import released
 from lightning_sink.engine.private import pytree, version
-from lightning_sink.engine.slots import Parts
+from lightning_sink.engine.state.attributes import fingerprint
+from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Tape
-from lightning_sink.engine.undo import Attributes
+from lightning_sink.engine.tracing.undo import Attributes
 from lightning_sink.trainer.metrics import MetricCalls, is_metric
 
 _METHODS = ("update", "forward", "compute", "reset")

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from lightning_sink.engine.attributes import Same
 from lightning_sink.engine.private import pytree
+from lightning_sink.engine.state.attributes import Same
 
 _TENSOR = "a tensor of the step"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
-from lightning_sink.engine.attributes import SCALARS
+from lightning_sink.engine.state.attributes import SCALARS
 from lightning_sink.engine.watch import is_library
 from lightning_sink.trainer.sources import held, source_of, variable
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from types import CodeType
 from typing import Any
 
-from lightning_sink.engine.attributes import fingerprint
-from lightning_sink.engine.granted import Outside
+from lightning_sink.engine.state.attributes import fingerprint
+from lightning_sink.engine.state.granted import Outside
 from lightning_sink.trainer.reads import TOLD
 
 _BEGINS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "LOAD_SUPER_ATTR")

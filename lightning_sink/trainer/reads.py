@@ -1,8 +1,8 @@
 """What a step may read of where the training stands, and what it gets in its place while it is recorded.
 
 The counters that Lightning hands to users, as arguments or as properties, become stand-ins that stay inputs of the
-program (`engine/counts.py`); a flag decides which program it is. Lightning computes with the same counters on its own
-account, so only a read from a line of the user's gets one. A scheduler's step is made again by whoever owns the
+program (`engine/state/counts.py`); a flag decides which program it is. Lightning computes with the same counters on its
+own account, so only a read from a line of the user's gets one. A scheduler's step is made again by whoever owns the
 training. Other reads that depend on the step, and calls that reach a logger or the terminal, are reported.
 
 The getters are those of Lightning 2.6's classes; no public seam gives a step other counters than the loops keep.
@@ -23,8 +23,8 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch import Tensor
 
-from lightning_sink.engine.numbers import Number, released
-from lightning_sink.engine.schedulers import only_computes
+from lightning_sink.engine.numbers.number import Number, released
+from lightning_sink.engine.state.schedulers import only_computes
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.watch import is_user_frame
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
-from lightning_sink.engine.schedulers import SavedSchedulers, only_computes
+from lightning_sink.engine.state.schedulers import SavedSchedulers, only_computes
 
 
 def saved_schedulers(trainer: Any) -> SavedSchedulers:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_sink.engine import inductor
+from lightning_sink.engine.compiler import inductor
 
 
 @pytest.fixture(scope="module")

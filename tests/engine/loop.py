@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.engine.compiled import CompiledEngine
-from lightning_sink.engine.counts import Counts
+from lightning_sink.engine.compiler.inductor import compile_traced
 from lightning_sink.engine.eager import EagerEngine
-from lightning_sink.engine.hyper import Hyperparameters
-from lightning_sink.engine.inductor import compile_traced
-from lightning_sink.engine.record import Recorder
-from lightning_sink.engine.recording import Recording
-from lightning_sink.engine.slots import Parts, Snapshot
+from lightning_sink.engine.state.counts import Counts
+from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.state.slots import Parts, Snapshot
 from lightning_sink.engine.step import Column, Engine, Result, Sink, Step, Tape
+from lightning_sink.engine.tracing.record import Recorder
+from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.watch import Hazard
 
 Batch = Any

@@ -20,7 +20,7 @@ from loop import LoopSink, Training, assert_same, batches, both, engine_for, los
 from torch import nn, optim
 from torch.utils.checkpoint import checkpoint
 
-from lightning_sink.engine.guards import Guard
+from lightning_sink.engine.numbers.guards import Guard
 from lightning_sink.engine.watch import Hazard
 
 LONG = [float(index % 7) + 1 for index in range(100)]
@@ -1090,7 +1090,7 @@ def test_a_costly_compiler_waits_for_a_second_step_of_the_kind():
 
     def compiler(recording):
         compiled.append(recording.inputs[0].shape)
-        from lightning_sink.engine.inductor import compile_traced
+        from lightning_sink.engine.compiler.inductor import compile_traced
 
         return compile_traced(recording)
 

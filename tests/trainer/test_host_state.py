@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sink.engine.holders import Seen
+from lightning_sink.engine.state.holders import Seen
 from lightning_sink.trainer.host_state import HostState
 from parity import QUIET, Net, loader
 

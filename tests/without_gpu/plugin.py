@@ -19,7 +19,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     interpreted.install()
 else:
-    from lightning_sink.engine import on_device
+    from lightning_sink.engine.device import on_device
 
     on_device.compile_graph = lambda graph, *_: (graph.forward, None)
     on_device.write_sums = lambda graph: frozenset()  # a kernel of ours is among them

@@ -1,0 +1,47 @@
+"""The compiled functions of a training, each made once for all recordings with the same text."""
+
+from __future__ import annotations
+
+from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
+from lightning_sink.engine.failures import in_short
+from lightning_sink.engine.state.default_generators import Generators
+from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.watch import Hazard
+
+_MOST_FUNCTIONS = 32
+"""Compiled code is never given back, and memory must not grow with the training."""
+
+_TOO_MANY = Hazard(f"{_MOST_FUNCTIONS} programs are compiled already: shapes or attributes keep changing")
+
+
+class Functions:
+    """Compiles recordings.
+
+    Args:
+        compiler: Makes a function of a recording.
+        generators: What compiling must not draw from.
+    """
+
+    def __init__(self, compiler: Compiler, generators: Generators) -> None:
+        self._compiler, self._generators = compiler, generators
+        self._made: dict[str, CompiledStep] = {}
+
+    def get(self, recording: Recording) -> CompiledStep | Hazard:
+        """Returns the function of a recording, or why there is none."""
+        known = self._made.get(recording.text)
+        if known is not None:
+            return known
+        if len(self._made) >= _MOST_FUNCTIONS:
+            return _TOO_MANY
+        generated = self._generators.state()
+        try:
+            function = self._made[recording.text] = self._compiler(recording)
+        except Exception as error:
+            return Hazard(f"compiling it failed: {in_short(error)}"[:500])
+        finally:
+            self._generators.restore(generated)
+        return function
+
+    def clear(self) -> None:
+        """Lets go of every function."""
+        self._made.clear()

@@ -1,0 +1,207 @@
+"""What a compiler makes of a recording.
+
+`CompiledStep` can be called for one step, or for several in a row that differ in some of their inputs (`row.py`).
+`NativeStep` is one whose loop is machine code, too (`loop.cpp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import islice
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.compiler.masks import RowDraws, draw_in_a_row
+from lightning_sink.engine.compiler.native import NativeLoop
+from lightning_sink.engine.compiler.row import Layout, NativeRow, Outputs, Row, Turn, layout_of, on_one_thread
+from lightning_sink.engine.step import Column
+from lightning_sink.engine.tracing.draws import Draw
+from lightning_sink.engine.tracing.recording import Recording
+
+
+class CompiledStep:
+    """A function that stands for a step.
+
+    Args:
+        function: Takes the inputs; writes in place what the step wrote in place, returns the outputs.
+        draws: What makes the inputs behind those that are given: random draws, in the step's order.
+        one_thread: Whether it runs faster on one thread.
+
+    Attributes:
+        rounding: By how much of a gradient's largest number its gradients may differ from the step's, where that is
+            more than what types round.
+    """
+
+    rounding = 0.0
+
+    def __init__(
+        self,
+        function: Callable[..., Outputs],
+        draws: Sequence[Draw] = (),
+        *,
+        one_thread: bool = False,
+    ) -> None:
+        self._function = function
+        self._draws = draws
+        self.one_thread = one_thread
+
+    def __call__(self, *inputs: Tensor) -> Outputs:
+        """Runs one step."""
+        drawn = [draw() for draw in self._draws]
+        with on_one_thread() if self.one_thread else nullcontext():
+            return self._function(*inputs, *drawn)
+
+    def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
+        """Runs one step, of a training's.
+
+        Args:
+            inputs: The inputs.
+            positions: Which are others at each step, or may be.
+            kept: Outputs of which every step's would be wanted in a row.
+        """
+        return self(*inputs)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rows run beside the thread that launches them."""
+        return False
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it may take turns with others in a row."""
+        return True
+
+    def row(
+        self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
+    ) -> Row:
+        """Returns steps in a row, to be run, all of them alike; the arguments are those of `Turn` and `Row`."""
+        return Row([Turn(self, fixed, positions, columns, kept)], steps)
+
+    def rest(self) -> None:
+        """Ends what rows that run beside others need; the next one begins it anew."""
+
+
+class NativeStep(CompiledStep):
+    """A step with its loop in machine code.
+
+    Args:
+        function: As for `CompiledStep`.
+        loop: The loop around the same code.
+        draws: As for `CompiledStep`.
+        options: As for `CompiledStep`.
+
+    Attributes:
+        layouts: What its outputs look like that lie in one piece; known when it has been called.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Outputs],
+        loop: NativeLoop,
+        draws: Sequence[Draw] = (),
+        **options: bool,
+    ) -> None:
+        super().__init__(function, draws, **options)
+        self.draws, self.loop = draws, loop
+        self.layouts: dict[int, Layout] = {}
+        self._alone: TurnTaking | None = None
+
+    def __call__(self, *inputs: Tensor) -> Outputs:
+        """Runs one step."""
+        outputs = super().__call__(*inputs)
+        if not self.layouts:
+            self.layouts = {i: layout_of(t) for i, t in enumerate(outputs) if t.is_contiguous()}
+        return outputs
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rows run beside the thread that launches them.
+
+        Those of several threads do not: they would wait for each other longer (`Producer.retire` says why).
+        """
+        return self.one_thread and self.loop.is_bare and bool(self.layouts)
+
+    def row(
+        self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
+    ) -> Row:
+        """Returns steps in a row, to be run, all of them alike; the arguments are those of `Turn` and `Row`."""
+        if self._alone is None and self.layouts:
+            self._alone = TurnTaking([self])
+        if self._alone is None:
+            return super().row(fixed, positions, columns, kept, steps)
+        return self._alone.row([Turn(self, fixed, positions, columns, kept)], steps)
+
+    def rest(self) -> None:
+        """Ends the thread for rows beside others."""
+        self.loop.rest()
+
+
+class TurnTaking:
+    """Steps that take turns in a row, all of which have been called.
+
+    Args:
+        steps: One of each turn.
+    """
+
+    def __init__(self, steps: Sequence[CompiledStep]) -> None:
+        self._steps = steps
+        native = [step for step in steps if isinstance(step, NativeStep) and step.layouts]
+        self._native = native if len(native) == len(steps) else []
+        self._row_draws = RowDraws([draw for step in native for draw in step.draws], native[0].loop) if native else None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rows run beside the thread that launches them."""
+        return all(step.overlaps for step in self._steps)
+
+    def row(self, turns: list[Turn], steps: int) -> Row:
+        """Returns steps in a row, to be run.
+
+        Args:
+            turns: What they take, where nothing is drawn.
+            steps: How many: whole rounds.
+        """
+        if not self._native or self._row_draws is None:
+            return Row(turns, steps)
+        native = self._native
+        generator = torch.get_rng_state() if self._row_draws else None
+        drawn = iter(self._row_draws.make(steps // len(turns)))
+
+        def draw_again(steps: int) -> None:
+            torch.set_rng_state(cast(Tensor, generator))
+            for number in range(steps):
+                draw_in_a_row(native[number % len(native)].draws, 1)
+
+        return NativeRow(
+            [_with_draws(turn, [*islice(drawn, len(step.draws))]) for turn, step in zip(turns, native, strict=True)],
+            [step.loop for step in native],
+            [step.layouts for step in native],
+            steps,
+            one_thread=all(step.one_thread for step in native),
+            beside=self.overlaps,
+            draw_again=None if generator is None else draw_again,
+        )
+
+    def rest(self) -> None:
+        """Ends what rows that run beside others need; the next one begins it anew."""
+        for step in self._steps:
+            step.rest()
+
+
+def _with_draws(turn: Turn, drawn: Sequence[Column]) -> Turn:
+    """Returns a turn with what its steps draw behind its inputs."""
+    behind = range(len(turn.fixed), len(turn.fixed) + len(drawn))
+    return replace(
+        turn,
+        fixed=[*turn.fixed, *(None for _ in behind)],
+        positions=[*turn.positions, *behind],
+        columns=[*turn.columns, *drawn],
+    )
+
+
+Compiler = Callable[[Recording], CompiledStep]
+"""Makes a function of a recording."""

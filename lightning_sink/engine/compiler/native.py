@@ -1,0 +1,127 @@
+"""What runs compiled steps in a row, as Python calls it: the loop, its thread and its masks (`loop.cpp`).
+
+`torch._C._aoti`, which is private (torch 2.11 to 2.15), turns tensors into what generated code takes, and back, as
+Inductor's own wrapper does. `tests/engine/compiler/test_generated.py` fails with the name when an upgrade removes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class NativeTurn:
+    """Those of some steps in a row that are alike (`row.Turn`), as machine code takes them.
+
+    Attributes:
+        loop: What runs them.
+        fixed: The inputs; None for those that differ from step to step, and those that another turn gives.
+        varying: Those that differ, step after step.
+        positions: Where they go.
+        kept: For each output of which every step's value is wanted: its index, the address for the first, and the bytes
+            of one.
+        links: For each input that an earlier turn gives: its position, that turn, and the output's index.
+    """
+
+    loop: NativeLoop
+    fixed: list[Tensor | None]
+    varying: list[Tensor]
+    positions: list[int]
+    kept: list[int]
+    links: list[int]
+
+
+class NativeLoop:
+    """The loop of `loop.cpp` around a compiled step: many steps in one call.
+
+    Args:
+        step: The library that the step was compiled to (`step.cpp`).
+        runtime: The library that is the same for all steps.
+
+    Attributes:
+        is_bare: Whether steps run on plain memory, without torch, and so on any thread.
+    """
+
+    def __init__(self, step: ctypes.PyDLL, runtime: ctypes.PyDLL) -> None:
+        objects, pointer = ctypes.py_object, ctypes.c_void_p
+        self._prepare = self._function(runtime, "prepare", objects, ctypes.c_int64)
+        self._launch = self._function(runtime, "launch", objects, objects)
+        self._wait = self._function(runtime, "wait", objects)
+        self._make_worker = self._function(runtime, "worker")
+        self._rest = self._function(runtime, "rest", objects)
+        self._masks = self._function(runtime, "masks", *[objects] * 4, ctypes.c_int64)
+        self._worker: Any = None
+        kernels = self._function(runtime, "kernels", returns=pointer)
+        self._step = self._function(step, "bind", pointer, returns=pointer)(kernels())
+        self.is_bare = bool(ctypes.c_int32.in_dll(step, "lightning_sink_is_bare").value)
+
+    @staticmethod
+    def _function(
+        library: ctypes.PyDLL, name: str, *arguments: Any, returns: Any = ctypes.py_object
+    ) -> Callable[..., Any]:
+        function = library[f"lightning_sink_{name}"]
+        function.argtypes, function.restype = arguments, returns
+        return function
+
+    @staticmethod
+    def prepare(turns: Sequence[NativeTurn], steps: int) -> Any:
+        """Returns a handle of steps in a row.
+
+        Args:
+            turns: What they take.
+            steps: How many: whole rounds.
+        """
+        pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+        described = []
+        for turn in turns:
+            capsules = iter(pack([tensor for tensor in turn.fixed if tensor is not None]))
+            inputs = [None if tensor is None else next(capsules) for tensor in turn.fixed]
+            described.append((turn.loop._step, inputs, pack(turn.varying), turn.positions, turn.kept, turn.links))
+        return turns[0].loop._prepare(described, steps)
+
+    def launch(self, run: Any, beside: bool) -> None:
+        """Runs them; `beside` the caller's thread, on one that ends with `rest`, behind those launched before.
+
+        Where one of those fails, they are not run.
+        """
+        if beside and self._worker is None:
+            self._worker = self._make_worker()
+        self._launch(run, self._worker if beside else None)
+
+    def rest(self) -> None:
+        """Ends the thread, when what was launched on it has ended."""
+        if self._worker is not None:
+            self._rest(self._worker)
+            self._worker = None
+
+    def wait(self, run: Any) -> tuple[int, tuple[Tensor, ...], float, str | None]:
+        """Waits for them.
+
+        Returns:
+            How many were run, what the last one of each turn gave that was reached, the seconds that it took, and what
+            the next one failed with.
+        """
+        message: str | None = "not known"
+        try:
+            done, outputs, seconds, message = self._wait(run)
+        finally:
+            if message is not None:
+                self.rest()  # the thread runs nothing behind a row that failed
+        return done, tuple(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs)), seconds, message
+
+    def draw_masks(self, state: Tensor, masks: list[Tensor], probabilities: list[float]) -> None:
+        """Draws the masks of steps in a row, step after step, from a generator in this state, which moves on.
+
+        Args:
+            state: Of the generator, as torch gives it.
+            masks: For each mask of a step, what is filled: `[steps, ...]`, float32, in one piece.
+            probabilities: Of ones, for each mask.
+        """
+        places, counts = [mask.data_ptr() for mask in masks], [mask[0].numel() for mask in masks]
+        self._masks(state.data_ptr(), places, counts, probabilities, len(masks[0]))

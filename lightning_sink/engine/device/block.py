@@ -1,0 +1,164 @@
+"""Steps as a device repeats them, some in one graph.
+
+What a captured graph reads and writes stays where it was when it was captured. So a `Block` has memory of its own for
+the inputs that differ from step to step, which is filled before each replay, and for what is kept of each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.compiler.copies import memory_of
+from lightning_sink.engine.compiler.row import Layout, Outputs
+from lightning_sink.engine.device.block_memory import OutputCopies, Varying, fill, memory_places
+from lightning_sink.engine.device.graphs import Graphs
+from lightning_sink.engine.private import copy_all
+from lightning_sink.engine.step import Column
+
+_SMALL = 1 << 12
+"""Bytes of an output's memory up to which it may wait for the end of a graph to be kept."""
+
+
+@dataclass(frozen=True)
+class BlockStep:
+    """The step that blocks are made of.
+
+    Attributes:
+        run: Runs it.
+        fixed: The inputs that are the same each time, all on the device; None for those that are not.
+        positions: Which are not.
+        first: Those of one step, to know what they are like.
+        kept: Outputs of which every step's is wanted, with what they look like.
+    """
+
+    run: Callable[..., Outputs]
+    fixed: list[Tensor | None]
+    positions: list[int]
+    first: list[Tensor]
+    kept: dict[int, Layout]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what differs from step to step: inputs, and what is kept."""
+        kept = sum(dtype.itemsize * prod(shape) for dtype, shape in self.kept.values())
+        return kept + sum(memory_of(tensor).nbytes for tensor in self.first)
+
+
+class Launch(Protocol):
+    """Some steps of a row, given to a device at once; the attributes are those of a `Block`."""
+
+    size: int
+    columns: list[Tensor]
+    is_captured: bool
+
+    def run(self, columns: Sequence[Column]) -> None:
+        """Has the device run the steps with these inputs."""
+
+    def outputs(self) -> Outputs:
+        """Returns the last step's outputs as they are now: what is run later leaves these alone."""
+
+
+class Block:
+    """Some steps, captured as one graph.
+
+    Args:
+        step: One of them.
+        size: How many.
+
+    Attributes:
+        size: How many steps.
+        device: Where they run.
+        places: Where the inputs lie that are the same for each.
+        varying: Memory for those that are not.
+        columns: What is kept: `[size, ...]` each.
+        is_captured: Whether they are one graph. They are launched one by one as long as they are not.
+        replay: Has the device do what was captured.
+    """
+
+    def __init__(self, step: BlockStep, size: int) -> None:
+        self.size, self._step, self._fixed = size, step.run, step.fixed
+        self._positions, self._kept = step.positions, [*step.kept]
+        self.places = places_of(step.fixed)
+        self.varying = [Varying(tensor, size) for tensor in step.first]
+        self.device = next(tensor.device for tensor in (*step.first, *step.fixed) if tensor is not None)
+        layouts = step.kept.values()
+        self.columns = [torch.empty((size, *shape), dtype=dtype, device=self.device) for dtype, shape in layouts]
+        given = [tensor for tensor in step.fixed if tensor is not None]
+        self._memory = {*memory_places([*given, *(varying.whole for varying in self.varying)])}
+        self._outputs = Outputs()
+        self._copies: OutputCopies | None = None
+        self.is_captured = False
+        self.replay: Callable[[], None] = self._run
+
+    def capture(self, graphs: Graphs, body: Callable[[], Outputs] | None = None, left: Tensor | None = None) -> None:
+        """Captures the steps.
+
+        Args:
+            graphs: The device.
+            body: What is captured; None for `body`.
+            left: As for `Graphs.capture`.
+        """
+        self.replay, self._outputs = graphs.capture(body or self.body, left)
+        self.is_captured = True
+
+    def run(self, columns: Sequence[Column]) -> None:
+        """Has the device run the steps with these inputs."""
+        fill(self.varying, columns)
+        self.replay()
+
+    def write_back(self, inputs: dict[int, Tensor]) -> None:
+        """Writes what the only step has left of inputs that differ, by their positions, to where they came from."""
+        tensors = {place: varying.tensors[0] for place, varying in zip(self._positions, self.varying, strict=True)}
+        copy_all([*inputs.values()], [tensors[position] for position in inputs])
+
+    def _run(self) -> None:
+        self._outputs = self.body()
+
+    def body(self) -> Outputs:
+        """Runs the steps on what lies in `varying`; returns what the last one gave."""
+        outputs, later = Outputs(), tuple[list[Tensor], list[Tensor]](([], []))
+        for number in range(self.size):
+            given: list[Any] = self._fixed.copy()
+            for position, varying in zip(self._positions, self.varying, strict=True):
+                given[position] = varying.tensors[number]
+            outputs = self._step(*given)
+            self._keep(number, outputs, later)
+        copy_all(*later)
+        # What only says that it is conjugated or negated would still say so, of other memory.
+        resolved = {id(output): output.resolve_conj().resolve_neg() for output in outputs}
+        return tuple([resolved[id(output)] for output in outputs])
+
+    def _keep(self, number: int, outputs: Outputs, later: tuple[list[Tensor], list[Tensor]]) -> None:
+        """Puts what is kept of a step into the columns; small outputs at the end, those of many steps by one kernel.
+
+        What shares memory with an input is put there at once, since the next step may write to that.
+        """
+        targets = [column[number] for column in self.columns]
+        sources = [outputs[index].reshape(target.shape) for index, target in zip(self._kept, targets, strict=True)]
+        at_once: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for target, source, place in zip(targets, sources, memory_places(sources), strict=True):
+            waits = source.untyped_storage().nbytes() <= _SMALL and place not in self._memory
+            to, given = later if waits else at_once
+            to.append(target)
+            given.append(source)
+        copy_all(*at_once)
+
+    def outputs(self) -> Outputs:
+        """Returns the last step's outputs as they are now: what is run later leaves these alone.
+
+        Those that share memory do so there too; what shares it with an input that stays is that input's.
+        """
+        if self._copies is None or not self.is_captured:
+            self._copies = OutputCopies(self._outputs, self._fixed)
+        return self._copies.make()
+
+
+def places_of(tensors: list[Tensor | None]) -> list[int | None]:
+    """Returns where tensors begin."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]

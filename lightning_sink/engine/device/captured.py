@@ -1,0 +1,217 @@
+"""Steps that a device repeats by itself: captured in graphs, and replayed, one at a time or in rows.
+
+`CapturedStep` owns what is staged, where steps may work on copies of the inputs that differ, and the blocks of graphs;
+`captured_row.py` has its rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
+from operator import is_
+from typing import cast
+
+from torch import Tensor
+
+from lightning_sink.engine.compiler.loop import CompiledStep
+from lightning_sink.engine.compiler.masks import draw_in_a_row
+from lightning_sink.engine.compiler.row import Layout, Outputs, Row, layout_of
+from lightning_sink.engine.device.block import Block, BlockStep, Launch, places_of
+from lightning_sink.engine.device.blocks import Blocks
+from lightning_sink.engine.device.captured_row import CapturedRow
+from lightning_sink.engine.device.counterparts import Counterparts
+from lightning_sink.engine.device.graphs import Graphs
+from lightning_sink.engine.device.placement import Placement
+from lightning_sink.engine.state.slots import storages
+from lightning_sink.engine.step import Column
+from lightning_sink.engine.tracing.draws import Draw
+
+_OFTEN = 8
+"""Steps that are launched one by one before a graph is captured for those that are run so."""
+
+
+_LAUNCHED = 1e-2
+"""Seconds of a step that is launched operation by operation, from which on it is known not to be the launching."""
+
+
+class _Fixed:
+    """The inputs that are the same for the steps of a row, and for those of most of the rows behind it.
+
+    Args:
+        fixed: The inputs, where the owner has them; None for those that differ.
+        given: The same on the device.
+        written: Those that steps write to.
+    """
+
+    def __init__(self, fixed: list[Tensor | None], given: list[Tensor | None], written: frozenset[int]) -> None:
+        self._fixed, self.given = fixed, given
+        self.places = places_of(given)
+        memory = storages(fixed)
+        self._memory = {place for place in memory if place is not None}
+        self._written = {memory[number] for number in written} - {None}
+
+    def are(self, fixed: list[Tensor | None]) -> bool:
+        """Tells whether they are these."""
+        return all(map(is_, fixed, self._fixed))
+
+    def leave(self, others: Sequence[int | None]) -> bool:
+        """Tells whether steps write through these to no memory of others."""
+        return self._written.isdisjoint(others)
+
+    def hold(self, places: Sequence[int | None]) -> bool:
+        """Tells whether some of these lie in that memory."""
+        return not self._memory.isdisjoint(places)
+
+
+class CapturedStep(CompiledStep):
+    """A step on a device, captured where several are run in a row.
+
+    Args:
+        function: As for `CompiledStep`, of tensors on the device.
+        graphs: The device.
+        placement: What the step has on the host.
+        draws: As for `CompiledStep`.
+        refuse: Told why steps cannot be captured, which are then launched one by one; None where none are to be.
+        unroll: Told why they cannot be captured as a loop; None where there is to be no loop.
+
+    Attributes:
+        graphs: The device.
+        counterparts: What the step has on the host.
+        blocks: The graphs.
+        last: The row that was launched last, unless nobody has it any more.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Outputs],
+        graphs: Graphs,
+        placement: Placement,
+        draws: Sequence[Draw] = (),
+        refuse: Callable[[Exception], None] | None = None,
+        unroll: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(function, draws)
+        self.graphs, self._placement = graphs, placement
+        self.counterparts = Counterparts(graphs, placement)
+        self.blocks = Blocks(graphs, refuse, unroll)
+        self.last: Callable[[], CapturedRow | None] = lambda: None
+        self._on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
+        self._layouts: list[Layout] = []
+        self._fixed: dict[tuple[int, ...], _Fixed] = {}
+        self._alone = 0
+        self._places: list[int | None] = []
+
+    def __call__(self, *inputs: Tensor) -> Outputs:
+        """Runs one step. Waits for it where it leaves something on the host."""
+        graphs, counterparts = self.graphs, self.counterparts
+        given = cast(list[Tensor], counterparts.instead(inputs))
+        outputs, ran = Outputs(), False
+        counterparts.launch(inputs)
+        try:
+            drawn = graphs.bring([draw() for draw in self._on_host])
+            begin = graphs.mark()
+            outputs, ran = self._step(*given, *drawn), True
+            self.blocks.ran(begin, graphs.mark())
+            self._layouts = self._layouts or [layout_of(output) for output in outputs]
+        finally:
+            outputs = self._end(inputs, outputs, ran=ran)
+        return outputs
+
+    def _step(self, *given: Tensor) -> Outputs:
+        """Runs one step on the device: the inputs, and behind them what was drawn on the host."""
+        count = len(given) - len(self._on_host)
+        hosts = iter(given[count:])
+        drawn = [next(hosts) if number in self._placement.draws else draw() for number, draw in enumerate(self._draws)]
+        return self._function(*given[:count], *drawn)
+
+    def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
+        """Runs one step, by a graph of its own where steps are often run so and their launch counts."""
+        self._alone += 1
+        if self._alone < _OFTEN or not self.blocks.take_less(_LAUNCHED):
+            return self(*inputs)
+        differ = frozenset(positions)
+        fixed = [None if number in differ else tensor for number, tensor in enumerate(inputs)]
+        same = self._same(fixed, positions)
+        if not self._stay(same) or not self._may_stage_and_write(same, inputs, positions):
+            return self(*inputs)
+        found, varying = self._find(same, positions, [[inputs[position]] for position in positions], kept, 1)
+        block = cast(Block, found[0])
+        outputs, ran = Outputs(), False
+        self.counterparts.launch(fixed)
+        try:
+            block.run(varying)
+            ran = True
+            block.write_back({number: inputs[number] for number in positions if number in self._placement.written})
+            outputs = block.outputs()
+        finally:
+            outputs = self._end(fixed, outputs, ran=ran)
+        return outputs
+
+    def _end(self, inputs: Sequence[Tensor | None], outputs: Outputs, *, ran: bool) -> Outputs:
+        """Brings back what a step left: it counts where it ran, also where there is no memory for the rest."""
+        if ran:
+            return self.counterparts.bring_back(inputs, outputs)
+        self.counterparts.give_up()
+        return outputs
+
+    def _stay(self, same: _Fixed) -> bool:
+        """Tells whether the inputs that are the same lie where they did for the step before, which a graph is for."""
+        before, self._places = self._places, same.places
+        return self._places == before
+
+    def _may_stage_and_write(self, same: _Fixed, inputs: list[Tensor], positions: list[int]) -> bool:
+        """Tells whether a step may work on copies of the inputs that differ, and write to them, and be what it is."""
+        places = storages(inputs[position] for position in positions)
+        written = self._placement.written.intersection(positions)
+        if not written or not same.leave(places):
+            return same.leave(places)
+        counts = Counter(places)
+        targets = [p for number, p in zip(positions, places, strict=True) if number in written and p is not None]
+        alone = all(counts[place] == 1 for place in targets) and not same.hold(targets)
+        return alone and written.isdisjoint(self._placement.inputs)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rows run beside the thread that launches them."""
+        return True
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it may take turns with others in a row: one by one, such steps are replayed; in turns, launched."""
+        return False
+
+    def row(
+        self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
+    ) -> Row:
+        """Returns steps in a row, to be run; the arguments are those of `Row`."""
+        same = self._same(fixed, positions)
+        tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in columns)
+        may_stage = self._placement.written.isdisjoint(positions) and same.leave(storages(tensors))
+        if not self._layouts or not may_stage:
+            return super().row(fixed, positions, columns, kept, steps)
+        blocks, varying = self._find(same, positions, columns, kept, steps)
+        return CapturedRow(self, fixed, blocks, varying, kept, steps)
+
+    def _same(self, fixed: list[Tensor | None], positions: list[int]) -> _Fixed:
+        same = self._fixed.get(tuple(positions))
+        if same is None or not same.are(fixed):
+            given = [*self.counterparts.instead(fixed), *(None for _ in self._on_host)]
+            self._fixed[tuple(positions)] = same = _Fixed(fixed, given, self._placement.written)
+        return same
+
+    def _find(
+        self, same: _Fixed, positions: list[int], columns: list[Column], kept: list[int], steps: int
+    ) -> tuple[list[Launch], list[Column]]:
+        """Returns blocks for steps in a row, and the inputs that differ, on the device, with what the host draws."""
+        varying = self._bring([*columns, *draw_in_a_row(self._on_host, steps)])
+        wanted = {index: self._layouts[index] for index in kept}
+        places = [*positions, *range(len(same.given) - len(self._on_host), len(same.given))]
+        step = BlockStep(self._step, same.given, places, [column[0] for column in varying], wanted)
+        return self.blocks.find(step, same.places, steps), varying
+
+    def _bring(self, columns: list[Column]) -> list[Column]:
+        """Returns inputs that differ on the device, those of the host's by few copies."""
+        parts = [column if isinstance(column, list) else [column] for column in columns]
+        brought = iter(self.graphs.bring([*chain.from_iterable(parts)]))
+        return [[*islice(brought, len(column))] if isinstance(column, list) else next(brought) for column in columns]

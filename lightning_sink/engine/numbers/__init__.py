@@ -1,0 +1,1 @@
+"""Python's numbers that change from step to step, and where a user's source takes them."""

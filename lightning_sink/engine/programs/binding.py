@@ -1,0 +1,210 @@
+"""From two recordings that agree to a program that stands for every later step of their kind.
+
+One recording shows what a step did; it does not show what would have been different a step later. So two steps that
+follow each other are recorded, and only where both did the same operations with the same constants on the same places
+is there a program. Each of its inputs then is a batch's tensor, a tensor that stays where it is, or the present
+content of a slot; anything else is a hazard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.private import pytree
+from lightning_sink.engine.state.appends import Appends, tensors_in
+from lightning_sink.engine.state.slots import Slot, Snapshot, shape_of, share_memory, storages
+from lightning_sink.engine.step import Result, Step
+from lightning_sink.engine.tracing.record import Recorder
+from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.watch import Hazard
+
+TENSOR = object()
+"""Stands for a tensor among the values that a step returns."""
+
+
+@dataclass
+class Observation:
+    """One recorded step with what surrounded it."""
+
+    recorder: Recorder
+    recording: Recording
+    leaves: list[Tensor]
+    before: Snapshot
+    filled: list[Slot]
+    cleared: list[Slot]
+    spec: Any
+    constants: list[Any]
+    num_outputs: int
+    num_logged: int
+    loss: int | None
+    appends: Appends
+    note: Any
+    gradients: list[tuple[Slot, bool]]
+    unread: list[tuple[Slot, Any, Any]]
+
+    @property
+    def way(self) -> Hashable:
+        """What must be equal for two steps to have done the same: branches, and gradients that were there before."""
+        branches = tuple((guard.name, guard.outcome) for guard in self.recording.guards)
+        answers = tuple((question.name, question.value) for question in self.recording.questions)
+        return branches, answers, tuple((slot.name, there) for slot, there in self.gradients)
+
+    @property
+    def same_leaves(self) -> list[tuple[int, int]]:
+        """Pairs of indices at which the batch held one and the same tensor."""
+        first = {id(leaf): index for index, leaf in reversed(list(enumerate(self.leaves)))}
+        return [(first[id(leaf)], index) for index, leaf in enumerate(self.leaves) if first[id(leaf)] != index]
+
+
+def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, result: Result) -> Observation:
+    """Ends a recording: works out what the program has to return and which slots it fills."""
+    leaves = step.leaves
+    flat, spec = pytree.tree_flatten(result.output)
+    tensors = [item for item in flat if isinstance(item, Tensor)]
+    filled: list[Slot] = []
+    cleared: list[Slot] = []
+    for name, slot in after.slots.items():
+        if name not in before.slots:
+            recorder.hazard(f"{name} appears")
+        elif (tensor := after.tensors[name]) is not before.tensors[name]:
+            (cleared if tensor is None else filled).append(slot)
+        elif before.pointers.get(name) != after.pointers.get(name):
+            recorder.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
+    for name in before.slots.keys() - after.slots.keys():
+        recorder.hazard(f"{name} disappears")
+    _check_gradients(recorder, after, leaves)
+    _check_aliases(recorder, after, filled)
+    appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))
+    _check_collected(recorder, after, appends, collected)
+    outputs = [*tensors, *result.logged, *collected, *(after.tensors[slot.name] for slot in filled)]
+    recording = recorder.finish([tensor for tensor in outputs if tensor is not None])
+    constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
+    loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
+    counts = len(tensors), len(result.logged), loss, appends
+    # Autograd adds to a gradient that is there and sets one that is not; no operation shows which.
+    slots = [] if step.clears else [slot for slot in before.slots.values() if slot.is_gradient]
+    gradients = [(slot, before.tensors[slot.name] is not None) for slot in slots]
+    # A step may ask for the shape of what it replaces, and clears a gradient that somebody put where there was none: no
+    # operation shows either.
+    cleared_ones = [slot for slot in before.slots.values() if step.clears and slot.is_gradient]
+    absent = [s for s in cleared_ones if before.tensors[s.name] is after.tensors.get(s.name) is None]
+    replaced = [slot for slot in filled if not slot.is_gradient]
+    unread = [
+        (slot, shape_of(before.tensors[slot.name]), shape_of(after.tensors.get(slot.name)))
+        for slot in (*replaced, *absent)
+    ]
+    seen = recorder, recording, leaves, before, filled, cleared
+    return Observation(*seen, spec, constants, *counts, result.note, gradients, unread)
+
+
+def _check_gradients(recorder: Recorder, after: Snapshot, leaves: list[Tensor]) -> None:
+    """A program fills the gradients of parameters; another tensor's would stay what it is."""
+    known = {id(tensor) for tensor in leaves} | {slot.owner_id for slot in after.slots.values() if slot.is_gradient}
+    for tensor, where in zip(recorder.recording.inputs, recorder.recording.first_use, strict=True):
+        if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None and id(tensor) not in known:
+            recorder.hazard("a tensor that is no parameter of the module's or an optimizer's gets a gradient", where)
+
+
+def _check_aliases(recorder: Recorder, after: Snapshot, filled: list[Slot]) -> None:
+    """A program puts a copy where the step puts a view of what it writes to."""
+    pointers = storages(after.tensors[slot.name] for slot in filled)
+    for slot, pointer in zip(filled, pointers, strict=True):
+        if pointer is not None and pointer in recorder.recording.written:
+            recorder.hazard(f"{slot.name} shares its memory with a tensor that the step writes to")
+
+
+def _check_collected(recorder: Recorder, after: Snapshot, appends: Appends, collected: list[Tensor]) -> None:
+    """A program appends copies: what is written to later would be seen through the tensor itself."""
+    if appends.problem is not None:
+        recorder.hazard(appends.problem)
+    held = {place for place in storages(after.tensors.values()) if place is not None}
+    for name, place in zip(appends.names, storages(collected), strict=True):
+        if place in held:
+            recorder.hazard(f"the step appends to `{name}` what shares its memory with a tensor of the training's")
+
+
+@dataclass
+class Binding:
+    """Where one input of a program comes from; exactly one of the three is set.
+
+    Attributes:
+        leaf: Index of a tensor of the batch.
+        slot: The slot whose present content it is.
+        tensor: The tensor itself; `home` is the slot that must still hold it, if one did.
+        twins: Other slots that hold the same tensor and must go on doing so (tied weights).
+    """
+
+    name: str
+    leaf: int | None = None
+    slot: Slot | None = None
+    tensor: Tensor | None = None
+    home: Slot | None = None
+    twins: list[Slot] = field(default_factory=list)
+
+
+def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[list[Binding], list[Hazard]]:
+    """Finds out where each input comes from, and why the two steps make no program, if they make none.
+
+    Args:
+        first: A recorded step.
+        second: The next recorded step of the same kind.
+        volatile: Slots that some step fills; what is in them now may not be there at the next step.
+    """
+    if first.recording.text != second.recording.text:
+        return [], [_difference(first.recording, second.recording)]
+    if first.constants != second.constants or first.spec != second.spec:
+        return [], [Hazard("the step returns other Python values each time")]
+    if first.appends.key != second.appends.key:
+        return [], [Hazard("the step appends other Python values to lists each time")]
+    if first.note != second.note:
+        return [], [Hazard("the step logs other names, or with other arguments, each time")]
+    names = [slot.name for slot in (*first.filled, *first.cleared)]
+    if names != [slot.name for slot in (*second.filled, *second.cleared)]:
+        return [], [Hazard("the step fills other places each time")]
+    found = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]
+    hazards = [item for item in found if isinstance(item, Hazard)]
+    if share_memory(second.recording.inputs, second.recording.written_inputs):
+        hazards.append(Hazard("a tensor that the step writes to shares its memory with another one"))
+    hazards += [
+        Hazard(f"the value of {b.name}, which a step replaces, decides what Python does", second.recording.first_use[i])
+        for i, b in enumerate(found)
+        if i in second.recording.read | second.recording.asked and isinstance(b, Binding) and b.tensor is None
+    ]
+    return [item for item in found if isinstance(item, Binding)], hazards
+
+
+def _bind(first: Observation, second: Observation, index: int, volatile: set[str]) -> Binding | Hazard:
+    old, new = first.recording.inputs[index], second.recording.inputs[index]
+    for leaf, tensor in enumerate(second.leaves):
+        if new is tensor and leaf < len(first.leaves) and old is first.leaves[leaf]:
+            return Binding(f"batch tensor {leaf}", leaf=leaf)
+    names = second.before.names.get(id(new), [])
+    homes = [second.before.slots[name] for name in names]
+    if new is old and not any(home.is_gradient or home.name in volatile for home in homes):
+        if not homes:
+            return Binding(f"closed-over tensor {index}", tensor=new)
+        return Binding(names[0], tensor=new, home=homes[0], twins=homes[1:])
+    if names and all(first.before.tensors.get(name) is old for name in names):
+        return Binding(names[0], slot=homes[0], twins=homes[1:])
+    where = second.recording.first_use[index]
+    if first.recorder.made(new):
+        return Hazard("a tensor of one step is used in the next, and no attribute holds it", where)
+    if new.requires_grad or not torch.equal(new, old):
+        return Hazard("a tensor is made anew in each step from Python or numpy values", where)
+    if index in second.recording.written_inputs:
+        return Hazard("a tensor that is made anew in each step of numpy's values is written to", where)
+    return Binding(f"constant {index}", tensor=new)
+
+
+def _difference(first: Recording, second: Recording) -> Hazard:
+    lines = zip(first.text.splitlines(), second.text.splitlines(), strict=False)
+    old, new = next(((a, b) for a, b in lines if a != b), ("", ""))
+    if not old:
+        return Hazard("two steps in a row do a different number of operations")
+    return Hazard(f"two steps in a row do not do the same: first `{old[:100]}`, then `{new[:100]}`")

@@ -1,0 +1,200 @@
+"""Kinds of steps that have no program yet: which of them are worth recording, and what was seen of them.
+
+Recording costs a few steps' time and compiling seconds, so a kind has to come again before either is done for it. The
+first kind of a training comes at every step. A batch of another shape may be the last one of a dataset, once in a pass;
+it waits until it has come `PATIENCE` times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from lightning_sink.engine.programs.binding import Binding, Observation, bind
+from lightning_sink.engine.watch import Hazard
+
+PATIENCE = 16
+"""Steps of a kind seen before it is compiled although it is rare."""
+
+MAX_RECORDINGS = 5
+"""Steps of a kind recorded in a row before it is left to the eager path: lazy state needs one, agreement two."""
+
+MOST_BRANCHES = 8
+"""Ways through a step, by what its numbers decide, that are recorded in a row before one of them comes again."""
+
+_MOST_KINDS = 64
+"""Kinds of steps that are remembered at a time."""
+
+_MANY_STEPS = 32
+"""Steps that came without one of their kinds coming again, after which it is time to say so."""
+
+_LONG = 10 * PATIENCE
+"""Steps that waited for their kinds to come again, after which it is said where values keep them apart: ten kinds that
+take turns have programs by then."""
+
+_LOOKS = 4
+"""Pairs of batches that are compared, to name what keeps changing."""
+
+TOO_MANY_KINDS = Hazard("batches are of too many kinds: shapes, or values that are no tensors, keep changing")
+
+
+@dataclass
+class Candidate:
+    """A kind of step that has no program yet, or one for other branches only.
+
+    Attributes:
+        last: The last recording of each way through the step.
+        recordings: How many steps were recorded since a program was found.
+        seen: How many steps came in all.
+        seen_in_sink: How many of them came in the present sink.
+        sink: Number of that sink.
+        problem: Why the last recording made no program.
+        hazard: Why there will be no program.
+    """
+
+    last: dict[Hashable, Observation] = field(default_factory=dict)
+    recordings: int = 0
+    seen: int = 0
+    seen_in_sink: int = 0
+    sink: int = -1
+    problem: Hazard | None = None
+    hazard: Hazard | None = None
+
+    def is_due(self, first_of_its_kind: bool) -> bool:
+        """Tells whether the next such step is to be recorded.
+
+        Args:
+            first_of_its_kind: Whether no batch of another shape has a program for the same kind of step.
+        """
+        if self.hazard is not None:
+            return False
+        return self.seen >= PATIENCE or (first_of_its_kind and self.seen_in_sink >= 2)
+
+    def compare(self, observation: Observation, volatile: set[str]) -> list[Binding] | None:
+        """Takes a recorded step; returns where its program's inputs come from, None where there is no program yet.
+
+        Args:
+            observation: The step.
+            volatile: Slots that some step fills.
+        """
+        self.recordings += 1
+        last, self.last[observation.way] = self.last.get(observation.way), observation
+        problems = list(observation.recording.hazards)
+        if not problems and last is not None and not last.recording.hazards:
+            bindings, problems = bind(last, observation, volatile)
+            if not problems:
+                return bindings
+        if not problems and self.recordings >= MOST_BRANCHES:
+            problems = observation.recording.frozen
+        # Way after way and none of them twice: that is why, should the kind be forgotten before there are many.
+        suspects = problems or (observation.recording.frozen if len(self.last) > 2 else [])
+        self.problem = suspects[0] if suspects else None
+        if problems and self.recordings >= MAX_RECORDINGS:
+            self.give_up(problems[0])
+        return None
+
+    def found(self, observation: Observation) -> None:
+        """Takes note that a step has a program."""
+        self.last.pop(observation.way, None)
+        self.recordings = self.seen = self.seen_in_sink = 0
+        self.problem = None
+
+    def give_up(self, hazard: Hazard) -> None:
+        """Leaves steps of this kind to the eager path."""
+        self.hazard = hazard
+        self.last.clear()
+
+
+class Candidates:
+    """The candidates of a training."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Candidate] = {}
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._steps = self._came_again = 0
+        self._values: list[dict[str, Hashable]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def see(self, key: Hashable, sink: int) -> Candidate | None:
+        """Counts a step and returns its candidate; None where too many kinds are known to remember another.
+
+        Args:
+            key: What steps of a kind have in common.
+            sink: Number of the present sink.
+        """
+        if key not in self._known and len(self._known) >= _MOST_KINDS:
+            return None
+        candidate = self._known.setdefault(key, Candidate())
+        candidate.seen += 1
+        candidate.seen_in_sink = candidate.seen_in_sink + 1 if candidate.sink == sink else 1
+        candidate.sink = sink
+        self._steps += 1
+        self._came_again += candidate.seen_in_sink > 1
+        return candidate
+
+    @property
+    def never_come_again(self) -> bool:
+        """Whether many steps came, and none of a kind that had come before, so that nothing is ever compiled."""
+        return self._steps >= _MANY_STEPS and len(self._known) == self._steps
+
+    @property
+    def wait_for_long(self) -> bool:
+        """Whether many steps came, most of them the first of their kind in a sink: programs are not near."""
+        return self._steps >= _LONG and 2 * self._came_again < self._steps
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether batches are being compared."""
+        return bool(self._values)
+
+    def why(self, values: dict[str, Hashable]) -> Hazard | None:
+        """Takes a batch and returns why there are too many kinds, once there are batches enough to tell.
+
+        Args:
+            values: What the batch holds besides tensors, by place.
+        """
+        self._values.append(values)
+        if len(self._values) <= _LOOKS:
+            return None
+        compared, changed = Counter[str](), Counter[str]()
+        for before, after in pairwise(self._values):
+            both = [place for place in after if place in before]
+            compared.update(both)
+            changed.update(place for place in both if not _are_equal(before[place], after[place]))
+        self._values.clear()
+        places = [place for place, count in changed.most_common() if 2 * count > compared[place]]
+        if not places:
+            return TOO_MANY_KINDS
+        others = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        return Hazard(
+            "batches hold values that keep changing and are no tensors, each of which would need a program of its own:"
+            f" `{places[0]}`{others}. Leave them out of the batch, or make them tensors"
+        )
+
+    def problems(self) -> list[tuple[Hashable, Hazard]]:
+        """Returns the kinds whose last recording made no program, and why; not those that have been given up."""
+        items = self._known.items()
+        return [(key, known.problem) for key, known in items if known.problem is not None and known.hazard is None]
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets one kind."""
+        self._known.pop(key, None)
+
+    def clear(self) -> None:
+        """Forgets all kinds."""
+        self._known.clear()
+        self._begin_anew()
+
+
+def _are_equal(one: Hashable, other: Hashable) -> bool:
+    """Compares values as keys are compared: the same object is equal, whatever it says itself (NaN)."""
+    try:
+        return one is other or bool(one == other)
+    except Exception:  # it is the user's, and may say that it cannot be compared, or how element by element
+        return False

@@ -1,0 +1,154 @@
+"""Steps in a row: how many go into one call, the numbers that differ from one to the next, and the call itself."""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.programs.program import Program
+from lightning_sink.engine.programs.window import Window
+from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.step import Column, Sink
+
+_SECONDS = 0.05
+"""What one call should take at most. Ctrl-C, SIGTERM and `max_time` take effect between two calls. In calls of a fifth
+of a second a small GPT's steps took an H200 591 us in place of 561: it then has more before it than its queue holds."""
+
+_ROUND = 16
+"""Steps of which a call that is cut has a multiple: devices replay so many at once, and fewer one by one."""
+
+_FIRST = 8
+"""Steps at most in a call that nothing runs beside. The next ones are prepared beside it; an MLP's sink of 1,000 steps
+with 20 traversals of a DataLoader takes 47 ms so, and 59 where the first call has 16 (`buffer_size`)."""
+
+_MORE = 8
+"""By how much a call may be longer than the one beside which it is prepared, that it is ready when that ends. An MLP's
+step took two H200s 28.3 and 29.4 us so, and 28.8 and 27.7 where calls grow by 4 and are more; their hosts no less."""
+
+_MOST = 1024
+"""Steps in a call at most: what a call costs by itself is nothing to that many."""
+
+
+@dataclass
+class Numbers:
+    """The counters and options that steps in a row take.
+
+    Attributes:
+        steps: How many steps they are for: fewer than asked for where the next one needs another program.
+        rows: The values of `Program.numbers` for each step; empty where they stay as they are.
+        stale: Whether something changed that every program has as a constant.
+    """
+
+    steps: int
+    rows: list[list[Tensor]] = field(default_factory=list)
+    stale: bool = False
+
+
+class Call:
+    """Steps in a row that a program is to run, and what becomes of them.
+
+    Args:
+        sink: Whose steps they are.
+        program: What runs them.
+        columns: For each leaf, those of the batches that come next.
+        numbers: How many of these are taken, and the counters and options that go with them.
+        is_whole: Whether all are taken.
+
+    Attributes:
+        steps: How many steps.
+        is_whole: Whether they are on all of the batches that come next.
+        done: How many were run; known, like the others, when they have been waited for.
+        outputs: What the last of them gave; None where a call that was launched behind this one leaves all of it anew.
+        losses: The losses of those that were run; None where they give none.
+        logged: What they logged.
+        collected: What they append to lists.
+        error: What the step behind them raised; None where all were run.
+    """
+
+    def __init__(
+        self, sink: Sink, program: Program | Window, columns: list[Column], numbers: Numbers, is_whole: bool
+    ) -> None:
+        self.steps, self.is_whole = numbers.steps, is_whole
+        self.done = 0
+        self.outputs: tuple[Tensor, ...] | None = ()
+        self.losses: Tensor | None = None
+        self.logged: list[Tensor] = []
+        self.collected: list[Tensor] = []
+        self.error: Exception | None = None
+        self._sink, self._program = sink, program
+        self._row = program.row(columns, numbers.rows, numbers.steps)
+
+    def launch(self) -> None:
+        """Begins to run the steps, behind those of a call that was launched before."""
+        with torch.enable_grad() if self._program.grad_mode else nullcontext():
+            self._row.launch()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is known where they were launched that a step has failed."""
+        return self._row.failed
+
+    def wait(self) -> None:
+        """Waits for the end of the steps, which were launched."""
+        repeated = self._row.wait()
+        self._sink.ran_seconds += repeated.seconds
+        self.done, self.outputs, self.error = repeated.done, repeated.outputs, repeated.error
+        if self.done < self.steps:
+            self._sink.pass_again(self.done, self._program.note)
+        if self.done:
+            self._program.seconds = repeated.seconds / self.done
+            self.losses, self.logged, self.collected = self._program.taken_apart(repeated.kept)
+
+
+def most(program: Program | Window, behind: int = 0) -> int:
+    """Returns how many steps of a program may go into the next call.
+
+    Args:
+        program: The program.
+        behind: How many steps were in the call before it; 0 where there is none.
+    """
+    count = max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9))))
+    if program.function.overlaps:
+        count = min(count, max(2 * _FIRST, _MORE * behind) if behind else _FIRST)
+    return count - count % _ROUND if count > _ROUND else count
+
+
+def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, steps: int, behind: int = 0) -> Numbers:
+    """Goes through steps that come next, if anything differs between them, before they are run.
+
+    Args:
+        sink: Whose steps they are.
+        program: What will run them.
+        hyper: The optimizers' options.
+        steps: How many.
+        behind: How many were gone through before them, and are being run.
+    """
+    turns = program.turns
+    if not (sink.schedules(program.note) or any(turn.counts or turn.guards for turn in turns)):
+        return Numbers(steps)
+    found, stale, too_many = Numbers(0), list[bool](), 0
+    with closing(sink.passing(steps, program.note, lambda: stale.append(hyper.update()))) as passing:
+        while True:
+            try:
+                next(passing)
+            except StopIteration:
+                break
+            except Exception:  # a schedule failed behind the last step, which is left to be run, and to fail, by itself
+                too_many = 1
+                break
+            turn = turns[len(found.rows) % len(turns)]
+            found.stale = any(stale)
+            if len(stale) != len(found.rows) + 1 or found.stale or not turn.fits():
+                break
+            for tensor, get in turn.counts:
+                tensor.fill_(get())
+            found.rows.append([tensor.clone() for _, tensor in turn.numbers])
+    found.steps = max(0, len(found.rows) - too_many)
+    found.steps -= found.steps % len(turns)  # whole rounds
+    if too_many or found.steps < len(found.rows):
+        del found.rows[found.steps :]
+        sink.pass_again(behind + found.steps, program.note)
+    return found

@@ -1,0 +1,233 @@
+"""How a step comes by its program: what runs the plain way is recorded where that may lead to one, and compiled.
+
+The maker owns what is known of steps without a program, the compiled functions, and the reasons for which steps stay
+without one; whoever runs the programs tells it when what it has seen is no longer right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import CodeType
+
+from torch.optim import Optimizer
+
+from lightning_sink.engine.compiler.functions import Functions
+from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
+from lightning_sink.engine.programs.binding import Binding, Observation, observe
+from lightning_sink.engine.programs.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
+from lightning_sink.engine.programs.program import Program
+from lightning_sink.engine.programs.registry import Key, Programs
+from lightning_sink.engine.state.counts import Counts
+from lightning_sink.engine.state.default_generators import Generators
+from lightning_sink.engine.state.granted import Granted
+from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.state.slots import Parts, Snapshot
+from lightning_sink.engine.step import PlainTape, Sink, Step
+from lightning_sink.engine.tracing.questions import MOST_ANSWERS, OF_BATCH
+from lightning_sink.engine.tracing.record import Recorder
+from lightning_sink.engine.watch import Hazard
+
+_MOST_FAILURES = 3
+"""How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
+
+_RESTLESS = "what the step takes as constant, attributes or the optimizer's options, keeps changing"
+
+_TOO_MANY_ANSWERS = f"{OF_BATCH} decides what Python does, and there are {MOST_ANSWERS} programs for different ones"
+
+_SHORT_LIVED = "tensors that the step takes to stay as they are, or whose values decide what Python does, keep changing"
+
+_MOST_NAMES = 3
+"""Names of what keeps changing that are said."""
+
+
+class ProgramMaker:
+    """Runs steps the plain way and makes programs of them.
+
+    Args:
+        programs: Takes what is made.
+        parts: The module whose state the step reads and writes, and what belongs to it.
+        optimizers: The optimizers that the step uses.
+        hyper: Their options.
+        counts: The owner's counters.
+        granted: What programs take for granted.
+        compiler: Makes a function of a recording.
+        costly: Whether compiling takes long enough to wait until a kind of step comes again.
+        codes: Code objects of getters whose reads depend on the step, with their names.
+        fallback: Told once of each reason why steps run the plain way; may raise.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        parts: Parts,
+        optimizers: list[Optimizer],
+        hyper: Hyperparameters,
+        counts: Counts,
+        granted: Granted,
+        compiler: Compiler,
+        *,
+        costly: bool,
+        codes: Mapping[CodeType, str],
+        fallback: Callable[[Hazard], None],
+    ) -> None:
+        self._programs = programs
+        self._parts = parts
+        self._optimizers = optimizers
+        self._hyper = hyper
+        self._counts = counts
+        self._granted = granted
+        self._costly = costly
+        self._codes = codes
+        self._fallback = fallback
+        self._functions = Functions(compiler, Generators(parts.device))
+        self._candidates = Candidates()
+        self._failures: dict[Hashable, int] = {}
+        self._volatile: set[str] = set()
+        self._reported: set[str] = set()
+        self._restless = self._short_lives = self._steps_at_loss = 0
+        self._changed: Sequence[str] = ()
+        self._too_many = self._looked = self._explained = self._has_recorded = False
+
+    def run(self, sink: Sink, step: Step, number: int) -> bool:
+        """Runs a step that has no program, recorded if that may lead to one; tells whether it did.
+
+        Args:
+            sink: Whose step it is.
+            step: The step.
+            number: The sink's number.
+        """
+        candidate = self._candidates.see(step.key, number)
+        if candidate is None:
+            self._explain(sink, step, too_many=True)
+        elif self._restless > PATIENCE:
+            self.report(self._why_restless())
+        elif self._short_lives > PATIENCE:
+            self.report(Hazard(_SHORT_LIVED))
+        elif self._failures.get(step.key, 0) < _MOST_FAILURES:
+            never = self._candidates.never_come_again
+            waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
+            if waits and not self._programs:
+                self._explain(sink, step, too_many=never)
+            due = candidate.is_due(not self._programs.have_kind(step.kind))
+            # What keeps changing may be nothing but what steps collect in: a recorded one tells.
+            due = due or (self._restless > 1 and not self._has_recorded)
+            if due or not (self._costly or candidate.hazard is not None):
+                return self._record(sink, step, candidate)
+        sink.run(step, PlainTape())
+        return False
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether it was said that what programs take for granted keeps changing: there will be none, for no step."""
+        return not self._reported.isdisjoint((_RESTLESS, _SHORT_LIVED))
+
+    def _why_restless(self) -> Hazard:
+        if not self._changed:
+            return Hazard(_RESTLESS)
+        names = ", ".join(f"`{name}`" for name in self._changed[:_MOST_NAMES])
+        others = len(self._changed) - _MOST_NAMES
+        more = f" and {others} more" if others > 0 else ""
+        return Hazard(f"{_RESTLESS}: {names}{more}. Keep it outside of the module, or make it a tensor")
+
+    def _explain(self, sink: Sink, step: Step, too_many: bool) -> None:
+        """Says once why kinds of steps do not come again: values that change, or else that they are too many."""
+        self._too_many = self._too_many or too_many
+        if not self._explained and (too_many or not self._looked):
+            why = self._candidates.why(sink.values(step))
+            self._looked = self._looked or why is not None
+            if why is not None and (self._too_many or why is not TOO_MANY_KINDS):
+                self._explained = True
+                self.report(why)
+
+    def settled(self) -> None:
+        """Takes note that a program ran: what it takes for granted stays as it is for some time."""
+        self._restless = 0
+
+    def lost(self, steps: int) -> None:
+        """Takes note that tensors, or values of theirs, are others than a program takes them to be.
+
+        Args:
+            steps: How many steps programs have run so far.
+        """
+        lived_long = steps - self._steps_at_loss >= PATIENCE
+        self._short_lives = 0 if lived_long else self._short_lives + 1
+        self._steps_at_loss = steps
+
+    def forget(self, changed: Sequence[str] = ()) -> None:
+        """Forgets programs and recordings: what they take for granted has changed.
+
+        Args:
+            changed: The names of what has changed, as far as there are any.
+        """
+        self._restless += bool(self._programs) or bool(self._candidates)
+        self._changed = changed
+        self._programs.clear()
+        # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
+        for key, problem in self._candidates.problems():
+            self._fail(key, problem)
+        self._candidates.clear()
+
+    def close(self) -> None:
+        """Lets go of every function, program and recording."""
+        self._functions.clear()
+        self._programs.clear()
+        self._candidates.clear()
+
+    def report(self, hazard: Hazard) -> None:
+        """Says why steps run the plain way, if that has not been said."""
+        what = hazard.what.partition(":")[0]
+        if what not in self._reported:
+            self._reported.add(what)
+            self._fallback(hazard)
+
+    def _fail(self, key: Hashable, hazard: Hazard) -> None:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        if failures >= _MOST_FAILURES:
+            self.report(hazard)
+
+    def _record(self, sink: Sink, step: Step, candidate: Candidate) -> bool:
+        self._has_recorded = True
+        self._parts.collected.leave_out(sink.option_names)
+        before = Snapshot(self._parts, self._optimizers)
+        recorder = Recorder(
+            self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python, sink.sets_options
+        )
+        result = sink.run(step, recorder)
+        self._granted.learn(recorder.ran)
+        observation = observe(recorder, before, Snapshot(self._parts, self._optimizers), step, result)
+        self._note_volatile(observation)
+        recording = observation.recording
+        self._parts.varying.check([hazard.what for hazard in recording.frozen], not recording.hazards)
+        bindings = candidate.compare(observation, self._volatile)
+        if bindings is not None:
+            return self._make(step.key, candidate, observation, bindings)
+        if candidate.hazard is not None:
+            self._fail(step.key, candidate.hazard)
+            self.report(candidate.hazard)
+        return False
+
+    def _note_volatile(self, observation: Observation) -> None:
+        names = {slot.name for slot in (*observation.filled, *observation.cleared)}
+        if not names <= self._volatile:
+            self._volatile |= names
+            self._programs.remove_homes(names)
+
+    def _make(self, key: Key, candidate: Candidate, observation: Observation, bindings: list[Binding]) -> bool:
+        recording = observation.recording
+        function: CompiledStep | Hazard
+        if recording.questions and self._programs.count_asking(key) >= MOST_ANSWERS:
+            function = Hazard(_TOO_MANY_ANSWERS, recording.questions[-1].where)
+        else:
+            function = self._functions.get(recording)
+        if isinstance(function, Hazard):
+            candidate.give_up(function)
+            self.report(function)
+            return False
+        candidate.found(observation)
+        self._failures.pop(key, None)
+        if not candidate.last:
+            self._candidates.drop(key)
+        counts = self._counts.among([binding.tensor for binding in bindings if binding.tensor is not None])
+        lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
+        self._programs.add(key, Program(observation, bindings, function, counts, lifted))
+        return True

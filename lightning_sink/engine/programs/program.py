@@ -1,0 +1,264 @@
+"""A program: what stands for every later step of one kind, and what must hold for it to do so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.compiler.loop import CompiledStep
+from lightning_sink.engine.compiler.row import Row, Turn
+from lightning_sink.engine.private import pytree
+from lightning_sink.engine.programs.binding import TENSOR, Binding, Observation
+from lightning_sink.engine.state.slots import shape_of, share_memory, storages
+from lightning_sink.engine.step import Column, Result, taken_apart
+
+
+class Program:
+    """Runs one step without the user's Python.
+
+    Args:
+        observation: The step that it stands for.
+        bindings: Where its inputs come from.
+        function: Takes the inputs, writes in place what the step wrote in place, returns the outputs.
+        counts: Inputs that stand for counters, with what gives their values.
+        lifted: Tensors that stand for the optimizers' options.
+
+    Attributes:
+        turns: The programs of steps in a row that take turns: itself.
+        seconds: What a step took when one was last run.
+        numbers: The inputs that stand for options and counters, with their positions.
+        slots: The inputs that are what a slot holds, by their positions.
+        takes_turns: Whether steps that it is for may take turns with others in a row.
+    """
+
+    def __init__(
+        self,
+        observation: Observation,
+        bindings: list[Binding],
+        function: CompiledStep,
+        counts: list[tuple[Tensor, Callable[[], int]]],
+        lifted: Collection[Tensor] = (),
+    ) -> None:
+        self.turns = [self]
+        self.function = function
+        self.bindings = bindings
+        self.counts = counts
+        self.text = observation.recording.text
+        self.homes = {b.name for b in bindings if b.home}
+        self.filled = observation.filled
+        self.guards = observation.recording.guards
+        self.questions = observation.recording.questions
+        self.dtypes = observation.recording.dtypes
+        self.grad_mode = observation.recording.grad_mode
+        self.note = observation.note
+        self._gradients = observation.gradients
+        self.loss = observation.loss
+        self.num_outputs = observation.num_outputs
+        self.num_results = observation.num_outputs + observation.num_logged
+        self.appends = observation.appends
+        self.num_given = self.num_results + len(self.appends.names)
+        self.num_all = self.num_given + len(self.filled)
+        self.cleared = observation.cleared
+        self._spec = observation.spec
+        self._constants = observation.constants
+        self._equal = observation.recording.equal
+        read = (observation.recording.inputs[i] for i in sorted(observation.recording.read))
+        self._read = [(tensor, tensor.detach().clone()) for tensor in read]
+        fixed = ((i, b.tensor) for i, b in enumerate(bindings) if i in observation.recording.written_inputs)
+        self._writes = [tensor for _, tensor in fixed if tensor is not None]
+        self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
+        known = {id(tensor) for tensor in (*lifted, *(tensor for tensor, _ in counts))}
+        self.numbers = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None and id(b.tensor) in known]
+        self._layouts = layouts = [
+            (tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs
+        ]
+        self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
+        self.slots = [(position, slot) for position, slot, _ in self._slots]
+        self._moving = [*(position for position, _ in self._leaves), *(position for position, _ in self.slots)]
+        self.reads_slots = bool(self.slots)
+        self._written = observation.recording.written_inputs
+        left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
+        self._unread = [(slot, before) for slot, before, _ in observation.unread]
+        self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
+        # Another step would compute with what this one left.
+        asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
+        self._repeats = self.finds(left) and not (self.reads_slots or self._reshaped or asks_what_it_writes)
+        logged = range(self.num_outputs, self.num_given)
+        self._kept = [*logged] if self.loss is None else [self.loss, *logged]
+        self.num_kept = len(self._kept)
+        self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
+        self.takes_turns = function.takes_turns and not (
+            self._reshaped or self.questions or self._twins or self.appends
+        )
+        self._same_leaves = observation.same_leaves
+        self._template: list[Any] = []
+        self._places: tuple[list[int], list[int | None]] | None = None
+        self.looked_at = -1
+        self.seconds = 1.0
+
+    def finds(self, left: dict[str, bool]) -> bool:
+        """Tells whether it finds gradients where there were some, behind steps that leave these slots so."""
+        return all(left.get(slot.name, there) == there for slot, there in self._gradients)
+
+    def fits(self) -> bool:
+        """Tells whether the step that is about to run goes the way that was recorded, whatever its batch holds."""
+        if not self.guards and not self._gradients and not self._reshaped:
+            return True
+        if any(shape_of(slot.get()) != shape for slot, shape in self._reshaped):
+            return False
+        present = all((slot.get() is not None) is there for slot, there in self._gradients)
+        return present and all(guard.holds() for guard in self.guards)
+
+    def is_for(self, leaves: Sequence[Tensor]) -> bool:
+        """Tells whether a batch with these tensors gives the answers by which the recorded step went its way."""
+        return all(question.holds(leaves) for question in self.questions)
+
+    def leading(self, columns: list[Column], steps: int) -> int:
+        """Returns how many of the steps that come next it is for, up to the first one that it is not for.
+
+        Args:
+            columns: For each leaf of a batch, that of each step's batch.
+            steps: How many steps.
+        """
+        if not self.questions:
+            return steps
+        return next((i for i in range(steps) if not self.is_for([column[i] for column in columns])), steps)
+
+    def refresh(self) -> bool:
+        """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""
+        homes = ((home, b.tensor) for b in self.bindings if b.home is not None for home in (b.home, *b.twins))
+        if any(home.get() is not tensor for home, tensor in homes):
+            return False
+        stays = ((b.tensor, layout) for b, layout in zip(self.bindings, self._layouts, strict=True))
+        if any(t is not None and (t.shape, t.dtype, t.stride()) != layout for t, layout in stays):
+            return False
+        if any(not torch.equal(first, other) for first, other in self._equal):
+            return False
+        if any(not torch.equal(tensor, value) for tensor, value in self._read):
+            return False
+        if any(shape_of(slot.get()) != shape for slot, shape in self._unread):
+            return False
+        # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
+        self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
+        return not self._shares_what_it_writes()
+
+    def is_kept_by(self, other: Program) -> bool:
+        """Tells whether another program writes to nothing of which this one takes the values to stay as they are."""
+        read = storages(tensor for tensor, _ in self._read)
+        return not read or not {*read} & {*storages(other._writes)}
+
+    def _shares_what_it_writes(self) -> bool:
+        """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""
+        contents = [slot.get() for _, slot, _ in self._slots]
+        places = [tensor.data_ptr() for tensor in self._template if tensor is not None], storages(contents)
+        if places != self._places:
+            inputs: list[Tensor | None] = self._template.copy()
+            for (position, _, _), content in zip(self._slots, contents, strict=True):
+                inputs[position] = content
+            if share_memory(inputs, self._written):
+                return True
+            self._places = places
+        return False
+
+    def arguments(self, leaves: list[Tensor]) -> list[Tensor] | None:
+        """Returns the inputs for one batch; None where a slot holds nothing or something of another shape."""
+        if self._same_leaves and any(leaves[i] is not leaves[j] for i, j in self._same_leaves):
+            return None
+        if self._twins and any(slot.get() is not twin.get() for slot, twin in self._twins):
+            return None
+        arguments = self._template.copy()
+        for position, leaf in self._leaves:
+            tensor = leaves[leaf]
+            arguments[position] = tensor.detach() if tensor.requires_grad else tensor
+        for position, slot, layout in self._slots:
+            content = slot.get()
+            if content is None or (content.shape, content.dtype, content.stride()) != layout:
+                return None
+            if content.is_conj() or content.is_neg():  # which would be lost: programs read memory
+                return None
+            arguments[position] = content.detach()
+        return arguments
+
+    def __call__(self, arguments: list[Tensor]) -> tuple[Tensor, ...]:
+        """Runs the step on its inputs."""
+        # No input asks for gradients, so there is nothing to switch off.
+        with torch.enable_grad() if self.grad_mode else nullcontext():
+            return self.function.once(arguments, self._moving, self._kept)
+
+    def turn(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Turn:
+        """Returns what steps take of its kind, some of those in a row.
+
+        What they keep is for `taken_apart`.
+
+        Args:
+            columns: For each leaf of a batch, that of each step's batch.
+            numbers: What takes the place of `numbers` in each step; empty where they stay as they are.
+            steps: How many.
+        """
+        fixed, positions = self._template, [position for position, _ in self._leaves]
+        varying = [_without_gradient(columns[leaf][:steps]) for _, leaf in self._leaves]
+        if numbers:
+            places = [position for position, _ in self.numbers]
+            fixed = [None if position in places else tensor for position, tensor in enumerate(fixed)]
+            positions = [*positions, *places]
+            varying += [[*tensors] for tensors in zip(*numbers, strict=True)]
+        return Turn(self.function, fixed, positions, varying, self._kept)
+
+    def row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Row:
+        """Returns steps in a row, to be run right behind one that it ran; the arguments are those of `turn`."""
+        turn = self.turn(columns, numbers, steps)
+        with torch.enable_grad() if self.grad_mode else nullcontext():  # a device may capture the steps now
+            return self.function.row(turn.fixed, turn.positions, turn.columns, turn.kept, steps)
+
+    def may_repeat(self, outputs: tuple[Tensor, ...]) -> bool:
+        """Tells whether steps may be run in a row, right behind one that gave these outputs."""
+        return self._repeats and self.may_keep(outputs)
+
+    def may_keep(self, outputs: tuple[Tensor, ...]) -> bool:
+        """Tells whether what is kept of steps in a row lies in one piece, as one of these outputs' step left it."""
+        return all(outputs[index].is_contiguous() for index in self._kept)
+
+    def kept_types(self, outputs: tuple[Tensor, ...]) -> list[torch.dtype]:
+        """Returns the types of what is kept of steps in a row."""
+        return [outputs[index].dtype for index in self._kept]
+
+    def takes(self, columns: list[Column]) -> bool:
+        """Tells whether leaves that were the same in the recorded steps are so in these batches."""
+        pairs = ((taken_apart(columns[i]), taken_apart(columns[j])) for i, j in self._same_leaves)
+        return all(all(map(is_, one, other)) for one, other in pairs)
+
+    def store(self, outputs: tuple[Tensor, ...]) -> None:
+        """Fills the slots with what the function returned."""
+        for slot, tensor in zip(self.filled, outputs[self.num_given :], strict=True):
+            slot.set(tensor)
+        for slot in self.cleared:
+            slot.set(None)
+
+    def taken_apart(self, kept: list[Tensor]) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """Returns the losses of steps in a row, None where there are none, what they log, and what they append."""
+        losses, others = (None, kept) if self.loss is None else (kept[0], kept[1:])
+        logged = self.num_results - self.num_outputs
+        return losses, others[:logged], others[logged:]
+
+    def collect(self, outputs: tuple[Tensor, ...], late: bool) -> None:
+        """Appends to lists what the step appends, behind the owner's turn or before it."""
+        if self.appends:
+            self.appends.append(outputs[self.num_results : self.num_given], late)
+
+    def result(self, outputs: tuple[Tensor, ...]) -> Result:
+        """Rebuilds what the step returned."""
+        tensors = iter(outputs[: self.num_outputs])
+        flat = [next(tensors) if value is TENSOR else value for value in self._constants]
+        logged = list(outputs[self.num_outputs : self.num_results])
+        return Result(pytree.tree_unflatten(flat, self._spec), logged, self.note)
+
+
+def _without_gradient(column: Column) -> Column:
+    if isinstance(column, Tensor):
+        return column.detach() if column.requires_grad else column
+    return [tensor.detach() if tensor.requires_grad else tensor for tensor in column]

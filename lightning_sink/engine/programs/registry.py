@@ -1,0 +1,72 @@
+"""The programs of a training: for each kind of step and signature, one for each way through the step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from lightning_sink.engine.programs.program import Program
+from lightning_sink.engine.step import Step
+
+_MOST_BRANCHES = 16
+"""Programs of one kind of step; the one that was made first makes room."""
+
+Key = tuple[Hashable, Hashable]
+"""`Step.key`."""
+
+
+class Programs:
+    """Holds programs and finds the one that fits a step."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, list[Program]] = {}
+
+    def __bool__(self) -> bool:
+        return any(self._known.values())
+
+    def have(self, key: Key) -> bool:
+        """Tells whether steps of a kind have a program, for whichever way through them."""
+        return bool(self._known.get(key))
+
+    def have_kind(self, kind: Hashable) -> bool:
+        """Tells whether such steps have a program for batches of any signature."""
+        return any(known == kind and programs for (known, _), programs in self._known.items())
+
+    def count_asking(self, key: Key) -> int:
+        """Returns how many programs are for steps of a kind with some batches only, by what these hold."""
+        return sum(bool(program.questions) for program in self._known.get(key, ()))
+
+    def find(self, step: Step) -> Program | None:
+        """Returns the program for the way that a step will go, which is about to run."""
+        for program in self._known.get(step.key, ()):
+            if program.fits() and program.is_for(step.leaves):
+                return program
+        return None
+
+    def add(self, key: Key, program: Program) -> None:
+        """Takes a program."""
+        programs = self._known.setdefault(key, [])
+        programs.append(program)
+        del programs[:-_MOST_BRANCHES]
+
+    def remove(self, key: Key, program: Program) -> None:
+        """Forgets one program."""
+        self._known[key].remove(program)
+
+    def look_again(self, ran: Program) -> None:
+        """Has those look again at what they take for granted that a program writes to which has run."""
+        for program in (program for programs in self._known.values() for program in programs):
+            if program is not ran and not program.is_kept_by(ran):
+                program.looked_at = -1
+
+    def keep_last(self, key: Key) -> None:
+        """Forgets all but the one that was added last, for steps of this kind."""
+        self._known = {key: self._known[key][-1:]}
+
+    def remove_homes(self, names: set[str]) -> None:
+        """Forgets those that count on a slot with one of these names to keep its tensor."""
+        for programs in self._known.values():
+            programs[:] = [program for program in programs if not program.homes & names]
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._known.clear()

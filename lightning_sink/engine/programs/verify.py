@@ -1,0 +1,239 @@
+"""Compares a compiled step with the eager step it stands for.
+
+The program runs on copies, the eager step is the one that counts. Per tensor, `max|a - b| <= tolerance * max|a|` in
+the tolerance of the precision. An optimizer that normalizes (Adam) turns a gradient that is nothing but rounding, such
+as that of a bias in front of a normalization, into a full step of either sign; where the two gradients disagree by
+more than rounding, relative to the element, the parameter may differ by as much as the step moved any of its elements.
+
+Rounding can do more: one of a million activations lies so near zero that it is below it here and above it there, and a
+gradient is larger by its part. So before a step is called wrong, the program runs on weights and other state that are
+changed by their own rounding: twice what that changes is allowed as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.compiler.copies import copy_of, refill
+from lightning_sink.engine.private import pytree
+from lightning_sink.engine.programs.program import Program
+from lightning_sink.engine.state.default_generators import Generators
+from lightning_sink.engine.state.slots import Slot
+from lightning_sink.engine.step import PlainTape, Sink, Step
+from lightning_sink.errors import VerificationError
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+"""By the least exact type that the step computes in: a float64 loss of a float32 network is no more exact."""
+
+_GRADIENT_OF = "gradient of "
+
+_TRIALS = 8
+"""Runs on changed inputs. Something at the edge falls to the other side in about half of them."""
+
+_MOST_SPREAD = 0.05
+"""Part of a tensor's largest element that rounding may explain: more than that is the work of a wrong program."""
+
+_ROUNDINGS = 4
+"""By how many units in the last place the inputs are changed: a sum of some hundred terms is no more exact."""
+
+
+@dataclass
+class _Pair:
+    """A tensor as the eager step left it and as the program did, brought to the host.
+
+    Attributes:
+        place: Where the program's is: among its outputs from 0 up, among its inputs from -1 down.
+        before: What it was before the step; None for what the step made.
+        spread: How far it moves when the inputs are changed by rounding.
+    """
+
+    name: str
+    eager: Tensor
+    compiled: Tensor
+    place: int
+    before: Tensor | None = None
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.eager, self.compiled = self.eager.cpu(), self.compiled.cpu()
+        self.before = None if self.before is None else self.before.cpu()
+
+
+class _EagerTape(PlainTape):
+    """Keeps what the user's part of a step leaves, for the owner's callbacks may change it afterwards.
+
+    Attributes:
+        written: The program's inputs after the step.
+        filled: What the step left in the slots that the program fills.
+        disturbed: Whether somebody changed a tensor between two spans, so that nothing can be compared.
+    """
+
+    def __init__(self, arguments: list[Tensor], slots: list[Slot]) -> None:
+        self._arguments = arguments
+        self._slots = slots
+        self.written: list[Tensor] = []
+        self.filled: list[Tensor | None] = []
+        self.disturbed = False
+
+    def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
+        """Runs `body` and keeps what it left."""
+        # A write through `.data` counts no version.
+        if self.written and not all(map(_same, [*self._arguments, *self._contents()], [*self.written, *self.filled])):
+            self.disturbed = True
+        out = body()
+        self.written = [tensor.clone() for tensor in self._arguments]
+        self.filled = [None if tensor is None else tensor.detach().clone() for tensor in self._contents()]
+        return out
+
+    def _contents(self) -> list[Tensor | None]:
+        return [slot.get() for slot in self._slots]
+
+
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    if (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
+        return False
+    wide = first.is_floating_point() or first.is_complex()
+    return torch.equal(first, second) or (wide and torch.allclose(first, second, 0.0, 0.0, equal_nan=True))
+
+
+def verify_step(sink: Sink, step: Step, program: Program, count: int, generators: Generators) -> bool:
+    """Runs a step eagerly, for the training, and compiled, on copies; compares everything.
+
+    Args:
+        sink: The sink that the step belongs to.
+        step: The step.
+        program: The program that stands for it.
+        count: How many compiled steps were verified before this one; for the message.
+        generators: What steps draw from.
+
+    Returns:
+        False where the program does not fit the step, which has then not been run. True also where a callback changed
+        what the step works on in its middle, and nothing was compared.
+
+    Raises:
+        VerificationError: Names the tensor, the step and the size of the difference.
+    """
+    arguments = program.arguments(step.leaves)
+    if arguments is None:
+        return False
+    before = [copy_of(tensor) for tensor in arguments]
+    copies = [copy_of(tensor) for tensor in arguments]
+    generated = generators.state()
+    try:
+        outputs = program(copies)
+    except Exception:
+        generators.restore(generated)
+        sink.run(step, PlainTape())  # raises what is wrong with the batch, in its own words
+        raise
+    generators.restore(generated)
+    tape = _EagerTape([*arguments], program.filled)
+    result = sink.run(step, tape)
+    if tape.disturbed:
+        return True
+    returned = (leaf for leaf in pytree.tree_leaves(result.output) if isinstance(leaf, Tensor))
+    expected = [*returned, *result.logged, *program.appends.last()]
+    names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
+    known = enumerate(zip(names, expected, strict=True))
+    pairs = [_Pair(name, eager, outputs[i], i) for i, (name, eager) in known if eager is not None]
+    for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_given):
+        if eager is not None:
+            pairs.append(_Pair(slot.name, eager, outputs[index], index))
+    for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):
+        if binding.leaf is None:
+            pairs.append(_Pair(binding.name, eager, copies[index], -1 - index, before[index]))
+    least = max(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes})
+    rounding = program.function.rounding
+    try:
+        _check(pairs, least, rounding, count)
+    except VerificationError:
+        present = generators.state()
+        _see_spread(pairs, program, before, lambda: generators.restore(generated))
+        generators.restore(present)
+        _check(pairs, least, rounding, count)
+    return True
+
+
+def _see_spread(pairs: list[_Pair], program: Program, before: list[Tensor], draw_again: Callable[[], None]) -> None:
+    """Runs the program on state that is changed by rounding, and notes for each pair how far that moves it."""
+    noise = torch.Generator().manual_seed(0)
+    for _ in range(_TRIALS):
+        changed = [
+            copy_of(tensor) if binding.leaf is not None else _round_otherwise(tensor, noise)
+            for binding, tensor in zip(program.bindings, before, strict=True)
+        ]
+        draw_again()
+        outputs = program(changed)
+        for pair in pairs:
+            moved = outputs[pair.place] if pair.place >= 0 else changed[-1 - pair.place]
+            if pair.compiled.is_floating_point():
+                pair.spread = max(pair.spread, _size(moved.cpu().double() - pair.compiled.double()))
+
+
+def _round_otherwise(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    # Whole numbers are exact: masks and counts.
+    if not tensor.is_floating_point() or tensor.dim() == 0:
+        return copy_of(tensor)
+    signs = torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.device) * (tensor != tensor.round())
+    return refill(copy_of(tensor), tensor + tensor * signs * (_ROUNDINGS * torch.finfo(tensor.dtype).eps))
+
+
+def _check(pairs: list[_Pair], least: float, rounding: float, count: int) -> None:
+    gradients = {pair.name[len(_GRADIENT_OF) :]: pair for pair in pairs if pair.name.startswith(_GRADIENT_OF)}
+    largest = max((_size(pair.eager) for pair in gradients.values()), default=0.0)
+    for pair in pairs:
+        if pair.eager.shape != pair.compiled.shape or pair.eager.dtype != pair.compiled.dtype:
+            raise VerificationError(_message(pair, count, "its shape or dtype", "nothing"))
+        if not pair.eager.is_floating_point() and not pair.eager.is_complex():
+            difference, allowed = _size(pair.eager.long() - pair.compiled.long()), torch.zeros(())
+        else:
+            exact = max(least, _TOLERANCE.get(pair.eager.dtype, 1e-4))
+            # What is no state may be made of gradients, but for the loss.
+            tolerance = exact if pair.name == "loss" or pair.before is not None else max(exact, rounding)
+            allowed = torch.full(pair.eager.shape, tolerance * _size(pair.eager), dtype=torch.float64)
+            # A gradient that is zero by mathematics, or of a model that has learned all there is, is the rounding of
+            # terms as large as the other gradients' or as probabilities near 1.
+            moves = pair.before is not None or pair.name.startswith(_GRADIENT_OF)
+            allowed += tolerance * (0.01 + (0.1 * largest if moves else 0.0)) + min(
+                2.0 * pair.spread, _MOST_SPREAD * _size(pair.eager)
+            )
+            if pair.before is not None:  # what the step added to it is made of gradients
+                allowed += 2.0 * rounding * _size(pair.eager - pair.before)
+                allowed += _slack(pair, gradients.get(pair.name), max(exact, rounding))
+            wide = torch.complex128 if pair.eager.is_complex() else torch.float64
+            gap = (pair.eager.detach().to(wide) - pair.compiled.detach().to(wide)).abs()
+            gap[torch.isclose(pair.eager, pair.compiled, rtol=0.0, atol=0.0, equal_nan=True)] = 0.0
+            bad = ~(gap <= allowed)
+            if not bool(bad.any()):
+                continue
+            difference, allowed = float(gap[bad].max()), allowed[bad].min()
+        if difference > float(allowed) or difference != difference:
+            raise VerificationError(_message(pair, count, f"{difference:.3g}", f"{float(allowed):.3g}"))
+
+
+def _slack(pair: _Pair, gradient: _Pair | None, tolerance: float) -> Tensor | float:
+    """How far elements may differ whose gradient is lost in rounding: as far as the step moved any element."""
+    if gradient is None or pair.before is None or gradient.eager.shape != pair.eager.shape:
+        return 0.0
+    noise = (gradient.eager - gradient.compiled).abs() > tolerance * gradient.eager.abs()
+    return noise.double() * 2.0 * _size(pair.eager - pair.before)
+
+
+def _size(tensor: Tensor) -> float:
+    finite = tensor.detach()[torch.isfinite(tensor.detach())].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _message(pair: _Pair, count: int, difference: str, allowed: str) -> str:
+    return (
+        f"Compiled step {count + 1} does not give what the eager step gives: {pair.name} differs by {difference},"
+        f" allowed is {allowed}. The eager step has been kept, the training state is right. Train with"
+        ' `SinkStrategy(engine="eager")`, or find the cause with `engine="traced"`, which runs the same graph'
+        " uncompiled: if that agrees, the compiler is at fault. `verify=0` turns this check off."
+    )

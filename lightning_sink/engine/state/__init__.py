@@ -1,0 +1,1 @@
+"""What a training is, in tensors and in Python: where it is kept, and whether it stays as it is."""

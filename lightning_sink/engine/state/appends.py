@@ -1,0 +1,163 @@
+"""What one step collected in lists and numbers (`collected.py`), for programs to do the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.numbers.given import Given
+from lightning_sink.engine.private import pytree
+from lightning_sink.engine.state.attributes import SCALARS, fingerprint
+from lightning_sink.engine.state.collected import Place
+from lightning_sink.engine.step import Column, taken_apart
+
+
+class _Item:
+    """What is appended or added once: a tensor, a number, or lists, tuples and dictionaries of these and others.
+
+    Args:
+        place: Where.
+        item: What, `Given` in the place of numbers that the step gives.
+
+    Attributes:
+        varying: What a program gives for it: tensors, and `Given`, by their place among its leaves.
+    """
+
+    def __init__(self, place: Place, item: Any) -> None:
+        leaves, self.spec = pytree.tree_flatten(item)
+        self.place = place
+        self.constants = [None if isinstance(leaf, (Tensor, Given)) else leaf for leaf in leaves]
+        self.varying = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, (Tensor, Given))}
+
+    @property
+    def key(self) -> Hashable:
+        constants = tuple(map(fingerprint, self.constants))
+        varying = tuple((index, getattr(leaf, "kind", Tensor)) for index, leaf in self.varying.items())
+        return self.place.name, id(self.place.holder), constants, self.spec, varying
+
+    def like(self, values: Sequence[Any]) -> Any:
+        """Returns the like of it, made of the tensors and numbers that a step gave."""
+        leaves = self.constants.copy()
+        for (index, like), value in zip(self.varying.items(), values, strict=True):
+            # The program may use a tensor's memory again.
+            leaves[index] = like.kind(value) if isinstance(like, Given) else value.view(like.shape).clone()
+        return pytree.tree_unflatten(leaves, self.spec)
+
+    def row(self, columns: Sequence[Sequence[Any]], steps: int) -> Iterable[Any]:
+        """Returns the like of it for each of some steps in a row."""
+        if self.spec.is_leaf() and not self.varying:
+            return repeat(self.constants[0], steps)
+        if self.spec.is_leaf() and isinstance(only := self.varying[0], Given):
+            return map(only.kind, columns[0])
+        return (self.like([column[number] for column in columns]) for number in range(steps))
+
+    def again(self, item: Any) -> _Item:
+        """Returns what was taken, if it was the like of it: `Given` where there is a number of this kind."""
+        leaves, spec = pytree.tree_flatten(item)
+        for index, like in self.varying.items():
+            if isinstance(like, Given) and index < len(leaves) and type(leaves[index]) is like.kind:
+                leaves[index] = Given(torch.tensor(leaves[index], dtype=like.tensor.dtype), like.kind)
+        return _Item(self.place, pytree.tree_unflatten(leaves, spec))
+
+
+class Appends:
+    """What a step appends to lists and adds to numbers.
+
+    Args:
+        taken: What a recorded step collected, and where; in the step, and in what comes behind the owner's turn.
+
+    Attributes:
+        names: For each tensor in that, what users call the attribute.
+        problem: Why no program can do the same; None where one can.
+    """
+
+    def __init__(self, taken: list[list[tuple[Place, Any]]]) -> None:
+        self._spans = [[_Item(place, item) for place, item in span] for span in taken]
+        self._items = [item for span in self._spans for item in span]
+        self._varying = [leaf for item in self._items for leaf in item.varying.values()]
+        self.names = [item.place.name for item in self._items for _ in item.varying]
+        odd = ((item.place.name, type(value)) for item in self._items for value in item.constants)
+        found = (f"the step appends a `{kind.__name__}` to `{name}`" for name, kind in odd if kind not in SCALARS)
+        self.problem = next(found, None)
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for steps that append the same, but for what is in the tensors."""
+        return tuple(tuple(item.key for item in span) for span in self._spans)
+
+    def append(self, tensors: Sequence[Tensor], late: bool | None = None) -> None:
+        """Does what one step does.
+
+        Args:
+            tensors: All that it gave.
+            late: Whether to do what comes behind the owner's turn, or the rest; None for both.
+        """
+        pairs = zip(self._varying, tensors, strict=True)
+        given = iter([tensor.item() if isinstance(like, Given) else tensor for like, tensor in pairs])
+        for number, span in enumerate(self._spans):
+            for item in span:
+                own = [*islice(given, len(item.varying))]
+                if late is None or late == (number > 0):
+                    item.place.take([item.like(own)])
+
+    def append_row(self, columns: Sequence[Column], steps: int) -> None:
+        """Does what steps in a row do."""
+        pairs = zip(self._varying, columns, strict=True)
+        given = iter([_numbers(column) if isinstance(like, Given) else taken_apart(column) for like, column in pairs])
+        rows: dict[Place, list[Iterable[Any]]] = {}
+        for item in self._items:
+            rows.setdefault(item.place, []).append(item.row([*islice(given, len(item.varying))], steps))
+        for place, of_place in rows.items():
+            place.take(chain.from_iterable(zip(*of_place, strict=True)))
+
+    def last(self) -> list[Tensor | None]:
+        """Returns the tensors for what the step before appended; none where somebody has taken some away.
+
+        What it added is lost in the sum: None.
+        """
+        counts = Counter(item.place for item in self._items if not item.place.is_sum)
+        if any(not place.is_there or len(place.value) < count for place, count in counts.items()):
+            return []
+        tails = {place: iter(place.value[-count:]) for place, count in counts.items()}
+        found: list[Tensor | None] = []
+        for item in self._items:
+            if item.place.is_sum:
+                found += [None] * len(item.varying)
+            elif (there := item.again(next(tails[item.place]))).key == item.key:
+                found += _tensors(there.varying.values())
+            else:
+                return []
+        return found
+
+
+def _numbers(column: Column) -> list[float]:
+    """Returns the numbers in tensors, brought to the host at once."""
+    numbers: list[float] = (column if isinstance(column, Tensor) else torch.stack(column)).tolist()
+    return numbers
+
+
+def containers_in(items: Iterable[Any]) -> Iterator[Any]:
+    """Yields the lists and dictionaries in some values, as often as they are met."""
+    for item in items:
+        if isinstance(item, (list, dict)):
+            yield item
+        if isinstance(item, (list, tuple, dict)):
+            yield from containers_in(item.values() if isinstance(item, dict) else item)
+
+
+def tensors_in(taken: Iterable[tuple[Place, Any]]) -> list[Tensor]:
+    """Returns the tensors that a program gives for what was collected, in order."""
+    return _tensors(pytree.tree_leaves([item for _, item in taken]))
+
+
+def _tensors(leaves: Iterable[Any]) -> list[Tensor]:
+    found = (leaf.tensor if isinstance(leaf, Given) else leaf for leaf in leaves)
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]

@@ -1,0 +1,283 @@
+"""A fingerprint of a Python value: equal for two values that a step cannot tell from each other.
+
+Goes through containers and the user's own objects. What holds the values of a training is in `holders.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from operator import is_
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, TypeGuard, TypeVar
+from weakref import ProxyTypes
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_sink.engine.state.insides import MOST_BYTES, insides
+from lightning_sink.engine.watch import is_library, is_users
+
+T = TypeVar("T")
+
+MOST_VALUES = 20_000
+"""Values looked at in one attribute; beyond them a container counts as the same while it is the same object."""
+
+_FEW = 16
+"""Values of a list that are looked at without going through it."""
+
+_DEEPEST = 12
+
+# Of the standard library's objects only these, and those of `insides.py`, are looked into.
+_TRANSPARENT = frozenset(["_thread", "argparse", "collections", "queue", "types"])
+
+_PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
+
+SCALARS = frozenset([int, float, bool, complex, str, type(None)])
+_IN_ORDER = frozenset([tuple, list])
+CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set])
+TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
+
+
+def random_state() -> Hashable:
+    """Returns the state of Python's and, where it is loaded, numpy's global generator."""
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy is not None else None
+    return random.getstate(), state and (state[1].tobytes(), *state[2:])
+
+
+def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ()) -> Hashable:
+    """Returns something that is equal for two values that a step cannot tell from each other.
+
+    Args:
+        value: The value.
+        in_slots: Whether tensors that are the value or its items have slots and are left out here.
+        known: Identities of modules and optimizers that are looked at by themselves.
+    """
+    kind = type(value)
+    if kind in SCALARS:
+        return kind, _told_apart(value)
+    if kind in ProxyTypes:
+        return Same(value), 0  # to ask one anything whose object is gone is an error
+    if kind in CONTAINERS and not value and not getattr(value, "__dict__", None):
+        return kind, ()
+    if kind in _IN_ORDER and (few := _few_scalars(value)) is not None:
+        return kind, few
+    if kind is FunctionType and value.__closure__ is None:
+        return Same(value), ()
+    if in_slots and isinstance(value, Tensor):
+        return "tensor"
+    if in_slots and kind is list and value and all(is_a(item, Tensor) for item in value):
+        return kind, "tensors", len(value)
+    if in_slots and kind in (tuple, list, dict):
+        items = list(value.items()) if kind is dict else list(enumerate(value))
+        return kind, tuple((fingerprint(key), _untensored(item, known)) for key, item in items)
+    return _Walk(known).visit(value, _DEEPEST)
+
+
+def _told_apart(value: Any) -> Any:
+    """Returns a number or text, and a word for those that equality does not tell: -0.0 equals 0.0, and NaN no NaN."""
+    return value if value and value == value else repr(value)
+
+
+def _few_scalars(values: Collection[Any]) -> Hashable | None:
+    """Returns what a walk finds in a few numbers and texts, in a quarter of its time; None for anything else."""
+    if len(values) > _FEW or not SCALARS.issuperset(map(type, values)):
+        return None
+    return tuple([(type(value), _told_apart(value)) for value in values])
+
+
+def _untensored(item: Any, known: Collection[int]) -> Hashable:
+    return "tensor" if is_a(item, Tensor) else fingerprint(item, known=known)
+
+
+def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
+    """Tells whether a value is of a class, and asks it nothing: that is an error where a proxy's object is gone."""
+    return issubclass(type(value), kinds)
+
+
+def nested(values: Iterable[Any], most: float = math.inf) -> list[Any]:
+    """Returns the containers that may change, and the attributes of the user's objects, that values lead to, once.
+
+    Args:
+        values: The values.
+        most: How many values these may hold; where they hold more, nothing is returned.
+    """
+    met: dict[int, Any] = {}
+    count = 0
+    for _ in range(_DEEPEST + 1):
+        below: list[Any] = []
+        for value in values:
+            held = _contents(value)
+            if held is not None and id(held) not in met:
+                met[id(held)] = held
+                count += len(held)
+                if count > most:
+                    return []
+                items = list(dict.values(held) if isinstance(held, dict) else held)
+                below += [item for item in items[:MOST_VALUES] if type(item) not in SCALARS]
+        values = below
+    return [held for held in met.values() if not isinstance(held, (tuple, frozenset))]
+
+
+def _contents(value: Any) -> Any:
+    if is_a(value, list, dict, set, deque, tuple, frozenset):
+        return value
+    return vars(value) if _is_users_object(value) and hasattr(value, "__dict__") else None
+
+
+def changed_names(before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> list[str]:
+    """Returns the names of values that are others now, have come, or are gone."""
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+def are_the_same(one: list[Any], other: list[Any]) -> bool:
+    """Tells whether two lists hold the same objects."""
+    return len(one) == len(other) and all(map(is_, one, other))
+
+
+class Same:
+    """An object that counts as the same while it is the same; holds it, so that no other takes its identity.
+
+    Args:
+        value: The object.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class _Walk:
+    def __init__(self, known: Collection[int]) -> None:
+        self._left = MOST_VALUES
+        self._known = known
+        self._classes: set[type] = set()  # whose own values have been looked at
+        self._met: dict[int, tuple[int, int, Any]] = {}  # by identity: their numbers, how deep was looked, themselves
+
+    def visit(self, value: Any, depth: int) -> Hashable:
+        self._left -= 1
+        kind = type(value)
+        if kind in SCALARS:
+            return kind, _told_apart(value)
+        if kind in ProxyTypes:
+            return Same(value), 0
+        if kind in _IN_ORDER and (few := _few_scalars(value)) is not None:
+            self._left -= len(value)
+            return kind, few
+        if isinstance(value, Same):
+            return value
+        if isinstance(value, (int, float, complex, str, bytes, range, torch.device)):
+            return kind, _told_apart(value)
+        if isinstance(value, random.Random):
+            return value.getstate()
+        if kind.__module__.startswith("numpy"):
+            return self._numpy(value, depth)
+        number, deepest, _ = self._met.get(id(value), (len(self._met), -1, None))
+        if deepest >= depth:
+            return "again", number
+        self._met[id(value)] = number, depth, value
+        children = self._children(value) if depth else None
+        if children is None:
+            return _itself(value), 0
+        if len(children) > self._left:
+            plain = len(children) <= MOST_BYTES and all(type(child) in SCALARS for child in children)
+            return _itself(value), tuple(children) if plain else len(children)
+        seen = (self.visit(child, depth - 1) for child in children)
+        which = Same(value) if isinstance(value, FunctionType) else kind
+        return which, frozenset(seen) if isinstance(value, (set, frozenset)) else tuple(seen)
+
+    def _children(self, value: Any) -> Collection[Any] | None:
+        """Returns what a value holds, and its class: objects that are there, so that each look finds the same ones."""
+        held = self._held(value)
+        of_class = [] if held is None else self._of_class_once(type(value))
+        return [*held, *of_class] if held is not None and of_class else held
+
+    def _held(self, value: Any) -> Collection[Any] | None:
+        if isinstance(value, (Mapping, list, tuple, set, frozenset, deque)):
+            items = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+            return [*items, vars(value)] if getattr(value, "__dict__", None) else items
+        if isinstance(value, Optimizer):
+            return None if id(value) in self._known else [*value.param_groups, value.defaults]
+        if isinstance(value, type):
+            return None if is_library(value.__module__) or value.__module__ == "builtins" else _of_class(value)
+        if isinstance(value, ModuleType):
+            return _plain_in(value) if is_users(value.__name__) else None
+        if isinstance(value, nn.Module):
+            return None if id(value) in self._known else _of_module(value)
+        held = insides(value)
+        return [*(held or ()), *_attributes(value)] if _is_users_object(value) else held
+
+    def _of_class_once(self, kind: type) -> list[Any]:
+        """Returns what the user's classes of an object hold, methods too, for the first such object."""
+        if kind in self._classes:
+            return []
+        self._classes.add(kind)
+        return [item for base in kind.__mro__ if is_users(base.__module__) for item in _of_own(base)]
+
+    def _numpy(self, value: Any, depth: int) -> Hashable:
+        generator = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
+        if generator is not None:
+            return self.visit(generator.state, depth)
+        if hasattr(value, "tobytes") and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
+            return str(value.dtype), value.shape, value.tobytes()
+        return Same(value)
+
+
+def _itself(value: Any) -> Hashable:
+    """Stands for a value that is not looked into: itself. Bound methods are made anew at each look."""
+    return (Same(value.__func__), Same(value.__self__)) if isinstance(value, MethodType) else Same(value)
+
+
+def _of_module(module: nn.Module) -> list[Any]:
+    """What makes a module that another object holds: which one it is, its tensors, and what is Python about it."""
+    held = {name: value for name, value in vars(module).items() if name not in TENSOR_HOLDERS}
+    held |= dict(module.named_children())
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return [Same(module), *map(Same, tensors), *held, *held.values()]
+
+
+def _of_class(kind: type) -> list[Any]:
+    return [Same(kind), *_plain_in(kind)]
+
+
+def _of_own(kind: type) -> list[Any]:
+    held = {name: value for name, value in vars(kind).items() if not name.startswith("__") or callable(value)}
+    return [*held, *held.values()]
+
+
+def _plain_in(holder: type | ModuleType) -> list[Any]:
+    """Returns the numbers, texts, containers and tensors that a class or a module holds, behind their names."""
+    held = {name: value for name, value in vars(holder).items() if not name.startswith("__")}
+    plain = {name: value for name, value in held.items() if type(value) in _PLAIN or isinstance(value, Tensor)}
+    return [*plain, *plain.values()]
+
+
+def _is_users_object(value: Any) -> bool:
+    if type(value) in ProxyTypes or isinstance(value, (type, nn.Module, ModuleType)):
+        return False
+    module = type(value).__module__
+    root = module.partition(".")[0]
+    if module.startswith("torch.distributions"):
+        return True
+    return is_users(module) or root in _TRANSPARENT
+
+
+def _attributes(value: Any) -> list[Any]:
+    """Returns the attributes of an object, behind their names."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            if hasattr(value, name) and not name.startswith("__"):
+                found[name] = getattr(value, name)
+    return [*found, *found.values()]

@@ -1,0 +1,161 @@
+"""What the functions of a step see besides their arguments: closed-over variables and globals.
+
+A program has their values as constants, like attributes (see `attributes.py`). Which functions belong to a step is
+known once it has been recorded: `watch_reads` collects the code that ran, and the garbage collector knows the
+functions of that code.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from functools import lru_cache
+from itertools import chain
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
+from lightning_sink.engine.state.holders import class_state, python_state
+from lightning_sink.engine.state.insides import CACHED
+from lightning_sink.engine.state.referrers import functions_of
+from lightning_sink.engine.state.slots import Parts
+from lightning_sink.engine.watch import is_users
+
+
+def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
+    """Returns the user's functions that are alive now and have one of these codes."""
+    return [function for function in functions_of(codes) if is_users(function.__module__ or "")]
+
+
+def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -> list[FunctionType]:
+    """Returns the user's functions behind an `lru_cache`: those that were called before the first step ran in none.
+
+    Args:
+        functions: Functions that may call them.
+        classes: Classes whose methods they may be.
+    """
+    values = [value for kind in classes for value in vars(kind).values()]
+    values += [value for function in functions for _, value in _variables(function)]
+    found: list[FunctionType] = []
+    for value in values:  # grows
+        if is_a(value, staticmethod, classmethod, property):
+            value = value.fget if isinstance(value, property) else value.__func__  # type: ignore[attr-defined]
+        wrapped = value.__wrapped__ if is_a(value, CACHED) else None
+        if not isinstance(wrapped, FunctionType) or wrapped in functions or wrapped in found:
+            continue
+        if is_users(wrapped.__module__ or ""):
+            found.append(wrapped)
+            values += [value for _, value in _variables(wrapped)]
+    return found
+
+
+def outside_state(
+    functions: Iterable[FunctionType], inside: nn.Module, optimizers: Iterable[Optimizer] = ()
+) -> dict[str, Hashable]:
+    """Returns a fingerprint of what the functions take from outside, tensors by identity.
+
+    Args:
+        functions: The functions.
+        inside: A module that is looked at by itself, with all its submodules.
+        optimizers: Optimizers that are looked at by themselves.
+    """
+    known = set(inside.modules())
+    identities = {id(item) for item in (*known, *optimizers)}
+    state: dict[str, tuple[Hashable, ...]] = {}
+    for function in functions:
+        for name, value in _variables(function):
+            if is_a(value, nn.Module):
+                found: Hashable = None if value in known else _module(value)
+            elif is_a(value, type):
+                found = tuple(class_state(value).items())
+            else:
+                found = fingerprint(value, known=identities)
+            key = f"{name} in {function.__qualname__}"
+            state[key] = (*state.get(key, ()), found)
+    return dict(state)
+
+
+class Variables:
+    """Where the variables outside some functions are, to be looked at once more in little time.
+
+    Args:
+        functions: The functions.
+
+    Attributes:
+        attributes: Of the functions.
+    """
+
+    def __init__(self, functions: Collection[FunctionType] = ()) -> None:
+        self._functions = [*functions]
+        self._cells = [cell for function in functions for cell in function.__closure__ or ()]
+        named = [(scope, key) for function in functions for _, scope, key in _scopes(function)]
+        self._named = list({(id(scope), key): (scope, key) for scope, key in named}.values())
+        self.attributes = [vars(function) for function in functions]
+
+    def values(self) -> list[Any]:
+        """Returns what they hold now."""
+        held = [scope.get(key) for scope, key in self._named]
+        held += gc.get_referents(*self._cells)  # an empty one would raise an error
+        for function in self._functions:
+            held += function.__code__, function.__defaults__, function.__kwdefaults__
+        return held
+
+
+def _module(module: nn.Module) -> Hashable:
+    tensors = [*module.parameters(), *module.buffers()]
+    asks = tuple(tensor.requires_grad for tensor in tensors)
+    return tuple(python_state(Parts(module)).items()), asks, fingerprint(tensors)
+
+
+def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
+    code = function.__code__
+    yield "code", Same(code)
+    yield "defaults", (function.__defaults__, function.__kwdefaults__)
+    yield "attributes", {key: value for key, value in vars(function).items() if not key.startswith("__")}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # nothing has been assigned to it yet
+            continue
+    for name, scope, key in _scopes(function):
+        value = scope.get(key)
+        if name == key and is_a(value, ModuleType):
+            continue  # what is named behind it comes by itself
+        is_found = name == key and is_a(value, FunctionType) and not _is_decorators(value)
+        yield name, Same(value) if is_found else value
+
+
+def _scopes(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yields the names of globals in a function, and those behind modules of the user's, with where their values are.
+
+    Each is what users call it, the dictionary that has the value, and its key there.
+    """
+    names = _names_in(function.__code__)
+    for name in names:
+        scope = function.__globals__
+        value = scope.get(name)
+        if value is None and name in sys.modules:
+            scope, value = sys.modules, sys.modules[name]  # imported in the function
+        yield name, scope, name
+        if is_a(value, ModuleType) and is_users(value.__name__):
+            held = vars(value)
+            yield from ((f"{name}.{key}", held, key) for key in names if key in held)
+
+
+def _is_decorators(function: FunctionType) -> bool:
+    """Tells whether a function is what a library's decorator made: its closure holds what the decorator was given.
+
+    Those of the user's run in the step, and are found as the others are.
+    """
+    return function.__closure__ is not None and not is_users(function.__globals__.get("__name__", ""))
+
+
+@lru_cache(maxsize=1024)
+def _names_in(code: CodeType) -> list[str]:
+    """Returns the names in some code and in what is defined in it (comprehensions, lambdas), in alphabetical order."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return sorted({*code.co_names, *chain.from_iterable(map(_names_in, inner))})

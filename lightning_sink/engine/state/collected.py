@@ -1,0 +1,216 @@
+"""The attributes in which the steps of a training collect what they give: `self.losses.append(loss.detach())`.
+
+Lists hold more after each step, and numbers to which steps add are larger; no step depends on them as long as none
+reads them. `Collected` knows which these are, and sees while a step is recorded that it collects in them and does
+nothing else. What one step collected is `Appends` (`appends.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from operator import add
+from types import CodeType
+from typing import Any
+
+from lightning_sink.engine.numbers.flows import is_only_added_to
+from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
+from lightning_sink.engine.state.collectors import ListWatch, Sum
+from lightning_sink.engine.state.referrers import is_held, put_in_place_of
+
+_ASKS = frozenset(["type", "__class__"])
+
+
+NUMBERS = frozenset([int, float])
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """An attribute in which steps collect.
+
+    Attributes:
+        name: What users call it.
+        holder: What has the attribute.
+        key: The attribute's own name.
+        is_sum: Whether it holds a number to which steps add, and not a list.
+    """
+
+    name: str
+    holder: Any
+    key: str
+    is_sum: bool = False
+
+    @property
+    def value(self) -> Any:
+        """What it holds now: a list or a number, unless somebody has put something else there."""
+        return vars(self.holder).get(self.key)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it holds what steps can collect in."""
+        return type(self.value) in NUMBERS if self.is_sum else type(self.value) is list
+
+    def take(self, items: Iterable[Any]) -> None:
+        """Collects some items, one after the other."""
+        if self.is_sum:
+            # `sum` of floats is no longer what adding one after the other gives, from Python 3.12 on.
+            vars(self.holder)[self.key] = reduce(add, items, self.value)
+        else:
+            self.value.extend(items)
+
+
+@dataclass
+class Collected:
+    """The attributes in which steps were seen to collect.
+
+    Attributes:
+        places: These; of two that hold the same list, both.
+        left_out: Names of attributes that are none of these, whatever steps do with them.
+    """
+
+    places: list[Place] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Takes note of names of attributes that the owner asks for ahead of steps."""
+        self.left_out |= {*names}
+        self.places = [place for place in self.places if place.key not in self.left_out]
+
+    def names(self, holder: Any) -> frozenset[str]:
+        """Returns those of an object."""
+        return frozenset(place.key for place in self.places if place.holder is holder)
+
+    def sums(self, holder: Any) -> frozenset[str]:
+        """Returns those of an object that hold another number after each step."""
+        return frozenset(place.key for place in self.places if place.holder is holder and place.is_sum)
+
+    def state(self) -> dict[str, Hashable]:
+        """Returns what programs take for granted of them: that they are there, and which of the lists are one."""
+        values = [place.value for place in self.places]
+        first = {id(value): number for number, value in reversed([*enumerate(values)])}
+        found: dict[str, tuple[Any, ...]] = {}
+        for place, value in zip(self.places, values, strict=True):
+            held = ("a number",) if place.is_sum and place.is_there else (type(value), first[id(value)])
+            found[place.name] = (*found.get(place.name, ()), *held)
+        return dict(found)
+
+    def learn(
+        self,
+        holders: Iterable[tuple[str, Any]],
+        grown: Iterable[list[Any]],
+        changed: Collection[tuple[int, str]] = (),
+        codes: Collection[CodeType] = (),
+    ) -> None:
+        """Takes note of what a step has collected in.
+
+        Args:
+            holders: Objects whose attributes these may be, with what the attributes' names begin with.
+            grown: Lists that hold more.
+            changed: Attributes that hold other numbers, each with the identity of the dictionary that it is in.
+            codes: The code of the step. A list whose type it may ask for is none that another can stand for, and a
+                number that it reads is none to which it only adds.
+        """
+        lists = {id(content) for content in grown}
+        asked = {name for code in codes if _ASKS & {*code.co_names} for name in code.co_names}
+        changed = () if may_read_past(codes) else changed
+        for prefix, holder in holders if lists or changed else ():
+            held, known = vars(holder), self.names(holder) | asked | self.left_out
+            found = [key for key, value in held.items() if id(value) in lists and key not in known]
+            self.places += [Place(prefix + key, holder, key) for key in found]
+            sums = [key for where, key in changed if where == id(held) and key not in known]
+            sums = [key for key in sums if is_only_added_to(key, codes) and is_plain(type(holder), key)]
+            self.places += [Place(prefix + key, holder, key, is_sum=True) for key in sums]
+
+    @contextmanager
+    def watched(self, report: Callable[[str], None]) -> Iterator[Watched]:
+        """Puts something in their place that sees what is done with it.
+
+        Args:
+            report: Told of whatever else than collecting is done with them.
+        """
+        watched = Watched(report)
+        try:
+            for place in self.places:
+                if place.is_there:
+                    (watched.watch_sum if place.is_sum else watched.watch_list)(place)
+            yield watched
+        finally:
+            watched.end()
+
+
+class Watched:
+    """What a step collected.
+
+    Args:
+        report: Told of whatever else than collecting it does.
+
+    Attributes:
+        taken: What it collected, and where, in order.
+        items: By identity, what lists held before, with what users call the list.
+    """
+
+    def __init__(self, report: Callable[[str], None] = lambda what: None) -> None:
+        self.taken: list[tuple[Place, Any]] = []
+        self.items: dict[int, str] = {}
+        self._report = report
+        self._lists: dict[int, ListWatch] = {}
+        self._list_places: list[tuple[Place, int]] = []
+        self._watches: dict[tuple[type, str], AttributeWatch] = {}
+        self._sums: list[tuple[Place, Sum]] = []
+
+    def watch_list(self, place: Place) -> None:
+        """Puts something in the place of a list."""
+        held = place.value
+        if id(held) not in self._lists:
+            read = partial(self.tell, place, "and not only by appending to it")
+            self._lists[id(held)] = ListWatch(held, partial(self._take, place), read)
+            self.items.update((id(item), place.name) for item in held)
+        self._list_places.append((place, id(held)))
+        vars(place.holder)[place.key] = self._lists[id(held)]
+
+    def watch_sum(self, place: Place) -> None:
+        """Puts something before a number."""
+        key = type(place.holder), place.key
+        watch = self._watches.get(key) or AttributeWatch.of(*key)
+        if watch is None:
+            self.tell(place, "while a step of another thread is recorded")
+            return
+        self._watches[key] = watch
+        held = Sum(vars(place.holder), place.key, partial(self._take, place), partial(self.tell, place))
+        watch.watch(place.holder, held)
+        self._sums.append((place, held))
+
+    def has_sum(self, holder: Any, key: str) -> bool:
+        """Tells whether an attribute is a number that is watched."""
+        return any(place.holder is holder and place.key == key for place, _ in self._sums)
+
+    def check(self, codes: Iterable[CodeType]) -> None:
+        """Tells of numbers that some code may read past the attribute."""
+        if self._sums and may_read_past(codes):
+            self.tell(self._sums[0][0], "and asks for all that there is (`vars()`, `__dict__`)")
+
+    def tell(self, place: Place, what: str) -> None:
+        """Reports what is done with a place."""
+        self._report(f"the step changes Python state: `{place.name}`, {what}")
+
+    def end(self) -> None:
+        """Leaves everything as it was, but for what was collected."""
+        for place, key in self._list_places:
+            if place.value is self._lists[key]:
+                vars(place.holder)[place.key] = self._lists[key].held
+            else:
+                self.tell(place, "in the place of which it puts another one")
+        while self._lists:
+            owner = [self._lists.popitem()[1]]
+            owner[0].end()
+            if is_held(owner):
+                put_in_place_of(owner[0], owner[0].held)
+        for _, held in self._sums:
+            held.changed()
+        for watch in self._watches.values():
+            watch.end()
+
+    def _take(self, place: Place, item: Any) -> None:
+        self.taken.append((place, item))

@@ -1,0 +1,153 @@
+"""What stands for a list, or a number, while a recorded step collects in it, and sees what is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dis import get_instructions
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any
+
+from lightning_sink.engine.numbers.flows import is_only_added_to
+from lightning_sink.engine.numbers.given import given, plain
+from lightning_sink.engine.numbers.passed_on import ADDED
+from lightning_sink.engine.state.attribute_watch import ABSENT
+from lightning_sink.engine.state.attributes import are_the_same
+
+
+class ListWatch(list[Any]):
+    """Stands for a list; all that is done with it is done with the list.
+
+    C code looks into this one, without a word: it holds the same.
+
+    Args:
+        held: The list.
+        take: Takes what is appended, `Given` in the place of numbers that the step gives.
+        read: Told of whatever else is done with it.
+
+    Attributes:
+        held: As given.
+    """
+
+    receives = frozenset(["append", "extend", ADDED])
+
+    def __init__(self, held: list[Any], take: Callable[[Any], None], read: Callable[[], None]) -> None:
+        super().__init__(held)
+        self.held = held
+        self._take, self._read = take, read
+        self._expected = held.copy()
+
+    def append(self, item: Any) -> None:
+        """Appends, and tells of it."""
+        self._take(given(item))
+        item = plain(item)
+        for items in (self._expected, self.held):
+            items.append(item)
+        super().append(item)
+
+    def extend(self, items: Iterable[Any]) -> None:
+        """Appends each of them."""
+        for item in [*items]:
+            self.append(item)
+
+    def __iadd__(self, items: Iterable[Any]) -> ListWatch:  # type: ignore[misc]
+        self.extend(items)
+        return self
+
+    def __radd__(self, items: list[Any]) -> list[Any]:
+        self._read()
+        return items + self.held
+
+    def end(self) -> None:
+        """Sees what C code has done, with this one or with the list, and does it with the other."""
+        own = [*list.__iter__(self)]
+        if not are_the_same(own, self._expected):
+            self._read()
+            if are_the_same(self.held, self._expected):
+                self.held[:] = own
+        elif not are_the_same(self.held, self._expected):
+            self._read()
+
+
+_READ = "and not only by adding to it"
+_REPLACED = "in the place of which it puts another one"
+
+
+class Sum:
+    """One number that is added to, as `AttributeWatch` asks for it.
+
+    The number stays where it is. Code of which the source says that it only adds to the attribute gets an `_Adder`,
+    which is gone before the next line; whoever else asks for it gets the number, and that is told.
+
+    Args:
+        held: The dictionary that it is in.
+        key: Its name there.
+        take: Takes what is added, `Given` for a number that the step gives.
+        tell: Told of whatever else is done with it.
+    """
+
+    def __init__(
+        self, held: dict[str, Any], key: str, take: Callable[[Any], None], tell: Callable[[str], None]
+    ) -> None:
+        self._held, self._key, self._take, self._tell = held, key, take, tell
+        self._expected = held[key]
+
+    def got(self, value: Any, frame: FrameType) -> Any:
+        """Returns what a frame gets that asks for it."""
+        if _is_read_to_add(frame, self._key):
+            return _Adder(self, value)
+        self._tell(_READ)
+        return value
+
+    def add(self, value: Any, other: Any) -> Any:
+        """Returns the sum of what it held when it was asked for and of what is added."""
+        if type(plain(other)) not in (int, float) or self._held.get(self._key, ABSENT) is not value:
+            self._tell(_READ)  # what is added has set it to another number itself, which is lost
+            return value + other
+        self._take(given(other))
+        self._expected = value + plain(other)
+        return self._expected
+
+    def changed(self) -> None:
+        """Sees whether it holds what was added up."""
+        if self._held.get(self._key, ABSENT) is not self._expected:
+            self._tell(_REPLACED)
+
+
+class _Adder:
+    """What is on the left of `+=`, or of `+`, for as long as that takes."""
+
+    def __init__(self, of: Sum, value: float) -> None:
+        self._of, self._value = of, value
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._of.add(self._value, other)
+
+    __add__ = __iadd__
+
+
+def _is_read_to_add(frame: FrameType, key: str) -> bool:
+    """Tells whether a frame reads the attribute by its name, and has no other use for it than `+=`."""
+    return _loads(frame.f_code, frame.f_lasti) == key and is_only_added_to(key, [frame.f_code])
+
+
+@lru_cache(maxsize=1024)
+def _loads(code: CodeType, offset: int) -> str | None:
+    """Returns the attribute that an instruction reads; None for any other instruction."""
+    found = (each for each in get_instructions(code) if each.offset == offset)
+    return next((each.argval for each in found if each.opname == "LOAD_ATTR"), None)
+
+
+def _reading(function: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: Any, *arguments: Any, **options: Any) -> Any:
+        self._read()
+        return function(self.held, *arguments, **options)
+
+    return read
+
+
+_OF_LISTS = ["add", "contains", "delitem", "eq", "ge", "getitem", "gt", "imul", "iter", "le", "len", "lt", "mul", "ne"]
+_OF_LISTS += ["reduce_ex", "repr", "reversed", "rmul", "setitem", "sizeof"]
+_METHODS = ["clear", "copy", "count", "index", "insert", "pop", "remove", "reverse", "sort"]
+for _name in [*(f"__{name}__" for name in _OF_LISTS), *_METHODS]:
+    setattr(ListWatch, _name, _reading(getattr(list, _name)))

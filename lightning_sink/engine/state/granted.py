@@ -1,0 +1,181 @@
+"""What programs take for granted: all that is Python about a training, and must not change while they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from itertools import chain
+from types import CodeType, FunctionType, MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_sink.engine.private import global_hooks, own_tensors
+from lightning_sink.engine.state.attributes import (
+    MOST_VALUES,
+    TENSOR_HOLDERS,
+    are_the_same,
+    changed_names,
+    is_a,
+    nested,
+)
+from lightning_sink.engine.state.closures import Variables, find_functions, kept_results, outside_state
+from lightning_sink.engine.state.holders import Seen, python_state, users_classes
+from lightning_sink.engine.state.slots import Parts, place_of
+from lightning_sink.engine.watch import is_users
+
+_FEW = 1_000
+"""Values outside up to which a step is looked at beforehand for a change of them; 300 microseconds."""
+
+Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
+
+
+def _switches(device: str) -> Hashable:
+    """What of torch's global settings a step may depend on that computes on such a device."""
+    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", device)]
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    default = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    return *autocast, deterministic, default, torch.is_grad_enabled(), torch.is_anomaly_enabled()
+
+
+Glance = tuple[list[Any], list[Hashable]]
+"""What a look found: objects, which are compared by identity, and values."""
+
+
+def agree(one: Glance, other: Glance) -> bool:
+    """Tells whether two looks found the same: nothing was put in the place of something else."""
+    return one[1] == other[1] and are_the_same(one[0], other[0])
+
+
+State = tuple[Hashable, Hashable, tuple[tuple[str, Hashable], ...], Hashable, Hashable]
+"""All that programs take for granted at one moment; what is Python's of it in the middle, by name."""
+
+
+def _count(looks: Iterable[Hashable]) -> int:
+    return sum(_count(look) if isinstance(look, tuple) else 1 for look in looks)
+
+
+class Granted:
+    """Looks at attributes, and at the variables outside the functions that steps were seen to call.
+
+    Args:
+        parts: Whose attributes are looked at.
+        optimizers: The optimizers.
+        ignore: Attributes of the module that say nothing about a step.
+        outside: Takes code; returns what looks at all that it reaches in a way that only the owner knows, and gives a
+            fingerprint.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        optimizers: list[Optimizer],
+        ignore: frozenset[str],
+        outside: Outside = lambda codes: dict,
+    ) -> None:
+        self._parts = parts
+        self._module = parts.module
+        self._optimizers = optimizers
+        self._ignore = ignore
+        self._outside = outside
+        self._codes: dict[int, CodeType] = {}
+        self._look_outside = outside(())
+        self._nested: list[Iterable[Any]] = []
+        self._variables = Variables()
+        self._finds_outside = False
+        self._functions: list[FunctionType] = []
+        self._seen = Seen()
+
+    def learn(self, codes: Mapping[int, CodeType]) -> None:
+        """Looks from now on at the functions with these codes, by identity, too."""
+        new = {key: code for key, code in codes.items() if key not in self._codes}
+        if new:
+            self._codes |= new
+            self._functions += find_functions(new.values())
+            classes = users_classes(holder for _, holder in self._parts.holders())
+            kept = kept_results(self._functions, classes)
+            self._functions += kept
+            self._codes |= {id(function.__code__): function.__code__ for function in kept}
+            self._look_outside = self._outside(self._codes.values())
+
+    def python(self) -> dict[str, Hashable]:
+        """Returns a fingerprint of the Python values, by the names that users know them by."""
+        state = python_state(self._parts, self._optimizers, self._ignore, self._seen)
+        return {**state, **outside_state(self._functions, self._module, self._optimizers), **self._look_outside()}
+
+    def glance(self) -> Glance:
+        """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer."""
+        held: list[Any] = []
+        for prefix, holder in self._parts.holders():
+            free = self._parts.collected.sums(holder) | self._parts.varying.keys(prefix)
+            held += [type(value) if name in free else value for name, value in vars(holder).items()]
+        held += self._variables.values()
+        held += chain.from_iterable(self._nested)
+        for kept in (kept for optimizer in self._optimizers for kept in optimizer.state.values()):
+            held += kept.values() if isinstance(kept, dict) else [kept]
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        for optimizer in self._optimizers:
+            tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        outside = tuple(self._look_outside().items()) if self._finds_outside else ()
+        marks = [outside, *map(place_of, tensors), *(tensor.requires_grad for tensor in tensors)]
+        return [*held, *tensors], marks
+
+    def find_containers(self) -> None:
+        """Finds what the next glances look into."""
+        values: list[Any] = []
+        for prefix, holder in self._parts.holders():
+            left_out = TENSOR_HOLDERS | self._parts.collected.names(holder) | self._parts.varying.keys(prefix)
+            values += [value for name, value in vars(holder).items() if name not in left_out]
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        values += [held for tensor in tensors if (held := vars(tensor))]
+        hold = [*nested(values), *self._outside_containers()]
+        self._nested = [*hold, *(dict.values(content) for content in hold if isinstance(content, dict))]
+        self._nested += [content.values() for content in hold if isinstance(content, MappingProxyType)]
+        self._finds_outside = 0 < _count(self._look_outside().values()) <= _FEW
+
+    def _outside_containers(self) -> Iterable[Any]:
+        """Returns what the functions of steps, and the classes of the user's, lead to."""
+        self._variables = Variables(self._functions)
+        variables, inside = self._variables.values(), set(self._module.modules())
+        modules = [value for value in variables if is_a(value, nn.Module) and value not in inside]
+        kinds = [value for value in variables if is_a(value, type) and is_users(value.__module__)]
+        kinds += users_classes(holder for _, holder in self._parts.holders())
+        scopes = [*self._variables.attributes, *map(vars, kinds)]
+        scopes += [vars(part) for module in modules for part in module.modules()]
+        found = {id(scope): scope for scope in scopes}
+        for value in (*variables, *(value for scope in scopes for value in scope.values())):
+            # More may be a dataset, say, that would be gone through at each step.
+            found |= {id(content): content for content in nested([value], MOST_VALUES)}
+        return found.values()
+
+    def state(self) -> State:
+        """Returns what is equal as long as the programs made now are right."""
+        modules = list(self._module.modules())
+        groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
+        tensors = (*own_tensors(modules), *(parameter for group in groups for parameter in group))
+        training = tuple([module.training for module in modules])
+        gradients = tuple([tensor.requires_grad for tensor in tensors])
+        return training, gradients, tuple(self.python().items()), _switches(self._parts.device.type), global_hooks()
+
+    def changed_in(self, state: State, before: State | None) -> list[str] | None:
+        """Returns the names of Python values that a state does not share with the one before; None if all is as it was.
+
+        What changes and no program depends on counts as what it was.
+        """
+        if before is None:
+            return []
+        if state == before:
+            return None
+        old, new = dict(before[2]), dict(state[2])
+        cover = self._parts.varying.cover
+        changed = [name for name in changed_names(old, new) if not cover(name, old.get(name), new.get(name))]
+        return None if not changed and (*state[:2], *state[3:]) == (*before[:2], *before[3:]) else changed
+
+    def forget(self) -> None:
+        """Lets go of the functions, and of what was seen."""
+        self._seen = Seen()
+        self._codes.clear()
+        self._functions.clear()
+        self._nested.clear()
+        self._variables = Variables()

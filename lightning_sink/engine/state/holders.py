@@ -1,0 +1,161 @@
+"""Python state that a step may read or write: a fingerprint of it, to compare before and after a step.
+
+A program has every Python value of the recorded steps as a constant. So a step that changes such a value makes no
+program, and a value that changes between sinks makes the programs before it stale. Looked at are the attributes of a
+module, of its submodules and of the optimizers, hooks among them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterable
+from functools import lru_cache
+from operator import is_
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_sink.engine.private import MODULE_HOOKS, own_parameters, tensor_hooks
+from lightning_sink.engine.state.attribute_watch import ABSENT, AttributeWatch
+from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS, Same, fingerprint
+from lightning_sink.engine.state.slots import Parts
+from lightning_sink.engine.watch import is_library
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes of torch's own: nobody puts attributes on the ordered dictionaries of hooks that these hold."""
+
+
+class Seen:
+    """What objects held when they were last looked at: what cannot have changed since is not looked at again.
+
+    Of a hundred attributes of a small module, all but a few are numbers, or containers with nothing in them.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[int, _Held] = {}
+
+    def attributes(
+        self, prefix: str, holder: Any, left_out: Collection[str], known: Collection[int]
+    ) -> dict[str, Hashable]:
+        """Returns the fingerprints of what an object holds, by names that begin with `prefix`."""
+        seen, held = self._holders.get(id(holder)), vars(holder)
+        if seen is None or seen.left_out != left_out or not seen.is_still(prefix, holder, held):
+            seen = self._holders[id(holder)] = _Held(prefix, holder, left_out)
+        state = seen.fixed.copy()
+        for name in seen.open:
+            state[prefix + name] = fingerprint(held[name], in_slots=True, known=known)
+        return state
+
+    def keep(self, holders: Collection[int]) -> None:
+        """Forgets all objects but these, by identity."""
+        if len(self._holders) > len(holders):
+            self._holders = {key: seen for key, seen in self._holders.items() if key in holders}
+
+
+class _Held:
+    """What one object holds. It keeps neither the object alive nor anything that is large.
+
+    Attributes:
+        fixed: Fingerprints of what stays as it is while it is the same object, by name.
+        open: Names of everything else.
+    """
+
+    def __init__(self, prefix: str, holder: Any, left_out: Collection[str]) -> None:
+        self.fixed: dict[str, Hashable] = {}
+        self.open: list[str] = []
+        self.left_out = left_out
+        self._prefix, self._holder, self._names = prefix, weakref.ref(holder), tuple(vars(holder))
+        self._empty: list[Any] = []
+        self._values: dict[str, Any] = {}
+        for name, value in vars(holder).items():
+            if name in left_out:
+                continue
+            if is_empty := _is_empty(name, value):
+                self._empty.append(value)
+            if is_empty or type(value) in SCALARS:
+                self._values[name] = value
+                self.fixed[prefix + name] = fingerprint(value, in_slots=True)
+            else:
+                self.open.append(name)
+
+    def is_still(self, prefix: str, holder: Any, held: dict[str, Any]) -> bool:
+        """Tells whether it has the same names and, under the fixed ones, the same objects, as empty as they were."""
+        if self._holder() is not holder or self._prefix != prefix or tuple(held) != self._names:
+            return False
+        same = map(is_, map(held.get, self._values), self._values.values())
+        return all(same) and not any(self._empty)
+
+
+def _is_empty(name: str, value: Any) -> bool:
+    kind = type(value)
+    return kind in CONTAINERS and not value and (kind is not OrderedDict or name in _OF_EVERY_MODULE)
+
+
+def python_state(
+    parts: Parts,
+    optimizers: Collection[Optimizer] = (),
+    ignore: frozenset[str] = frozenset(),
+    seen: Seen | None = None,
+) -> dict[str, Hashable]:
+    """Returns a fingerprint of everything about a training that is no tensor.
+
+    Args:
+        parts: Whose attributes are looked at.
+        optimizers: The optimizers.
+        ignore: Names of the module's attributes to leave out.
+        seen: What was seen in other looks at the same training; None where there are none.
+    """
+    apart = parts.apart()
+    state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in apart}
+    held = list(parts.holders())
+    holders = {id(holder) for _, holder in held}
+    known = holders | {id(optimizer) for optimizer in optimizers}
+    known |= {id(submodule) for _, module in apart for submodule in module.modules()}
+    seen, of_module = seen or Seen(), TENSOR_HOLDERS | (ignore - MODULE_HOOKS)
+    for kind in users_classes(holder for _, holder in held):
+        state |= class_state(kind)
+    state |= parts.collected.state()
+    for prefix, holder in held:
+        state[f"{prefix}__class__"] = Same(holder), type(holder)
+        left_out = of_module if holder is parts.module else TENSOR_HOLDERS
+        if parts.collected.places:
+            left_out = left_out | parts.collected.names(holder)
+        state |= seen.attributes(prefix, holder, left_out, known)
+        for name, parameter in own_parameters(holder) if isinstance(holder, nn.Module) else ():
+            if any(hooks := tensor_hooks(parameter)):
+                state[f"hooks of {prefix}{name}"] = fingerprint(hooks, known=known)
+            if vars(parameter):
+                state[f"attributes of {prefix}{name}"] = fingerprint(vars(parameter), known=known)
+    seen.keep(holders)
+    for number, optimizer in enumerate(optimizers):
+        for name, value in vars(optimizer).items():
+            if name not in ("state", "param_groups"):
+                state[f"optimizer {number}.{name}"] = fingerprint(value, known=known)
+        for index, kept in enumerate(optimizer.state.values()):
+            state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True, known=known)
+    return state
+
+
+def users_classes(holders: Iterable[Any]) -> Collection[type]:
+    """Returns the classes of some objects that are no library's of this stack, each once."""
+    return dict.fromkeys(kind for holder in holders for kind in _users_classes(type(holder)))  # type: ignore[arg-type]
+
+
+def class_state(kind: type) -> dict[str, Hashable]:
+    """Returns a fingerprint of what a class of the user's holds: methods too, which users replace."""
+    if is_library(kind.__module__):
+        return {}
+    # What watches attributes for the recorded step of another thread is nobody's.
+    held = {name: value.own if type(value) is AttributeWatch else value for name, value in vars(kind).items()}
+    return {
+        f"{kind.__qualname__}.{name}": fingerprint(value)
+        for name, value in held.items()
+        if not name.startswith("__") and value is not ABSENT
+    }
+
+
+@lru_cache(maxsize=256)
+def _users_classes(kind: type) -> tuple[type, ...]:
+    return tuple(base for base in kind.__mro__ if base is not object and not is_library(base.__module__))

@@ -1,0 +1,256 @@
+"""The optimizers' hyperparameters: which of them a program takes as inputs and which are constants in it.
+
+Owns the 0-dim float64 tensors that stand for lifted numbers. A learning rate is always lifted; any other number is a
+constant until it is seen to change (a schedule that cycles momentum, say), and is lifted from then on.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.number import Number
+
+# The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart. Where none
+# is asked for, parameters on a GPU have another.
+_PLAIN_FORM = {"foreach": False, "fused": False}
+
+
+def _plain_form(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, bool]:
+    """Returns the options that ask for it.
+
+    SGD with Nesterov's momentum stays as it is: with lists it leaves other gradients than the plain form.
+    """
+    if isinstance(optimizer, SGD) and group.get("nesterov") and not group.get("fused"):
+        return {}
+    return {key: value for key, value in _PLAIN_FORM.items() if key in group}
+
+
+class Hyperparameters:
+    """Reads, lifts and puts back the entries of optimizers' parameter groups.
+
+    Args:
+        optimizers: The optimizers, in order.
+    """
+
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._entries: list[tuple[dict[str, Any], str, int | None]] = []
+        self._owners: list[int] = []
+        self._layout: list[int] = []
+        self.lifted_entries: list[int] = []
+        self.tensors: dict[int, Tensor] = {}
+        self._tensor_entries: set[int] = set()
+        self.values: list[Any] = []
+        self._put_in: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        self._spent: set[int] = set()
+        self._is_stale = False
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Looks at the groups anew; returns whether groups or parameters came, went or changed their place."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        layout = [id(item) for group in groups for item in (group, *group["params"])]
+        if layout == self._layout:
+            return False
+        self._layout = layout
+        numbered = [(number, group) for number, item in enumerate(self._optimizers) for group in item.param_groups]
+        owned = [(number, entry) for number, group in numbered for entry in _entries(group)]
+        self._owners, self._entries = [number for number, _ in owned], [entry for _, entry in owned]
+        self.lifted_entries = [i for i, (_, key, _) in enumerate(self._entries) if key == "lr"]
+        self.tensors = {}
+        self._tensor_entries.clear()
+        self.values = self.read()
+        for index in self.lifted_entries:
+            self._lift(index)
+        return True
+
+    def read(self) -> list[Any]:
+        """Returns the values of all entries as they are now; tensors stay tensors."""
+        return [group[key] if index is None else group[key][index] for group, key, index in self._entries]
+
+    def update(self) -> bool:
+        """Takes over values that changed since the last call.
+
+        Returns:
+            Whether an entry that was a constant changed, so that no program made before now is right.
+        """
+        stale, self._is_stale = self._is_stale, False
+        values = self.read()
+        for index in self._tensor_entries:
+            if isinstance(values[index], Tensor):
+                self.tensors[index].copy_(values[index])  # may have been filled in place
+        others = [index for index, same in enumerate(map(operator.is_, self.values, values)) if not same]
+        changed = [index for index in others if not _equal(self.values[index], values[index])]
+        if not changed:
+            return stale
+        for index in changed:
+            old, new = self.values[index], values[index]
+            if index in self.tensors and _is_number(new):
+                if isinstance(new, Tensor):
+                    self.tensors[index].copy_(new.detach())
+                    self._tensor_entries.add(index)
+                else:
+                    self.tensors[index].fill_(float(new))
+                continue
+            stale = True
+            if index not in self.lifted_entries and type(new) is float and type(old) is float:
+                self.lifted_entries.append(index)
+        self.values = values
+        for index in self.lifted_entries if stale else ():
+            self._lift(index)
+        return stale
+
+    def _lift(self, index: int) -> None:
+        value = self.values[index]
+        if _is_number(value):
+            if isinstance(value, Tensor):
+                self.tensors[index] = value.detach().to(torch.float64, copy=True)
+                self._tensor_entries.add(index)
+            else:
+                self.tensors[index] = torch.tensor(float(value), dtype=torch.float64, device="cpu")
+
+    def constants(self) -> tuple[Any, ...]:
+        """Returns the values that programs made now have as constants."""
+        values = self.values
+        return tuple(id(v) if isinstance(v, Tensor) else v for i, v in enumerate(values) if i not in self.tensors)
+
+    def begin(self, spent: bool) -> None:
+        """A recording begins, or a part of it.
+
+        Args:
+            spent: Whether what is there now is not what the step computes with: that is set in the step.
+        """
+        self._spent = set(range(len(self._optimizers))) if spent else set()
+
+    def take(self) -> None:
+        """What is there now is what the step computes with."""
+        self._is_stale = self.update()
+        self._spent = set()
+
+    @contextmanager
+    def lifted(self, uses: Uses) -> Iterator[None]:
+        """Puts stand-ins in place of lifted numbers and asks for the optimizers' plain form."""
+        try:
+            self._lift_all(uses)
+            yield
+        finally:
+            fused = [group for group, before, _ in self._put_in if before.get("fused")]
+            for optimizer in self._optimizers:
+                _move_counts(optimizer, fused)
+            self._put_back(uses)
+
+    @contextmanager
+    def plain(self, uses: Uses, of: Optimizer | None = None) -> Iterator[None]:
+        """Puts the numbers themselves back, for somebody to change them; no program may use what is left there.
+
+        Args:
+            uses: Told where one does.
+            of: Whose options are changed; None for all.
+        """
+        self._put_back(uses)
+        self._spent |= {number for number, item in enumerate(self._optimizers) if of is None or item is of}
+        try:
+            yield
+        finally:
+            self._lift_all(uses)
+
+    def _lift_all(self, uses: Uses) -> None:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        saved, present = [dict(group) for group in groups], self.read()
+        self._put_in = [(group, before, before) for group, before in zip(groups, saved, strict=True)]
+        for index in self.tensors:
+            self._put(index, self._number(index, present[index], uses))
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group.update(_plain_form(optimizer, group))
+        self._put_in = [(group, before, dict(group)) for group, before in zip(groups, saved, strict=True)]
+
+    def _put_back(self, uses: Uses) -> None:
+        for group, before, put in self._put_in:
+            # What the step itself wrote into a group stays; stand-ins do not.
+            for key in [key for key in group if key not in put or group[key] is not put[key]]:
+                uses.leak(f"the step sets the optimizer's {key!r}")
+                group[key] = _released(group[key])
+            group.update({key: before[key] for key in before if group[key] is put[key]})
+        self._put_in = []
+
+    def _number(self, index: int, present: Any, uses: Uses) -> Number:
+        value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")
+        # `float()` of a tensor would be an operation, and be recorded.
+        plain: Any = present.tolist() if isinstance(present, Tensor) else present
+        held: Any = self.tensors[index].tolist()
+        # A schedule steps between the parts of a step, too.
+        if self._owners[index] in self._spent or float(plain) != held:
+            return _spent(plain, uses, name)
+        if isinstance(value, Tensor):
+            return Number(self.tensors[index], float(plain), uses, name)
+        return Number(self.tensors[index], value, uses, name, lambda: self.values[index])
+
+    def _put(self, index: int, number: Number) -> None:
+        group, key, position = self._entries[index]
+        if position is None:
+            group[key] = number
+        else:
+            items = list(group[key])
+            items[position] = number
+            group[key] = tuple(items)
+
+
+def _spent(value: Any, uses: Uses, name: tuple[int, str]) -> Number:
+    """Returns a stand-in for an option where it is not what programs have."""
+
+    def tensor() -> Tensor:
+        uses.leak(f"{name[1]} is used on the other side of where the step changes it")
+        return torch.tensor(float(value), dtype=torch.float64)
+
+    return Number(tensor, value, uses, (*name, value))
+
+
+def _move_counts(optimizer: Optimizer, fused: list[dict[str, Any]]) -> None:
+    """Puts step counts that the plain form made where the fused one makes them, beside their parameters."""
+    for parameter in (parameter for group in fused for parameter in group["params"]):
+        kept = optimizer.state.get(parameter, {})
+        count = kept.get("step") if isinstance(kept, dict) else None
+        if isinstance(count, Tensor) and count.device != parameter.device:
+            kept["step"] = count.to(parameter.device)
+
+
+def _entries(group: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, int | None]]:
+    for key, value in group.items():
+        # `initial_lr`, `max_lr` and the like belong to schedulers; a step never reads them.
+        if key in ("params", "initial_lr", "max_lr", "min_lr", "initial_momentum", "base_momentum", "max_momentum"):
+            continue
+        if isinstance(value, (tuple, list)):
+            yield from ((group, key, index) for index in range(len(value)))
+        else:
+            yield group, key, None
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if isinstance(old, Tensor) or isinstance(new, Tensor):
+        # One that is filled in place stays an input; another one is another value.
+        return old is new or (_is_number(old) and _is_number(new) and bool(old == new))
+    return old is new or bool(old == new)
+
+
+def _is_number(value: Any) -> bool:
+    """Tells whether a value can be lifted: a number of Python's or numpy's, or a tensor with one element."""
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not value.is_complex()
+    return type(value) is float or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+
+
+def _released(value: Any) -> Any:
+    """The plain number in place of a stand-in."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(_released(item) for item in value)
+    return value.value if type(value) is Number else value

@@ -1,0 +1,279 @@
+"""Places that hold the tensors of a training: where a program's inputs live and where its outputs go.
+
+A tensor that is written in place stays in its slot and needs nothing. A tensor that a step replaces (`p.grad` after
+`zero_grad`, a metric's state, a hidden state kept in an attribute) is found by looking into every slot before and
+after a recorded step; the program then reads the slot before each run and fills it after.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
+from lightning_sink.engine.state.collected import Collected
+from lightning_sink.engine.state.varying import Varying
+
+PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+"""Types of tensors that have memory of their own and nothing else."""
+
+
+def storages(tensors: Iterable[Tensor | None]) -> list[int | None]:
+    """Returns where the memory of each tensor begins; None for one that has none of its own."""
+    held = (tensor if tensor is not None and _has_memory(tensor) else None for tensor in tensors)
+    return [None if tensor is None else tensor.untyped_storage().data_ptr() for tensor in held]
+
+
+def share_memory(tensors: Iterable[Tensor | None], numbers: Collection[int]) -> bool:
+    """Tells whether one of the tensors with these numbers shares its memory with another one of all."""
+    places = storages(tensors)
+    counts = Counter(places)
+    return any(places[number] is not None and counts[places[number]] > 1 for number in numbers)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided and tensor.numel() > 0
+
+
+def shape_of(tensor: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
+    """Returns what a step may ask of a tensor that it does not compute with."""
+    return None if tensor is None else (tensor.shape, tensor.dtype)
+
+
+def place_of(tensor: Tensor) -> int:
+    """Returns where a tensor begins in memory; 0 for one that has none of its own."""
+    return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided else 0
+
+
+class Slot:
+    """One place that holds a tensor or nothing. This one is a parameter's gradient, its subclasses are other places.
+
+    Args:
+        name: What a user calls the place.
+        owner: The parameter, or what holds the tensor.
+        key: Where in `owner`; None for a gradient.
+    """
+
+    def __init__(self, name: str, owner: Any, key: Any = None) -> None:
+        self.name = name
+        self._owner = owner
+        self._key = key
+
+    def __repr__(self) -> str:
+        return f"Slot({self.name!r})"
+
+    @property
+    def owner_id(self) -> int:
+        """Identity of the parameter, or of what holds the tensor."""
+        return id(self._owner)
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it holds a parameter's gradient."""
+        return self._key is None
+
+    def get(self) -> Tensor | None:
+        """Returns the tensor that is there now."""
+        gradient: Tensor | None = self._owner.grad
+        return gradient
+
+    def set(self, tensor: Tensor | None) -> None:
+        """Puts a tensor there."""
+        self._owner.grad = tensor
+
+
+class AttributeSlot(Slot):
+    """An attribute of a module: a parameter, a buffer or a plain tensor."""
+
+    def get(self) -> Tensor | None:
+        """Returns the tensor that is there now."""
+        value = getattr(self._owner, self._key, None)
+        return value if isinstance(value, Tensor) else None
+
+    def set(self, tensor: Tensor | None) -> None:
+        """Puts a tensor there."""
+        setattr(self._owner, self._key, tensor)
+
+
+class StateSlot(Slot):
+    """An entry of an optimizer's state, found anew at each look: users clear and replace the dictionaries."""
+
+    def __init__(self, name: str, owner: Optimizer, parameter: Tensor, key: Any) -> None:
+        super().__init__(name, owner, key)
+        self._parameter = parameter
+
+    def get(self) -> Tensor | None:
+        """Returns the tensor that is there now."""
+        value = self._owner.state.get(self._parameter, {}).get(self._key)
+        return value if isinstance(value, Tensor) else None
+
+    def set(self, tensor: Tensor | None) -> None:
+        """Puts a tensor there."""
+        self._owner.state[self._parameter][self._key] = tensor
+
+
+class ItemSlot(Slot):
+    """A place inside a list, dictionary or tuple that an attribute holds; users replace containers as a whole."""
+
+    def __init__(self, name: str, owner: Any, key: Any, item: Any) -> None:
+        super().__init__(name, owner, key)
+        self._item = item
+
+    def get(self) -> Tensor | None:
+        """Returns the tensor that is there now."""
+        items = self._owner.get(self._key)
+        if type(items) not in (tuple, list, dict):
+            return None
+        try:
+            value = items[self._item]
+        except (KeyError, IndexError, TypeError):
+            return None
+        return value if isinstance(value, Tensor) else None
+
+    def set(self, tensor: Tensor | None) -> None:
+        """Puts a tensor there; a tuple is rebuilt."""
+        items = self._owner[self._key]
+        if isinstance(items, tuple):
+            rebuilt = list(items)
+            rebuilt[self._item] = tensor
+            self._owner[self._key] = tuple(rebuilt)
+        else:
+            items[self._item] = tensor
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The objects whose attributes belong to a training.
+
+    Attributes:
+        module: The module; its submodules belong to it.
+        others: Objects that take part in the step besides; the modules that they hold belong to them.
+        is_apart: Tells of a submodule whether the owner of the training keeps it up to date by itself.
+        collected: Those among the attributes in which steps collect.
+        varying: Those that change between sinks.
+    """
+
+    module: nn.Module
+    others: Sequence[Any] = ()
+    is_apart: Callable[[nn.Module], bool] = lambda module: False
+    collected: Collected = field(default_factory=Collected)
+    varying: Varying = field(default_factory=Varying)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the training computes: where the module's first parameter is."""
+        first = next(self.module.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def holders(self) -> Iterator[tuple[str, Any]]:
+        """Yields every object, with what its attributes' names begin with."""
+        roots: list[tuple[str, Any]] = [("", self.module)]
+        met = Counter[str]()
+        for other in self.others:
+            name = type(other).__name__
+            met[name] += 1
+            name = f"{name}." if met[name] == 1 else f"{name} {met[name]}."
+            yield name, other
+            roots += [(f"{name}{key}.", value) for key, value in vars(other).items() if is_a(value, nn.Module)]
+        seen: set[int] = set()
+        for prefix, root in roots:
+            for path, submodule in self._within(root, "", seen):
+                yield prefix + path, submodule
+
+    def apart(self) -> list[tuple[str, nn.Module]]:
+        """Returns the submodules that are left out, by name."""
+        return [(path, module) for path, module in self.module.named_modules() if self.is_apart(module)]
+
+    def _within(self, module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+        if id(module) in seen or self.is_apart(module):
+            return
+        seen.add(id(module))
+        yield path, module
+        for name, child in module.named_children():
+            yield from self._within(child, f"{path}{name}.", seen)
+
+
+def find_slots(parts: Parts, optimizers: Iterable[Optimizer]) -> dict[str, Slot]:
+    """Returns every slot of a training by name, filled or not, each tensor once."""
+    slots = [*_attribute_slots(parts.holders(), parts.collected), *_optimizer_slots(parts.module, optimizers)]
+    return {slot.name: slot for slot in slots}
+
+
+def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> Iterator[Slot]:
+    for prefix, holder in held:
+        if isinstance(holder, nn.Module):
+            for named in (holder.named_parameters, holder.named_buffers):
+                for name, _ in named(recurse=False):
+                    yield AttributeSlot(prefix + name, holder, name)
+        attributes = vars(holder)
+        left_out = TENSOR_HOLDERS | collected.names(holder)
+        for name, value in attributes.items():
+            if is_a(value, Tensor):
+                yield AttributeSlot(prefix + name, holder, name)
+            elif type(value) in (tuple, list, dict) and name not in left_out:
+                for key, item in value.items() if type(value) is dict else enumerate(value):
+                    if is_a(item, Tensor):
+                        yield ItemSlot(f"{prefix}{name}[{key!r}]", attributes, name, key)
+
+
+def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[Slot]:
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    for number, optimizer in enumerate(optimizers):
+        for group_number, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                names.setdefault(parameter, f"optimizer {number} group {group_number} parameter {index}")
+                for key in optimizer.state.get(parameter, {}):
+                    name = f"optimizer {number} state {key!r} of {names[parameter]}"
+                    yield StateSlot(name, optimizer, parameter, key)
+    for parameter, name in names.items():
+        yield Slot(f"gradient of {name}", parameter)
+
+
+class Snapshot:
+    """What the slots of a training hold at one moment, to compare with later or to go back to.
+
+    Going back restores which tensor is where; what is inside the tensors is not kept here.
+    """
+
+    def __init__(self, parts: Parts, optimizers: list[Optimizer]) -> None:
+        self.parts = parts
+        self.slots = find_slots(parts, optimizers)
+        self.tensors = {name: slot.get() for name, slot in self.slots.items()}
+        self.pointers = {name: place_of(tensor) for name, tensor in self.tensors.items() if tensor is not None}
+        self.names: dict[int, list[str]] = {}
+        for name, tensor in self.tensors.items():
+            if tensor is not None:
+                self.names.setdefault(id(tensor), []).append(name)
+        self.optimizers = optimizers
+        self._states = [{key: copy(value) for key, value in item.state.items()} for item in optimizers]
+
+    def again(self) -> Snapshot:
+        """Returns a snapshot of the same training as it is now."""
+        return Snapshot(self.parts, self.optimizers)
+
+    def is_optimizer_state(self, tensor: Tensor) -> bool:
+        """Tells whether an optimizer keeps the tensor in its state, now."""
+        states = (state for optimizer in self.optimizers for state in optimizer.state.values())
+        return any(value is tensor for state in states if isinstance(state, dict) for value in state.values())
+
+    def restore(self) -> None:
+        """Puts every tensor back into its slot and forgets optimizer state that was made since."""
+        for optimizer, states in zip(self.optimizers, self._states, strict=True):
+            for key in list(optimizer.state):
+                if key in states and isinstance(states[key], dict):
+                    optimizer.state[key].clear()
+                    optimizer.state[key].update(states[key])
+                elif key in states:
+                    optimizer.state[key] = states[key]
+                else:
+                    del optimizer.state[key]
+        for name, slot in self.slots.items():
+            if slot.get() is not self.tensors[name]:
+                slot.set(self.tensors[name])

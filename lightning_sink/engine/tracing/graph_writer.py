@@ -1,0 +1,119 @@
+"""Writes operations down as a graph, and as a text that is equal for equal graphs.
+
+`GraphWriter` owns which node stands for which tensor while a step is recorded. Tensors that no operation gave become
+the graph's inputs, whoever holds them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lightning_sink.engine.private import WeakIdKeyDictionary
+from lightning_sink.engine.tracing.recording import Recording
+
+
+class GraphWriter:
+    """Fills the graph of a recording.
+
+    Args:
+        recording: Takes graph, inputs and text.
+        on_input: Called with each new input and its index.
+    """
+
+    def __init__(self, recording: Recording, on_input: Callable[[Tensor, int], None]) -> None:
+        self._recording = recording
+        self._on_input = on_input
+        self._nodes: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._anchor = recording.graph.call_function(operator.pos, (0,))  # inputs come before it
+        self._lines: list[str] = []
+
+    def node(self, tensor: Tensor) -> fx.Node:
+        """Returns what stands for a tensor; a new input for one that no operation gave."""
+        node: fx.Node | None = self._nodes.get(tensor)
+        if node is None:
+            index, graph = len(self._recording.inputs), self._recording.graph
+            with graph.inserting_before(self._anchor):
+                node = graph.placeholder(f"input_{index}")
+            self._nodes[tensor] = node
+            node.meta["layout"], node.meta["input"] = _layout(tensor), index
+            self._recording.inputs.append(tensor)
+            self._on_input(tensor, index)
+        return node
+
+    def constant(self, tensor: Tensor) -> None:
+        """Takes an input that is made of the same numbers in each step, or makes no program."""
+        self.node(tensor).meta["value"] = tensor
+
+    def write(self, func: Any, args: Any, kwargs: Any, out: Any, draws: bool) -> None:
+        """Writes an operation down.
+
+        Args:
+            func: The operation.
+            args: Its arguments, nodes in the place of tensors.
+            kwargs: The same, by name.
+            out: What it gave.
+            draws: Whether it drew random numbers.
+        """
+        node = self._recording.graph.call_function(func, args, kwargs)
+        node.meta["draws"] = draws
+        # They may be drawn from once for all.
+        values = [value.tolist() for value in constants_of(node)] if draws else []
+        self._lines.append(f"{func.name()}{(args, kwargs)!r}{values or ''}")
+        self._bind(out, node)
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """Returns what stands for a tensor in another type."""
+        cast = self._recording.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+        cast.meta["draws"] = False
+        cast.meta["layout"] = (*node.meta["layout"][:2], dtype, *node.meta["layout"][3:])
+        self._lines.append(f"{node} as {dtype}")
+        return cast
+
+    def made(self, tensor: Tensor) -> bool:
+        """Tells whether an operation gave the tensor."""
+        node = self._nodes.get(tensor)
+        return node is not None and node.op != "placeholder"
+
+    def finish(self, outputs: list[Tensor]) -> None:
+        """Ends the graph; `outputs` are the tensors that it returns."""
+        recording = self._recording
+        recording.graph.output(tuple(self.node(tensor) for tensor in outputs))
+        recording.graph.erase_node(self._anchor)
+        layouts = [f"{_layout(tensor)}{tensor.requires_grad}" for tensor in recording.inputs]
+        returned = [str(self._nodes[tensor]) for tensor in outputs]
+        recording.text = "\n".join([*layouts, *self._lines, ",".join(returned)])
+
+    def _bind(self, out: Any, node: fx.Node) -> None:
+        if isinstance(out, Tensor):
+            if out not in self._nodes:
+                self._nodes[out] = node
+                node.meta["layout"] = _layout(out)
+            return
+        for index, item in enumerate(out or ()):
+            if isinstance(item, (Tensor, tuple, list)):
+                part = self._recording.graph.call_function(operator.getitem, (node, index))
+                self._lines.append(f"{node}[{index}]")
+                self._bind(item, part)
+
+
+def constants_of(node: fx.Node) -> list[Tensor]:
+    """Returns the tensors made of numbers that a node's result depends on, in their order."""
+    found: dict[fx.Node, None] = {}
+    waiting = [node]
+    while waiting:
+        known = waiting.pop()
+        if known not in found:
+            found[known] = None
+            waiting += known.all_input_nodes
+    return [known.meta["value"] for known in found if "value" in known.meta]
+
+
+def _layout(tensor: Tensor) -> Any:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device

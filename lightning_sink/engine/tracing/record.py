@@ -1,0 +1,394 @@
+"""Records a step while it trains: the trace is one real step of the training that leaves a graph behind.
+
+Nothing is simulated and nothing is thrown away. The step runs on real tensors through PyTorch's own autograd and
+optimizer, below them a dispatch mode writes down every operation. So a recorded step has the side effects, the random
+draws and the results that it has in plain training, and a step that turns out not to be compilable has simply been
+trained. Tensors that the step did not make itself become the graph's inputs, whoever holds them: parameters, optimizer
+state, a closed-over tensor.
+
+`Recorder` owns one recording while it is made; `Recording` is what stays. Whether a recording may stand for later
+steps is decided in `binding.py`, by comparing it with the recording of the step before.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_aggregate
+from torch.optim import Optimizer
+
+from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.math_functions import known_to_math
+from lightning_sink.engine.numbers.number import Number, released
+from lightning_sink.engine.operands import members
+from lightning_sink.engine.private import (
+    TorchDispatchMode,
+    is_mutable,
+    schema_name,
+    written_arguments,
+)
+from lightning_sink.engine.state.appends import containers_in
+from lightning_sink.engine.state.attributes import changed_names, random_state
+from lightning_sink.engine.state.collected import Place, Watched
+from lightning_sink.engine.state.counts import Counts
+from lightning_sink.engine.state.default_generators import Generators
+from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.state.referrers import put_in_place_of
+from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, place_of
+from lightning_sink.engine.state.varying import Looks
+from lightning_sink.engine.step import Tape
+from lightning_sink.engine.tracing.apart import Apart
+from lightning_sink.engine.tracing.constant_masks import by_places
+from lightning_sink.engine.tracing.default_dtype import with_types
+from lightning_sink.engine.tracing.graph_writer import GraphWriter
+from lightning_sink.engine.tracing.origins import Origins
+from lightning_sink.engine.tracing.recorded_options import RecordedOptions
+from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.tracing.stand_in import StandInMode
+from lightning_sink.engine.tracing.step_counts import StepCounts
+from lightning_sink.engine.tracing.undo import Attributes, Undo
+from lightning_sink.engine.tracing.unrepeatable import why_unrepeatable
+from lightning_sink.engine.tracing.values import Values
+from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
+
+# Keeps what its backward needs only where gradients are on.
+_READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
+
+
+_MAY_BE_OURS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError)
+
+
+class Recorder(TorchDispatchMode, Tape):
+    """Records the spans of one step. It is the step's tape.
+
+    Args:
+        hyper: The optimizers' hyperparameters; those that are lifted become inputs of the graph.
+        counts: The owner's counters; those that the step uses become inputs of the graph.
+        before: What every slot holds before the step.
+        codes: Code objects of getters whose reads depend on the step, with their names.
+        leaves: The batch's tensors.
+        look: Returns a fingerprint of the Python values that the step may change, by name.
+        sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
+    """
+
+    def __init__(
+        self,
+        hyper: Hyperparameters,
+        counts: Counts,
+        before: Snapshot,
+        codes: Mapping[CodeType, str],
+        leaves: Sequence[Tensor] = (),
+        look: Callable[[], dict[str, Hashable]] = dict,
+        sets_options: bool = False,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recording = Recording(fx.Graph())
+        self.ran: dict[int, CodeType] = {}
+        self.taken: list[list[tuple[Place, Any]]] = []
+        self._watched = Watched()
+        self._uses = Uses(self.hazard, self._frozen)
+        self._look = look
+        self._hyper = hyper
+        self._options = RecordedOptions(hyper, self._uses, self.paused, set_in_step=sets_options)
+        self._counts = counts
+        self._before = before
+        self._codes = codes
+        self._writer = GraphWriter(self.recording, self._take_input)
+        self._undo = Undo()
+        self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
+        varying = before.parts.varying
+        varying.begin(before.parts.holders())
+        self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin(), *varying.tensors])
+        self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused, self.hazard, self._frozen)
+        apart = lambda: self._options.are_being_set  # noqa: E731
+        self._looks = Looks(self._uses, self.ran, [], self._values.goes_on, apart)
+        self._paused = False
+        self._failed = False
+        self._generators = Generators(before.parts.device)
+        self._apart = Apart(self.hazard, self._generators)
+        self._hook: Any = None
+        self._places: list[int] = []
+
+    # -- the tape ---------------------------------------------------------------------------------------------------
+
+    def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
+        """Runs `body` recorded; if that raises, undoes it and runs it plainly, so that only a real error surfaces."""
+        generated = self._generators.state()
+        parts = self._before.parts
+        present, attributes = self._before.again(), Attributes(parts)
+        self._undo.forget()
+        python, drawn = self._look(), random_state()
+        self._uses.closed = False
+        try:
+            with ExitStack() as stack:
+                # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
+                # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                self._watched = stack.enter_context(parts.collected.watched(self.hazard))
+                stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
+                self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran, self._looks.past))
+                stack.enter_context(StandInMode(self._number, self.paused))
+                stack.enter_context(self)
+                stack.enter_context(known_to_math())
+                stack.enter_context(self._hyper.lifted(self._uses))
+                # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
+                stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+                out = released(body())
+            self._release()
+            self._collect(attributes)
+            self._compare(python, drawn, attributes)
+            return out
+        except Exception as error:
+            self._release(tell=False)  # the frames of the error hold some
+            if not _is_ours(error):
+                raise
+            self.hazard(f"recording it failed: {type(error).__name__}: {error}", user_line(error))
+        self._undo.restore()
+        present.restore()
+        attributes.restore()
+        self._generators.restore(generated)
+        rewind()
+        self._failed = True
+        twice = [name for name, value in self._look().items() if value != python.get(name)]
+        if twice:
+            self.hazard("recording it failed, and this step has changed twice: " + ", ".join(twice[:5]), "")
+        return body()
+
+    def _release(self, tell: bool = True) -> None:
+        """Puts plain numbers where the step kept stand-ins, and says so."""
+        self._uses.close()
+        say, known = self.hazard if tell else lambda what: None, self._steps.numbers
+        if self._uses.kept(known):
+            self._release_attributes({*map(id, known)}, say)
+        if self._uses.kept(known):
+            gc.collect()  # what is left of the step may hold some in cycles
+        for number in self._uses.kept(known):
+            say(f"the step keeps {number.words}")
+            put_in_place_of(number, number.value)
+
+    def _release_attributes(self, known: set[int], say: Callable[[str], None]) -> None:
+        """Does so in the attributes of what belongs to the training: elsewhere it takes a search among all objects."""
+        for prefix, holder in self._before.parts.holders():
+            for key, item in list(vars(holder).items()):
+                if type(item) is Number and id(item) not in known:
+                    vars(holder)[key] = item.value
+                    say(f"the step keeps {item.words} in `{prefix}{key}`")
+
+    def _collect(self, attributes: Attributes) -> None:
+        """Takes what the span collected."""
+        self._watched.check(self.ran.values())
+        self.taken.append(self._watched.taken)
+        containers = [*containers_in(item for _, item in self._watched.taken)]
+        if len({*map(id, containers)}) < len(containers) or any(map(attributes.hold, containers)):
+            self.hazard("the step appends lists or dictionaries that are held elsewhere, too", "")
+
+    def _compare(self, python: dict[str, Hashable], drawn: Hashable, attributes: Attributes) -> None:
+        if random_state() != drawn:
+            self.hazard(DRAWN)
+        after = self._look()
+        if changed := changed_names(python, after):
+            self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
+            parts = self._before.parts
+            codes = self.ran.values()
+            parts.collected.learn(parts.holders(), attributes.grown(), attributes.with_other_numbers(), codes)
+
+    def watched(self, name: str, value: int) -> Any:
+        """Returns a stand-in for `value`, or the value once recording has failed."""
+        return value if self._failed or self._options.are_being_set else self._counts.number(name, value, self._uses)
+
+    def goes_to(self, holder: Any, method: str) -> None:
+        """Takes note of a method of the owner's that does the same with a stand-in for a number."""
+        self._values.goes_to(holder, method)
+
+    def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
+        """Notes that this recording stands for steps with the same answer."""
+        if not self._failed and not self._options.are_being_set:
+            self._uses.froze(f"{what} decides what Python does", (what, id(of)), outcome, decide)
+
+    def hazard(self, what: str, where: str | None = None) -> None:
+        """Notes a reason why this recording may not stand for other steps, with the user's line."""
+        if not any(known.what == what for known in self.recording.hazards):
+            self.recording.hazards.append(Hazard(what, user_line() if where is None else where))
+
+    def _is_sum(self, holder: Any, key: str) -> bool:
+        return self._watched.has_sum(holder, key)
+
+    def _number(self, tensor: Tensor, caller: FrameType) -> Number | None:
+        count = self._steps.number(tensor)
+        return self._values.number(tensor, caller) if count is None else count
+
+    def _frozen(self, what: str) -> None:
+        if not any(known.what == what for known in self.recording.frozen):
+            self.recording.frozen.append(Hazard(what, user_line()))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operations in here are not recorded."""
+        paused, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = paused
+
+    def changing_options(self, of: Optimizer) -> AbstractContextManager[None]:
+        """Lets the owner change an optimizer's options; what uses them behind that makes no program."""
+        return nullcontext() if self._failed else self._options.changing(of)
+
+    def setting_options(self, last: bool) -> AbstractContextManager[None]:
+        """Lets the user's code set the optimizers' options, with plain numbers, and sees that it does nothing else."""
+        return nullcontext() if self._failed else self._options.setting(last)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """The options are set, for what is done in here."""
+        return nullcontext() if self._failed else self._options.computing()
+
+    @contextmanager
+    def apart(self, what: str, given: Sequence[Tensor]) -> Iterator[None]:
+        """Operations in here are not recorded; one that depends on the rest of the step makes no program."""
+        with self.paused(), self._apart.entered(what, given, self._before.again().tensors.values()):
+            yield
+
+    def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
+        """Takes note of tensors that no program has."""
+        self._apart.add(tensors, what)
+
+    def finish(self, outputs: list[Tensor]) -> Recording:
+        """Ends the recording; `outputs` are the tensors that its program shall return."""
+        recording = self.recording
+        self._writer.finish(outputs)
+        recording.guards = list(self._uses.guards.values())
+        for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):
+            if place != place_of(tensor):
+                self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)
+        self._undo.forget()
+        self._values.check()
+        return recording
+
+    def made(self, tensor: Tensor) -> bool:
+        """Tells whether an operation of this recording gave the tensor."""
+        return self._writer.made(tensor)
+
+    # -- the dispatch mode ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs an operation and writes it down."""
+        kwargs = kwargs or {}
+        if self._options.are_being_set and not self._paused:
+            self.hazard("a hook that sets the optimizer's options computes with tensors, too")
+        if self._paused or func.namespace in ("profiler", "prim"):
+            self._apart.check(func, args, kwargs)
+            return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and (parts := self._in_parts(func, args, kwargs)) is not NotImplemented:
+            return parts
+        # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
+        watched = func.namespace == "aten" and self._hook is not None and sys.getprofile() is self._hook
+        if watched:
+            sys.setprofile(None)
+        try:
+            return self._operation(func, args, kwargs)
+        finally:
+            if watched:
+                sys.setprofile(self._hook)
+
+    def _in_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation that is made of others, which are what is seen of it elsewhere than in inference mode.
+
+        As a whole, `bool(tensor)` is no operation of which it is known that it takes a value out of a tensor.
+        """
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_made_of_numbers(func, args):
+            self._writer.constant(args[0])
+            func = torch.ops.aten.clone.default  # a program has what was made once, and may not write to that
+        func, args = by_places(func, args, self._places_of)
+        leaves = members(Tensor, (*args, *kwargs.values()))
+        self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
+        node_args, node_kwargs = map_aggregate((args, kwargs), self._as_node)
+        origin = self._origins.of(leaves)
+        decides = torch.Tag.data_dependent_output in func.tags
+        if not decides and (why := why_unrepeatable(func, args, kwargs)) is not None:
+            self.hazard(why)
+        written = list(written_arguments(func, args, kwargs, Tensor)) if is_mutable(func) else []
+        self.recording.written |= self._undo.keep(written)
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        generated = self._generators.state() if may_draw else None
+        out = func(*args, **kwargs)
+        # Attention without dropout has the tag and draws nothing.
+        draws = generated is not None and self._generators.drew_since(generated)
+        made = members(Tensor, (out,))
+        if decides:
+            self._values.taken(func, node_args, node_kwargs, out, origin)
+        self._origins.operation(None if draws else origin, made, written)
+        self._note_made(made)
+        if isinstance(out, (Tensor, tuple, list)) or out is None:
+            node_args, node_kwargs = with_types(func, node_args, node_kwargs, out, self._writer.cast)
+            self._writer.write(func, node_args, node_kwargs, out, draws)
+        return out
+
+    def _places_of(self, mask: Tensor) -> list[Tensor] | None:
+        """Returns the places of a mask's ones, by dimension; None for a mask that may be another one in other steps."""
+        self._writer.node(mask)  # an input that stays as it is has to be known as one
+        origin = self._origins.of([mask])
+        if origin is None or origin.of_batch or mask.numel() == 0:
+            return None
+        self._values.look_at(origin, user_line() or innermost_line())
+        places = [place.clone() for place in mask.nonzero().unbind(1)]
+        for place in places:
+            self._writer.constant(place)
+        return places
+
+    def _as_node(self, value: Any) -> Any:
+        return self._writer.node(value) if isinstance(value, Tensor) else value
+
+    def _take_input(self, tensor: Tensor, index: int) -> None:
+        self._origins.input(tensor, index)
+        if id(tensor) in self._watched.items:
+            self.hazard(f"the step reads `{self._watched.items[id(tensor)]}`, to which steps append")
+        self._places.append(place_of(tensor))
+        self.recording.first_use.append(user_line())
+        self._apart.use(tensor)
+        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else f"with layout {tensor.layout}"
+            self.hazard(f"a tensor of type `{type(tensor).__name__}` {kind} takes part")
+        elif tensor.is_conj() or tensor.is_neg():
+            self.hazard(
+                "a tensor takes part that is conjugated or negated when it is read; `resolve_conj().resolve_neg()`"
+                " gives one that is so in memory"
+            )
+        else:
+            self._undo.watch(tensor)
+
+    def _note_made(self, made: list[Tensor]) -> None:
+        recording = self.recording
+        for tensor in made:
+            if tensor.layout is not torch.strided:
+                self.hazard(f"an operation gives a tensor with layout {tensor.layout}")
+            recording.largest = max(recording.largest, tensor.numel())
+            recording.dtypes.add(tensor.dtype)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Tells whether an error may come from recording: a stand-in where a number has to be, or an operation.
+
+    Others are the user's, such as a connection that is lost; a second try would hide them.
+    """
+    through = traceback.walk_tb(error.__traceback__)
+    names = [frame.f_globals.get("__name__", "") for frame, _ in through][1:]
+    return isinstance(error, _MAY_BE_OURS) or any(name.startswith("lightning_sink.engine") for name in names)
+
+
+def _is_made_of_numbers(func: Any, args: tuple[Any, ...]) -> bool:
+    """Tells whether an operation gives a tensor that was made of Python's numbers, in memory of its own."""
+    return schema_name(func) == "aten::lift_fresh" and bool(args[0].untyped_storage().resizable())

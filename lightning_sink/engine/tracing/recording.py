@@ -1,0 +1,57 @@
+"""What stays of a recorded step: its graph, and what must hold for the graph to stand for other steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+from lightning_sink.engine.numbers.guards import Guard
+from lightning_sink.engine.state.slots import storages
+from lightning_sink.engine.tracing.questions import Question
+from lightning_sink.engine.watch import Hazard
+
+
+@dataclass
+class Recording:
+    """The graph of one step.
+
+    Attributes:
+        graph: Placeholders first, ATen operations, one flat tuple of outputs.
+        inputs: The tensor behind each placeholder.
+        first_use: Where the user's code first used each input.
+        text: A canonical text of the graph; equal texts mean equal programs.
+        hazards: Why the recording may not stand for other steps.
+        frozen: Which numbers decided what Python did; the recording stands for steps in which its guards hold.
+        guards: What they decided.
+        questions: What was asked of the batch; the recording stands for batches that give the same answers.
+        largest: Elements of the largest tensor that an operation gave.
+        dtypes: Of the tensors that operations gave.
+        written: Storages of inputs that the step writes to.
+        grad_mode: Whether an operation gives something else where gradients are off.
+        read: Inputs whose values Python looked at; a program takes them to stay as they are.
+        asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
+        equal: Pairs of optimizer state of which the second was taken to be the first.
+    """
+
+    graph: fx.Graph
+    inputs: list[Tensor] = field(default_factory=list)
+    first_use: list[str] = field(default_factory=list)
+    text: str = ""
+    hazards: list[Hazard] = field(default_factory=list)
+    frozen: list[Hazard] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+    largest: int = 0
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    grad_mode: bool = False
+    read: frozenset[int] = frozenset()
+    asked: frozenset[int] = frozenset()
+    equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def written_inputs(self) -> frozenset[int]:
+        """The inputs that lie in storages that the step writes to."""
+        return frozenset(number for number, place in enumerate(storages(self.inputs)) if place in self.written)

@@ -1,0 +1,103 @@
+"""Functions that look at values, called in a way that a program can repeat.
+
+Owns the mode that sees every function of torch's which a recorded step calls, before it becomes operations. Where one
+takes a value out of a tensor only to log it or compute with it, or only to refuse a wrong one, there is another way to
+the same: a stand-in for the number, a check that stays in the program, an operation on the tensors themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lightning_sink.engine.failures import INVALID_VALUES
+from lightning_sink.engine.numbers.number import Number, released, tensor_of
+from lightning_sink.engine.private import assert_async, is_all_true
+
+
+class StandInMode(TorchFunctionMode):
+    """Calls such functions in another way.
+
+    Args:
+        number: Returns the stand-in for a tensor's value, which a frame asks for; None where there is none.
+        paused: Keeps operations from being recorded.
+    """
+
+    def __init__(
+        self, number: Callable[[Tensor, FrameType], Number | None], paused: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__()
+        self._number = number
+        self._paused = paused
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Calls a function with stand-ins in the place of numbers, where it can."""
+        kwargs = kwargs or {}
+        if func is torch.Tensor.item:
+            number = self._number(args[0], sys._getframe(1))
+            if number is not None:
+                return number
+        elif func in (torch.tensor, torch.as_tensor):  # ask for none of a stand-in's methods
+            if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:
+                return tensor_of(args[0], kwargs.get("dtype"))
+            if len(args) == 1 and not kwargs and _are_numbers_alike(args[0]):
+                return torch.stack(list(args[0])).to(torch.get_default_device())
+            args = released(args)
+        elif func is F.one_hot and len(args) + len(kwargs) == 2 and kwargs.keys() <= {"num_classes"}:
+            classes = args[1] if len(args) == 2 else kwargs["num_classes"]
+            if _has_classes(args[0], classes):
+                return _one_hot(args[0], classes)
+        elif func is is_all_true:
+            return self._is_all_true(func, args[0], sys._getframe(1))
+        return func(*args, **kwargs)
+
+    def _is_all_true(self, func: Any, valid: Tensor, caller: FrameType) -> Any:
+        """Lets the checks of `torch.distributions`, which raise an error or do nothing, stay in the program."""
+        if caller.f_globals.get("__name__") != "torch.distributions.distribution":
+            return func(valid)
+        with self._paused():
+            if not (holds := func(valid)):
+                return holds
+        held = caller.f_locals
+        what = f"parameter {held['param']}" if "param" in held else "value argument"
+        message = f"{what} of distribution {type(held.get('self')).__name__}: expected other values, {INVALID_VALUES}"
+        assert_async(torch.all(valid), message)
+        return True
+
+
+def _are_numbers_alike(value: Any) -> bool:
+    """Tells whether a value is a list of tensors of one number each, of one type, of which none asks for gradients.
+
+    `torch.tensor` of one, as Lightning's `grad_norm` calls it, reads their values; what it makes of them is the same
+    tensors, stacked.
+    """
+    if type(value) not in (list, tuple) or not value or any(type(item) is not Tensor for item in value):
+        return False
+    first = value[0]
+    return all(
+        item.dim() == 0 and not item.requires_grad and (item.dtype, item.device) == (first.dtype, first.device)
+        for item in value
+    )
+
+
+def _has_classes(tensor: Any, classes: Any) -> bool:
+    known = type(classes) is int and classes > 0
+    return known and type(tensor) is Tensor and tensor.dtype is torch.int64 and tensor.numel() > 0
+
+
+def _one_hot(tensor: Tensor, classes: int) -> Tensor:
+    """Does what `one_hot` does of a known number of classes, with its two checks as operations."""
+    assert_async(torch.all(tensor >= 0), "Class values must be non-negative.")
+    assert_async(torch.all(tensor < classes), "Class values must be smaller than num_classes.")
+    zeros = torch.zeros((*tensor.shape, classes), dtype=torch.int64, device=tensor.device)
+    return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)

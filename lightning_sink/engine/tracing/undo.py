@@ -1,0 +1,112 @@
+"""Keeps what a recorded step overwrites, so that a recording that fails costs the training nothing.
+
+`Undo` keeps memory that was there before the step, once for each storage, at the moment it is about to be written to.
+`Attributes` keeps what is Python: attributes, containers' contents, generators.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable
+from copy import copy
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, nested
+from lightning_sink.engine.state.slots import Parts
+
+_RESTORED = frozenset([list, deque, set, dict, OrderedDict, defaultdict, Counter])
+
+
+class Undo:
+    """The contents of storages before the step wrote to them."""
+
+    def __init__(self) -> None:
+        self._outside: set[int] = set()
+        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def watch(self, tensor: Tensor) -> None:
+        """Takes note of a tensor that the step did not make."""
+        self._outside.add(tensor.untyped_storage().data_ptr())
+
+    def keep(self, written: Iterable[Tensor]) -> set[int]:
+        """Keeps what is about to be overwritten; returns the storages that are kept from now on."""
+        kept = set()
+        for tensor in written:
+            if tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                key = storage.data_ptr()
+                if key in self._outside and key not in self._saved:
+                    self._saved[key] = (storage, storage.clone())
+                    kept.add(key)
+        return kept
+
+    def before(self, tensor: Tensor) -> Tensor | None:
+        """Returns what a tensor held before the step wrote to it; None where it did not."""
+        storage, saved = self._saved.get(tensor.untyped_storage().data_ptr(), (None, None))
+        if storage is None or saved is None:
+            return None
+        place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(saved, *place)
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for storage, saved in self._saved.values():
+            storage.copy_(saved)
+        self._saved.clear()
+
+    def forget(self) -> None:
+        """Lets go of what was kept."""
+        self._saved.clear()
+
+
+class Attributes:
+    """The attributes of all that belongs to a training at one moment, to go back to, containers' contents included.
+
+    With them the states of Python's and numpy's global generators.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
+        values = [value for _, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
+        self._contents = [
+            (content, copy(content) if content else ()) for content in nested(values) if type(content) in _RESTORED
+        ]
+        self._random = random.getstate()
+        self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+
+    def grown(self) -> list[list[Any]]:
+        """Returns the lists that hold more by now, behind what they held."""
+        lists = ((content, held) for content, held in self._contents if type(content) is list)
+        return [now for now, held in lists if len(now) > len(held) and all(map(is_, now, held))]
+
+    def with_other_numbers(self) -> set[tuple[int, str]]:
+        """Returns the attributes that hold another number by now, each with the identity of the dictionary it is in."""
+        pairs = ((now, name, value) for now, held in self._holders for name, value in held.items())
+        numbers = ((now, name, value) for now, name, value in pairs if type(value) in (int, float))
+        return {
+            (id(now), name)
+            for now, name, value in numbers
+            if now.get(name) is not value and type(now.get(name)) in (int, float)
+        }
+
+    def hold(self, container: Any) -> bool:
+        """Tells whether a container could be reached by then."""
+        return any(content is container for content, _ in self._contents)
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for attributes, held in self._holders:
+            attributes.clear()
+            attributes.update(held)
+        for container, content in self._contents:
+            container.clear()
+            (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        random.setstate(self._random)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)

@@ -1,0 +1,141 @@
+"""What Python takes out of tensors in a recorded step: `loss.item()`, `if mask.all():`, `int(labels.max())`.
+
+`Values` owns what becomes of each: of a number that goes to `self.log`, or where steps collect, and nowhere else, the
+program gives the tensor; of a value that stays as it is the program sees that it does; a truth or a whole number that
+the batch alone gives is asked of each batch. Any other decides something that only this step knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.numbers.flows import attribute_of, others, receivers
+from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.passed_on import ADDED
+from lightning_sink.engine.numbers.result_types import is_large
+from lightning_sink.engine.state.collectors import ListWatch
+from lightning_sink.engine.tracing.origins import Origin
+from lightning_sink.engine.tracing.questions import OF_BATCH, question
+from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
+
+_OF_STEP = "a value of a tensor"
+_DECIDES = "decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
+
+
+class Values:
+    """The values that Python takes in one recording.
+
+    Args:
+        recording: The recording.
+        leaves: The batch's tensors.
+        is_sum: Tells whether an attribute of an object is a number that steps add to.
+        uses: Told of what is done with numbers that go on.
+        paused: Keeps operations from being recorded.
+        hazard: Told why the recording may not stand for other steps, and the user's line.
+        frozen: Told why it stands for some of them only.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        leaves: Sequence[Tensor],
+        is_sum: Callable[[Any, str], bool],
+        uses: Uses,
+        paused: Callable[[], AbstractContextManager[None]],
+        hazard: Callable[[str, str], None],
+        frozen: Callable[[str], None],
+    ) -> None:
+        self._recording, self._hazard, self._frozen = recording, hazard, frozen
+        self._leaves, self._known = leaves, {id(leaf) for leaf in leaves}
+        self._is_sum, self._uses, self._paused = is_sum, uses, paused
+        self._takers: set[tuple[int, str]] = set()
+        self._gone_on = 0
+        self._read_at: dict[int, str] = {}
+
+    def goes_to(self, holder: Any, method: str) -> None:
+        """Takes note of a method of an object that takes stand-ins for numbers, and decides nothing by them."""
+        self._takers.add((id(holder), method))
+
+    def number(self, tensor: Tensor, caller: FrameType) -> Number | None:
+        """Returns a stand-in for what a tensor's `item()` gives; None where it may go to who needs the number itself.
+
+        Args:
+            tensor: The tensor.
+            caller: The frame that calls.
+        """
+        if not is_user_frame(caller) or not _is_number(tensor):
+            return None
+        getters = receivers(caller)
+        if not getters or not all(self._takes(*getter) for getter in getters):
+            return None
+        with self._paused():
+            value = tensor.item()
+        if is_large(value):
+            return None
+        self._gone_on += 1
+        name = self._gone_on, "a value of a tensor"
+        copy = tensor.detach().reshape(()).to("cpu", copy=True)  # of what it holds now
+        whole = copy if isinstance(value, int) else None
+        return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole)
+
+    def goes_on(self, frame: FrameType) -> bool:
+        """Tells whether a stand-in that a frame's instruction gives goes to nobody who needs the number itself."""
+        getters = others(frame)
+        return getters is not None and all(self._takes(*getter) for getter in getters)
+
+    def _takes(self, holder: Any, attribute: str, how: str) -> bool:
+        held = attribute_of(holder, attribute) if attribute else holder
+        if type(held) is ListWatch:
+            return how in ListWatch.receives
+        return self._is_sum(holder, attribute) if how == ADDED else (id(held), how) in self._takers
+
+    def taken(self, func: Any, args: Any, kwargs: Any, value: Any, origin: Origin | None) -> None:
+        """Takes note of a value that Python has got, and may do this or that by.
+
+        Args:
+            func: The operation that gave it.
+            args: Its arguments, nodes in the place of tensors.
+            kwargs: The same, by name.
+            value: The value.
+            origin: What its arguments come from.
+        """
+        where, asked = user_line() or innermost_line(), None
+        # What is measured in a batch, a float, is another for each.
+        if origin is not None and origin.of_batch and not origin.is_written and isinstance(value, int):
+            asked = question(func, args, kwargs, value, where, self._recording.inputs, self._leaves)
+        if origin is None or (origin.of_batch and asked is None):
+            self._hazard(f"{_OF_STEP} {_DECIDES}", where)
+            return
+        if asked is not None:
+            self._recording.questions.append(asked)
+            self._frozen(f"{OF_BATCH} {_DECIDES}")
+        self.look_at(origin, where)
+
+    def check(self) -> None:
+        """Tells of what Python took out of tensors that the step writes to: the next one finds something else."""
+        for index in sorted(self._read_at.keys() & self._recording.written_inputs):
+            self._hazard(f"{_OF_STEP} {_DECIDES}", self._read_at[index])
+
+    def look_at(self, origin: Origin, where: str) -> None:
+        """Takes note of inputs that were looked at: they stay as they are, or go with the batch into a question."""
+        others = {index for index in origin.inputs if id(self._recording.inputs[index]) not in self._known}
+        if origin.of_batch:
+            self._recording.asked |= others
+        else:
+            self._recording.read |= others
+        for index in origin.inputs:
+            self._read_at.setdefault(index, where)
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Tells whether a tensor holds a number that a stand-in can be computed with."""
+    dtype = tensor.dtype
+    return tensor.numel() == 1 and tensor.layout is torch.strided and not (dtype.is_complex or dtype is torch.bool)

@@ -1,0 +1,76 @@
+"""Programs are found by the kind of the step, by its batch's signature, and by the way that the step goes."""
+
+from types import SimpleNamespace
+
+from lightning_sink.engine.programs.registry import Programs
+
+KEY, OTHER = ("kind", "shape"), ("kind", "another shape")
+
+
+def program(fits=True, homes=(), batches=None):
+    return SimpleNamespace(
+        fits=lambda: fits,
+        is_for=lambda leaves: batches is None or leaves in batches,
+        homes=set(homes),
+        questions=batches or [],
+    )
+
+
+def step(key=KEY, leaves=()):
+    return SimpleNamespace(key=key, leaves=list(leaves))
+
+
+def test_the_first_that_fits_is_found():
+    programs, right = Programs(), program()
+    assert not programs
+    for made in (program(fits=False), right, program()):
+        programs.add(KEY, made)
+    assert programs
+    assert programs.find(step()) is right
+    assert programs.find(step(OTHER)) is None
+
+
+def test_a_program_may_be_for_some_batches_only():
+    programs, one, other = Programs(), program(batches=[["a"]]), program(batches=[["b"]])
+    programs.add(KEY, one)
+    programs.add(KEY, other)
+    assert [programs.find(step(leaves=leaves)) for leaves in ("a", "b", "c")] == [one, other, None]
+    assert [programs.count_asking(key) for key in (KEY, OTHER)] == [2, 0]
+
+
+def test_kinds_and_signatures():
+    programs = Programs()
+    programs.add(KEY, program(fits=False))
+    assert programs.have(KEY)
+    assert not programs.have(OTHER)
+    assert programs.have_kind("kind")
+    assert not programs.have_kind("another kind")
+
+
+def test_what_is_removed_is_forgotten():
+    programs, one = Programs(), program()
+    programs.add(KEY, one)
+    programs.remove(KEY, one)
+    assert not programs
+    assert not programs.have(KEY)
+    assert not programs.have_kind("kind")
+
+
+def test_programs_that_count_on_a_place_go_with_it():
+    programs, kept = Programs(), program(homes=["hidden"])
+    programs.add(KEY, program(homes=["weight", "hidden"]))
+    programs.add(OTHER, kept)
+    programs.remove_homes({"weight"})
+    assert not programs.have(KEY)
+    assert programs.find(step(OTHER)) is kept
+
+
+def test_the_oldest_of_many_branches_makes_room():
+    programs = Programs()
+    made = [program(fits=False) for _ in range(100)]
+    for one in made:
+        programs.add(KEY, one)
+    made[0].fits = lambda: True
+    assert programs.find(step()) is None
+    made[-1].fits = lambda: True
+    assert programs.find(step()) is made[-1]

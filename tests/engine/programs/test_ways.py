@@ -1,0 +1,75 @@
+"""Several ways through a step, each with a program of its own: what one leaves is what the next one finds."""
+
+import pytest
+import torch
+from loop import batches, both, loss_of, mlp
+from test_compiled import of
+from torch import nn
+
+from lightning_sink.engine.programs.program import Program
+
+
+class Counting(nn.Module):
+    """A net with a count that steps write to and look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def going(*turns):
+    """Batches with the number of the way to go, each way as often as it says."""
+    ways = [way for way, times in turns for _ in range(times)]
+    return [(x, y, torch.tensor(way)) for way, (x, y) in zip(ways, batches(len(ways)), strict=True)]
+
+
+def counts_or_looks(module, batch, index):
+    """One way counts, another looks at the count, and others do neither."""
+    way = int(batch[2])
+    loss = loss_of(module, batch) * (1 + 0.1 * way)
+    if way == 0:
+        module.count.zero_()
+    elif way == 1:
+        module.count.add_(1)
+    elif way == 3 and module.count > 20:
+        loss = loss * 3
+    return loss
+
+
+COUNTED = going((3, 4), (2, 4), (1, 4), (0, 4), (3, 4), (1, 30), (2, 5), (3, 20))
+
+
+ENGINES = pytest.mark.parametrize("engine", [{"verify": 0}, {"costly": True, "verify": 0}], ids=["at once", "patience"])
+
+
+@ENGINES
+def test_a_program_looks_again_at_what_another_one_has_written(engine):
+    _, sink = both(of(counts_or_looks, module=Counting), [COUNTED], **engine)
+    assert sink.compiled > (50 if "costly" not in engine else 20)
+
+
+def test_control_a_program_that_does_not_look_again_is_wrong(monkeypatch):
+    monkeypatch.setattr(Program, "is_kept_by", lambda self, other: True)
+    with pytest.raises(AssertionError, match="loss"):
+        both(of(counts_or_looks, module=Counting), [COUNTED], verify=0)
+
+
+def test_programs_that_are_no_longer_right_after_a_few_steps_are_not_made_for_ever(monkeypatch):
+    made, init = [], Program.__init__
+    monkeypatch.setattr(Program, "__init__", lambda self, *args: made.append(self) or init(self, *args))
+
+    def step(module, batch, index):
+        loss = loss_of(module, batch)
+        if index % 8 == 0:
+            module.count.add_(1)
+        elif module.count > 30:
+            loss = loss * 1.1
+        return loss
+
+    _, sink = both(of(step, module=Counting), [batches(200)] * 3)
+    assert len(made) < 25
+    assert "whose values decide what Python does, keep changing" in sink.reasons

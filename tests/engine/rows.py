@@ -1,0 +1,35 @@
+"""A step of which every row shows what it did: what several of the engine's tests repeat."""
+
+import torch
+from torch import fx
+
+from lightning_sink.engine.tracing.recording import Recording
+
+
+def recording():
+    """Adds the row to a total, in place; gives the sum so far, the row's largest, and the row itself."""
+    graph = fx.Graph()
+    total, row = graph.placeholder("total"), graph.placeholder("row")
+    added = graph.call_function(torch.ops.aten.add.Tensor, (total, row))
+    graph.call_function(torch.ops.aten.copy_.default, (total, added))
+    outputs = [
+        graph.call_function(torch.ops.aten.sum.default, (added,)),
+        graph.call_function(torch.ops.aten.amax.default, (row,)),
+        graph.call_function(torch.ops.aten.mul.Tensor, (row, 2.0)),
+    ]
+    graph.output(tuple(outputs))
+    return Recording(graph, inputs=[torch.zeros(4), torch.zeros(4)], largest=4)
+
+
+def in_a_row(step, fixed, positions, rows, kept):
+    """Returns steps in a row, of which each has these for the inputs that differ."""
+    return step.row(fixed, positions, [list(column) for column in zip(*rows, strict=True)], kept, len(rows))
+
+
+def repeat(step, fixed, positions, rows, kept):
+    row = in_a_row(step, fixed, positions, rows, kept)
+    row.launch()
+    try:
+        return row.wait()
+    finally:
+        step.rest()

@@ -1,0 +1,67 @@
+"""What a step computes in torch's default type, its program computes in the same where that is another one."""
+
+import pytest
+import torch
+from test_record import record
+
+from lightning_sink.engine.compiler.inductor import graph_module
+
+WHOLE = torch.tensor([1, 2, 7])
+TRUTH = torch.tensor([True, False, True])
+REAL = torch.tensor([0.1, 0.2, 0.7])
+
+OPERATIONS = {
+    "a quotient": lambda: WHOLE / 3,
+    "a quotient of two": lambda: WHOLE / (WHOLE + 4),
+    "a product with a number": lambda: WHOLE * 0.1,
+    "a power": lambda: WHOLE**0.5,
+    "a function": lambda: (WHOLE + 0).sin(),
+    "a root in place of nothing": lambda: torch.sqrt(WHOLE),
+    "a mean of truths": lambda: TRUTH.sum() / TRUTH.numel(),
+    "bounds": lambda: WHOLE.clamp(1.7, 3.3),
+    "full": lambda: torch.full((2,), 0.1),
+    "full of whole numbers": lambda: torch.full((2,), 3),
+    "zeros": lambda: torch.zeros(2) + 0.1,
+    "linspace": lambda: torch.linspace(0, 1, 4),
+    "arange": lambda: torch.arange(0, 1, 0.3),
+    "arange of whole numbers": lambda: torch.arange(4),
+    "where": lambda: torch.where(TRUTH, 0.1, 0.3),
+    "where beside whole numbers": lambda: torch.where(TRUTH, WHOLE, 0.3),
+    "filled": lambda: WHOLE.masked_fill(TRUTH, 3.0),
+    "a comparison": lambda: WHOLE * 1000001 > 2000001.4,
+    "a comparison of truths": lambda: TRUTH > 0.5,
+    "a sum": lambda: WHOLE.sum(),
+    "a sum in a type": lambda: WHOLE.sum(dtype=torch.float16),
+    "beside another type": lambda: REAL * WHOLE / 3,
+    "in another type": lambda: WHOLE.to(torch.float16) / 3,
+    "a view of bits": lambda: WHOLE.view(torch.float64) / 3,
+    "a number": lambda: torch.tensor(0.1) * 3,
+    "one hot": lambda: torch.nn.functional.one_hot(WHOLE, 9) / 3,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32], ids=str)
+def test_a_program_gives_the_type_and_the_numbers_of_the_step(dtype, name):
+    torch.set_default_dtype(dtype)
+    try:
+        _, expected, recording = record(OPERATIONS[name])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert recording.hazards == []
+    (found,) = graph_module(recording)(*recording.inputs)
+    assert found.dtype is expected.dtype
+    assert torch.equal(found, expected)
+
+
+def test_control_without_that_most_are_others(monkeypatch):
+    monkeypatch.setattr(
+        "lightning_sink.engine.tracing.record.with_types", lambda func, args, kwargs, *_: (args, kwargs)
+    )
+    wrong = []
+    for name in OPERATIONS:
+        try:
+            test_a_program_gives_the_type_and_the_numbers_of_the_step(torch.float64, name)
+        except AssertionError:
+            wrong.append(name)
+    assert len(wrong) > 10

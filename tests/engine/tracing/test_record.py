@@ -1,0 +1,136 @@
+"""A recording is one real step that leaves its graph behind."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_sink.engine.compiler.inductor import graph_module
+from lightning_sink.engine.state.counts import Counts
+from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.state.slots import Parts, Snapshot
+from lightning_sink.engine.tracing.record import Recorder
+
+
+def record(body, module=None, outputs=True, rewind=lambda: None, batch=()):
+    module = module or nn.Module()
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(module), []), {}, batch)
+    result = recorder.span(body, rewind)
+    return recorder, result, recorder.finish([result] if outputs else [])
+
+
+def test_the_step_really_runs_and_its_graph_gives_the_same():
+    weight, x = torch.randn(3, 2), torch.randn(4, 3)
+    _, result, recording = record(lambda: (x @ weight).relu().sum())
+    assert torch.equal(result, (x @ weight).relu().sum())
+    assert [id(tensor) for tensor in recording.inputs] == [id(x), id(weight)]
+    assert torch.equal(graph_module(recording)(*recording.inputs)[0], result)
+    assert recording.hazards == []
+
+
+def test_the_backward_pass_and_writes_in_place_are_recorded():
+    weight, total = nn.Parameter(torch.ones(3)), torch.zeros(())
+
+    def body():
+        loss = (weight * 2).sum()
+        loss.backward()
+        total.add_(loss.detach())
+        return loss.detach()
+
+    _, _, recording = record(body)
+    assert torch.equal(weight.grad, torch.full((3,), 2.0))
+    graph_module(recording)(*[tensor.detach() for tensor in recording.inputs])
+    assert total == 12
+
+
+def test_equal_steps_have_equal_texts_and_others_do_not():
+    x = torch.ones(3)
+    texts = [record(lambda factor=factor: x * factor)[2].text for factor in (2.0, 2.0, 3.0)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_each_input_knows_the_users_line():
+    weight = torch.ones(3)
+    _, _, recording = record(lambda: weight * 2)
+    assert __file__ in recording.first_use[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (lambda x: x * float(x.sum()), "a value of a tensor"),
+        (lambda x: x * 2 if (x + torch.rand(3)).sum() > 0 else x, "a value of a tensor"),
+        (lambda x: x[x > 0], "shape that depends on the data"),
+        (lambda x: torch.rand(3, generator=torch.Generator()), "a generator of its own"),
+        (lambda x: x.to_sparse().to_dense(), "layout"),
+    ],
+)
+def test_hazards(body, word):
+    x = torch.ones(3)
+    _, _, recording = record(lambda: body(x), batch=[x])
+    assert word in recording.hazards[0].what
+    assert __file__ in recording.hazards[0].where
+
+
+@pytest.mark.parametrize("index", [torch.tensor([0, 2]), torch.tensor([True, False, True])], ids=["numbers", "mask"])
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_only_a_mask_of_the_batchs_gives_a_shape_that_depends_on_the_data(index, of_batch):
+    x = torch.ones(3)
+    _, _, recording = record(lambda: x[index], batch=[index] if of_batch else [])
+    assert bool(recording.hazards) is (index.dtype is torch.bool and of_batch)
+
+
+def test_an_error_of_the_recording_is_undone_and_the_step_run_again():
+    module = nn.Linear(2, 2)
+    module.total, module.hidden, module.calls = torch.zeros(2), torch.zeros(1), [0]
+    weight, rewound, drawn = module.weight.detach().clone(), [], []
+
+    def body():
+        module.calls.append(1)
+        module.total.add_(1)
+        module.hidden = torch.ones(1)
+        drawn.append(torch.rand(2))
+        with torch.no_grad():
+            module.weight.mul_(2)
+        if len(drawn) == 1:
+            raise RuntimeError("only while recorded")
+        return module.total.sum()
+
+    recorder, result, recording = record(body, module, outputs=False, rewind=lambda: rewound.append(1))
+    assert result == 2
+    assert torch.equal(module.weight, weight * 2)
+    assert torch.equal(*drawn)
+    assert module.calls == [0, 1]
+    assert rewound == [1]
+    assert "only while recorded" in recording.hazards[0].what
+    assert recorder.watched("batch_idx", 3) == 3
+    assert type(recorder.watched("batch_idx", 3)) is int
+
+
+def test_an_error_of_the_users_surfaces():
+    def body():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        record(body)
+
+
+def test_what_is_paused_is_not_recorded():
+    x = torch.ones(3)
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(nn.Module()), []), {})
+
+    def body():
+        with recorder.paused():
+            x.sum().item()
+        return x * 2
+
+    recording = recorder.finish([recorder.span(body, lambda: None)])
+    assert recording.hazards == []
+    assert len(recording.text.splitlines()) == 3
+
+
+def test_half_precision_and_the_largest_tensor_are_noted():
+    x = torch.ones(3)
+    assert record(lambda: x * 2)[2].dtypes == {torch.float32}
+    recording = record(lambda: x.bfloat16().expand(5, 3) * 2)[2]
+    assert torch.bfloat16 in recording.dtypes
+    assert recording.largest == 15
