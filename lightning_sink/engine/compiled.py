@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from types import CodeType
 from typing import Any
 
@@ -298,12 +299,17 @@ class CompiledEngine(Engine):
             call.wait()  # what was launched counts, whatever became of the batches behind it
             self._account(sink, program, call)
             raise
+        has_ended = False
         try:
             call.wait()
+            has_ended = True
             self._account(sink, program, call)
         except BaseException:
             if following is not None:
                 following.wait()  # before its inputs are somebody else's
+                if has_ended:
+                    with suppress(Exception):  # steps that have run count; the owner's first error is the one raised
+                        self._account(sink, program, following)
             raise
         if not call.is_whole or call.done < call.steps:
             return None  # the next step needs another program, or is the one that failed

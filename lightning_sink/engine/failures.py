@@ -40,5 +40,10 @@ def in_short(error: Exception) -> str:
 
 
 def note_step(error: Exception, place: str) -> None:
-    """Adds to an error in which step it was raised; Python 3.10 keeps it where later versions look for it."""
-    error.__notes__ = [*getattr(error, "__notes__", []), _NOTE.format(place)]
+    """Adds to an error in which step it was raised."""
+    add_note(error, _NOTE.format(place))
+
+
+def add_note(error: Exception, text: str) -> None:
+    """Adds a note to an error; Python 3.10 keeps it where later versions look for it."""
+    error.__notes__ = [*getattr(error, "__notes__", []), text]

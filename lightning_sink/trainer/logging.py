@@ -152,12 +152,15 @@ class _Rows:
 
     Attributes:
         calls: What each of them logged.
-        values: The values, by call: a tensor with one element for each step, or what a metric measured in one.
+        steps: How many these are.
+        values: The values, by call: a tensor with one element for each step, or a list of what a metric measured in
+            each; of one step, that by itself.
         number: The last one's number for loggers.
         selected: Whether the last one is a row for loggers.
     """
 
     calls: tuple[LogCall, ...]
+    steps: int
     values: list[Any]
     number: int
     selected: bool
@@ -193,7 +196,7 @@ class LogBuffer:
 
         Args:
             calls: What each step logged.
-            values: The values, of shape `[steps]`; of one step, also what a metric measured.
+            values: The values, `[steps]` each, or lists of what a metric measured; of one step, that by itself.
             first: The first step's number for loggers.
             steps: How many steps.
             every: `log_every_n_steps`; 0 where no logger is to get any of them.
@@ -208,8 +211,10 @@ class LogBuffer:
             last = first + (end - 1) // turns
             selected = every > 0 and end % turns == 0 and (last + 1) % every == 0
             if calls or selected:  # a row is due at its step whether that step logged or an earlier one did
-                part = values if steps == 1 else [value[start:end] for value in values]
-                self._rows.append(_Rows(calls, part, last, selected))
+                part, count = values, end - start
+                if steps > 1:
+                    part = [value[start] if count == 1 else value[start:end] for value in values]
+                self._rows.append(_Rows(calls, count, part, last, selected))
             start = end
 
     def deliver(self) -> None:
@@ -234,7 +239,8 @@ class LogBuffer:
             module._current_fx_name = call.hook
             try:
                 if call.source is not None and call.source.metric is not None:
-                    self._log_metric(call, call.source.metric.value, rows[-1].values[index])
+                    measured = rows[-1].values[index]
+                    self._log_metric(call, call.source.metric.value, measured if rows[-1].steps == 1 else measured[-1])
                 else:
                     self._log_values(call, torch.cat([row.values[index].reshape(-1) for row in rows]))
             finally:

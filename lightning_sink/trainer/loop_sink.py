@@ -10,21 +10,61 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.run import Part
+from lightning_sink.engine.failures import add_note
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.schedules import saved_schedulers, step_by_hand, step_in_row
 from lightning_sink.trainer.sink import Kind, TrainerSink
 
+_MOST_LEFT, _MOST_BYTES = 1024, 1 << 26
+"""Steps, and bytes of what they put out, that are left for later at most."""
+
+
+@dataclass
+class _Left:
+    """What steps in a row left, all with the same note.
+
+    Attributes:
+        note: The note.
+        first: The index of the first one's batch.
+        number: Its number for loggers.
+        turns: How many steps have one number.
+        steps: How many there are.
+    """
+
+    note: Note | TurnsNote
+    first: int
+    number: int
+    turns: int
+    steps: int = 0
+    _parts: list[list[Tensor]] = field(default_factory=list)
+    _bytes: int = 0
+
+    def add(self, logged: list[Tensor], steps: int) -> bool:
+        """Takes what a program put out for further steps; tells whether that is enough."""
+        self._parts.append(logged)
+        self.steps += steps
+        self._bytes += sum(column.nbytes for column in logged)
+        return self.steps >= _MOST_LEFT or self._bytes >= _MOST_BYTES
+
+    def columns(self) -> list[Tensor]:
+        """Returns what was put out, `[steps, ...]` each."""
+        return self._parts[0] if len(self._parts) == 1 else [*map(torch.cat, zip(*self._parts, strict=True))]
+
 
 class LoopSink(TrainerSink):
     """The next steps of a Trainer, of which the engine may run many in one call. Arguments as `TrainerSink`."""
+
+    _left: _Left | None = None
+    _has_failed = False
 
     def turns(self) -> int:
         """Returns how many steps a window has, behind the last one of one; one where nothing is accumulated."""
@@ -49,7 +89,7 @@ class LoopSink(TrainerSink):
         if self._logs.is_full:
             if behind:
                 return None  # loggers are not to be called while steps run
-            self._logs.deliver()
+            self._deliver()
         turns = len(note.turns)
         room = (self._length - self._index - 1 - behind) // turns  # the last one is met by callbacks
         number = self._loop._batches_that_stepped + behind // turns
@@ -73,7 +113,7 @@ class LoopSink(TrainerSink):
     def _is_attended(self, note: Note | TurnsNote) -> bool:
         """Tells whether the host has something to do after every step."""
         trainer = self._trainer
-        if self._last or self.disturbed or note.metrics or (self._kind_of_all is None and len(note.turns) == 1):
+        if self._last or self.disturbed or (self._kind_of_all is None and len(note.turns) == 1):
             return True
         if self._hooks.shows or self._ends_at is not None or self._interrupt.requested:
             return True
@@ -123,6 +163,7 @@ class LoopSink(TrainerSink):
     ) -> None:
         """Does Lightning's part of steps that a program ran in a row."""
         loop, before, turns = self._loop, cast(Step, self._trained), note.turns
+        first = self._fetcher.fetched
         batch = self._fetcher.skip(steps)
         times = [len(range(turn, steps, len(turns))) for turn in range(len(turns))]
         if not self.passages.end():
@@ -132,8 +173,33 @@ class LoopSink(TrainerSink):
         number = loop._batches_that_stepped
         loop._batches_that_stepped += times[-1]
         self._index += steps
-        self._logs.add(note.calls, logged, number, steps, self._selects, len(turns))
-        self.history.add(loss, [(entry.name, value) for entry, value in zip(note.calls, logged, strict=True)], steps)
+        self.history.add(loss, [], steps)
         self._result, self._trained = result, replace(before, batch=batch, leaves=flatten(batch)[0])
         self.progress.trained(self._trained, steps)
         self._batch.take(batch)
+        if self._left is not None and self._left.note is not note:
+            self._catch_up()
+        self._left = self._left or _Left(note, first, number, len(turns))
+        if self._left.add(logged, steps) or not note.metrics:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Logs what steps in a row left, and makes their calls of metrics: many rows' cost as one's.
+
+        By now the steps are counted. Behind an error of a metric's, what later steps left is given up: training ends.
+        """
+        left, self._left = self._left, None
+        if left is None or self._has_failed:
+            return
+        steps, number = left.steps, left.number
+
+        def failed(error: Exception, step: int) -> None:
+            self._has_failed = True
+            place = f"batch {left.first + step} of epoch {self._trainer.current_epoch}"
+            add_note(error, f"[lightning_sink] a metric's, called for {place} when steps behind that had been run, too")
+
+        values = left.note.values_in_row(left.columns(), steps, failed)
+        by_themselves = values if steps > 1 else [value[0] for value in values]
+        self._logs.add(left.note.calls, by_themselves, number, steps, self._selects, left.turns)
+        named = [(entry.name, value) for entry, value in zip(left.note.calls, values, strict=True)]
+        self.history.note(((n, v) for n, v in named if isinstance(v, Tensor) and v.numel() == steps), steps)

@@ -12,7 +12,9 @@ Private names of torchmetrics (1.x): `Metric._forward_cache`, the value that Lig
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -52,18 +54,38 @@ class MetricCall:
     device: str
     autocast: torch.dtype | None
 
-    def repeat(self, tensors: Iterator[Tensor]) -> list[Any]:
-        """Makes the call again with other tensors; returns the leaves of what it returns."""
-        leaves = [next(tensors) if leaf is _TENSOR else leaf for leaf in self.arguments]
+    @property
+    def count(self) -> int:
+        """How many tensors it gets."""
+        return sum(leaf is _TENSOR for leaf in self.arguments)
+
+    def given(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments, by place and by name, with other tensors."""
+        others = iter(tensors)
+        leaves = [next(others) if leaf is _TENSOR else leaf for leaf in self.arguments]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        metric = self.metric.value
+        return args, kwargs
+
+    @contextmanager
+    def as_then(self) -> Iterator[None]:
+        """Computes as the step did when it made the call."""
         enabled = self.autocast is not None
         with torch.set_grad_enabled(self.grad), torch.autocast(self.device, self.autocast, enabled=enabled):
+            yield
+
+    def repeat(self, tensors: Iterable[Tensor]) -> list[Any]:
+        """Makes the call again with other tensors; returns the leaves of what it returns."""
+        args, kwargs = self.given(tensors)
+        metric = self.metric.value
+        with self.as_then():
             out = getattr(metric, self.method)(*args, **kwargs)
-        if isinstance(metric, MetricCollection):
-            # Its metrics share states, which are handed out when somebody asks for them, such as `log_dict`.
-            list(metric.values(copy_state=False))
+        self.hand_out()
         return list(pytree.tree_leaves(out))
+
+    def hand_out(self) -> None:
+        """Has metrics of a collection share states, as they do when somebody asks for them, such as `log_dict`."""
+        if isinstance(self.metric.value, MetricCollection):
+            list(self.metric.value.values(copy_state=False))
 
 
 @dataclass(frozen=True)
@@ -154,5 +176,5 @@ def repeat(calls: Iterable[MetricCall], tensors: Iterable[Tensor], sources: Iter
 
     collect(0, [])
     for made, item in enumerate(calls, start=1):
-        collect(made, item.repeat(remaining))
+        collect(made, item.repeat(islice(remaining, item.count)))
     return values

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from lightning_sink.trainer.logging import LogCall
+from lightning_sink.trainer.metric_rows import Column, repeat_in_row
 from lightning_sink.trainer.metrics import MetricCall, repeat
 
 
@@ -50,6 +52,22 @@ class Note:
         pairs = zip(self.calls, hosted, strict=True)
         return [next(computed) if entry.source is None else value for entry, value in pairs]
 
+    def values_in_row(self, logged: list[Tensor], steps: int, failed: Callable[[Exception, int], None]) -> list[Column]:
+        """Makes the calls of metrics of steps in a row; returns the values of what each logged.
+
+        Args:
+            logged: What a program put out for them, as for `values`, `[steps, ...]` each.
+            steps: How many steps.
+            failed: As for `repeat_in_row`.
+        """
+        if not self.metrics and len(logged) == len(self.calls):
+            return [*logged]
+        sources = [entry.source for entry in self.calls]
+        own = sources.count(None)
+        computed = iter(logged[:own])
+        hosted = repeat_in_row(self.metrics, logged[own:], sources, steps, failed)
+        return [next(computed) if values is None else values for values in hosted]
+
 
 @dataclass(frozen=True)
 class TurnsNote:
@@ -62,7 +80,15 @@ class TurnsNote:
 
     turns: tuple[Note, ...]
     calls: tuple[LogCall, ...]
-    metrics: tuple[MetricCall, ...] = ()
+
+    def values_in_row(self, logged: list[Tensor], steps: int, failed: Callable[[Exception, int], None]) -> list[Column]:
+        """Returns the values of what each of the steps logged; none of them calls a metric."""
+        return [*logged]
+
+    @property
+    def metrics(self) -> tuple[MetricCall, ...]:
+        """Their calls of metrics."""
+        return ()
 
     @property
     def schedulers(self) -> tuple[Any, ...]:

@@ -142,14 +142,14 @@ class TrainerSink(Sink):
                     self._hooks.start(batch, loop.batch_idx)
                     self._look_at_schedules()
                 elif self._hooks.is_monitored():
-                    self._logs.deliver()
+                    self._deliver()
                     self._hooks.monitor(batch, loop.batch_idx)
                 leaves, signature = flatten(batch)
                 kind = self._kind()
                 step = Step(batch, leaves, signature, kind, clears=kind[0] and self._clears)
                 yield step
             if self._last or self.skip_epoch or interrupt.requested:
-                self._logs.deliver()
+                self._deliver()
                 return
 
     def _next(self) -> Any:
@@ -175,10 +175,18 @@ class TrainerSink(Sink):
     def close(self) -> None:
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
         self.progress.end(self.ran_seconds)
-        self._logs.deliver()
+        self._deliver()
         # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory by these.
         self._result, self._trained = lambda: Result(None, []), None
         self._batch = PresentBatch(self._trainer, self._transfer)
+
+    def _deliver(self) -> None:
+        """Hands to Lightning what steps logged."""
+        self._catch_up()
+        self._logs.deliver()
+
+    def _catch_up(self) -> None:
+        """Sees to what steps left for later: nothing here."""
 
     def place(self) -> str:
         """Names the present batch, for an error."""
@@ -216,7 +224,7 @@ class TrainerSink(Sink):
         if self._take_back is not None:
             self._take_back()
             self._take_back = None
-        self._logs.deliver()
+        self._deliver()
         self._batch.announce()
         self._kind_of_all = None  # the user's code may set the trainer's options
         loop, trainer = self._loop, self._trainer
@@ -266,6 +274,7 @@ class TrainerSink(Sink):
         self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
     ) -> None:
         """Does Lightning's part of a step that a program ran."""
+        self._catch_up()
         loop, calls, self._take_back = self._loop, note.calls, None
         values = note.values(logged)
         steps = cast(Kind, step.kind)[1]
@@ -288,7 +297,7 @@ class TrainerSink(Sink):
         else:
             self._logs.add(calls, values, number, 1, self._selects if steps else 0)
             if self._logs.is_full:
-                self._logs.deliver()
+                self._deliver()
         self.history.add(loss, numbers_in(calls, values) if calls else [])
         self.progress.trained(step)
         self._result, self._trained = result, step
@@ -297,11 +306,11 @@ class TrainerSink(Sink):
             self._counters.completed()
             loop._batches_that_stepped += steps
             return
-        self._logs.deliver()
+        self._deliver()
         self._hooks.end(result().output, self._batch.get(), loop.batch_idx)
         self._step_behind(note)
         self._add(late, number)
-        self._logs.deliver()
+        self._deliver()
         self._completed()
 
     def _step_behind(self, note: Note) -> None:
@@ -333,7 +342,7 @@ class TrainerSink(Sink):
         """A batch of None: plain Lightning warns and counts it."""
         loop = self._loop
         loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
-        self._logs.deliver()
+        self._deliver()
         self._processed()
         self.history.add(None, [])
         if self._last:
@@ -347,7 +356,7 @@ class TrainerSink(Sink):
         Args:
             announced: Batches that came and are not trained.
         """
-        self._logs.deliver()
+        self._deliver()
         if self._trained is None:
             return
         loop, stepped = self._loop, cast(Kind, self._trained.kind)[1]

@@ -31,6 +31,9 @@ step took two H200s 28.3 and 29.4 us so, and 28.8 and 27.7 where calls grow by 4
 _MOST = 1024
 """Steps in a call at most: what a call costs by itself is nothing to that many."""
 
+_KEPT = 1 << 26
+"""Bytes at most that a call keeps of what steps gave: memory must not grow with what a step logs or collects."""
+
 
 @dataclass
 class Numbers:
@@ -110,7 +113,7 @@ def most(program: Program | Window, behind: int = 0) -> int:
         program: The program.
         behind: How many steps were in the call before it; 0 where there is none.
     """
-    count = max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9))))
+    count = max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9)), _KEPT // max(1, program.kept_bytes)))
     if program.function.overlaps:
         count = min(count, max(2 * _FIRST, _MORE * behind) if behind else _FIRST)
     return count - count % _ROUND if count > _ROUND else count

@@ -31,6 +31,7 @@ class Program:
     Attributes:
         turns: The programs of steps in a row that take turns: itself.
         seconds: What a step took when one was last run.
+        kept_bytes: What is kept of a step in a row, as of when it was last asked whether it `may_keep` that.
         numbers: The inputs that stand for options and counters, with their positions.
         slots: The inputs that are what a slot holds, by their positions.
         takes_turns: Whether steps that it is for may take turns with others in a row.
@@ -100,6 +101,7 @@ class Program:
         self._places: tuple[list[int], list[int | None]] | None = None
         self.looked_at = -1
         self.seconds = 1.0
+        self.kept_bytes = 0
 
     def finds(self, left: dict[str, bool]) -> bool:
         """Tells whether it finds gradients where there were some, behind steps that leave these slots so."""
@@ -221,6 +223,7 @@ class Program:
 
     def may_keep(self, outputs: tuple[Tensor, ...]) -> bool:
         """Tells whether what is kept of steps in a row lies in one piece, as one of these outputs' step left it."""
+        self.kept_bytes = sum(outputs[index].nbytes for index in self._kept)
         return all(outputs[index].is_contiguous() for index in self._kept)
 
     def kept_types(self, outputs: tuple[Tensor, ...]) -> list[torch.dtype]:

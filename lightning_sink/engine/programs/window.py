@@ -45,6 +45,7 @@ class Window:
         function: What runs rows of the steps.
         appends: What the steps append: nothing.
         seconds: What a step took, on average, when some were last run.
+        kept_bytes: What is kept of a step.
     """
 
     def __init__(self, programs: Sequence[Program], links: Sequence[Links], note: Any) -> None:
@@ -53,6 +54,7 @@ class Window:
         self.appends = Appends([])
         self.grad_mode = any(program.grad_mode for program in programs)
         self.seconds = sum(program.seconds for program in programs) / len(programs)
+        self.kept_bytes = max(program.kept_bytes for program in programs)
 
     def takes(self, columns: list[Column]) -> bool:
         """Tells whether leaves that were the same in the recorded steps are so in these batches."""

@@ -1,0 +1,275 @@
+"""One call of a metric's, made for many steps at once.
+
+torchmetrics says of those of its metrics without `full_state_update` that the state of a batch, begun anew, may be
+added to that of the batches before: their `forward` does so. A call of such a metric is made by `torch.vmap`, with a
+state for each step, and the states are added up. What Python decides by values there is decided as in the first of the
+steps, and looked at behind: where it differs, as where `vmap` refuses (a shape that depends on values, `.item()`), the
+call is to be made step by step.
+
+Private names of torchmetrics (1.x), where it keeps what it does not hand out: `_defaults`, `_reductions`,
+`_update_count`, `_computed`, `_forward_cache`, `_is_synced`, `_filter_kwargs` of `Metric`; of `MetricCollection`, which
+tell what metrics are updated for others, `_groups`, `_groups_checked`, `_enable_compute_groups`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities.data import dim_zero_max, dim_zero_min, dim_zero_sum
+
+from lightning_sink.trainer.metrics import MetricCall
+
+_CHUNK = 1 << 22
+"""Bytes of tensors that are given to calls made at once: what metrics make of them may be ten times as much."""
+
+_ADDED: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    dim_zero_sum: lambda state, others: state + others.sum(0, dtype=others.dtype),
+    dim_zero_max: lambda state, others: torch.maximum(state, others.amax(0)),
+    dim_zero_min: lambda state, others: torch.minimum(state, others.amin(0)),
+}
+"""What a state becomes with those of further steps, by the reduction that its metric names."""
+
+_EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
+"""Types of states whose sums do not depend, as far as is promised, on how they are added up."""
+
+
+class Together(NamedTuple):
+    """What a call for several steps at once came to.
+
+    Attributes:
+        states: Of each metric, in the order of its defaults; `[steps, ...]` each.
+        measured: What each metric measured, `[steps, ...]` each; nothing for `update`.
+    """
+
+    states: list[list[Tensor]]
+    measured: list[Tensor]
+
+    def are_like(self, first: list[Any]) -> bool:
+        """Tells whether a step gave what these gave: a tensor of the same shape for each metric."""
+        if not self.measured:
+            return not any(isinstance(value, Tensor) for value in first)
+        return [getattr(value, "shape", None) for value in first] == [values.shape[1:] for values in self.measured]
+
+
+def addable(call: MetricCall, columns: Sequence[Tensor]) -> list[Metric]:
+    """Returns the metrics whose states a call changes, if such a call may be made for many steps at once.
+
+    Args:
+        call: The call.
+        columns: What it gets in each step, `[steps, ...]` each.
+
+    Returns:
+        The metrics; nothing where it may not.
+    """
+    members = _members(call)
+    return members if all(map(_may_be_added, members)) and _are_valid(members, call, columns) else []
+
+
+def add(call: MetricCall, metrics: Sequence[Metric], others: Together, steps: int) -> None:
+    """Adds to the states of metrics those of further steps.
+
+    Args:
+        call: The call that made them.
+        metrics: The metrics.
+        others: The states.
+        steps: How many steps they are of.
+    """
+    for metric, states in zip(metrics, others.states, strict=True):
+        for name, further in zip(metric._defaults, states, strict=True):
+            setattr(metric, name, _ADDED[metric._reductions[name]](getattr(metric, name), further))
+        metric._update_count += steps
+        metric._computed = None
+    for metric, values in zip(metrics, others.measured, strict=True) if others.measured else ():
+        vars(metric)["_forward_cache"] = values[-1].clone()
+    call.hand_out()
+
+
+def _members(call: MetricCall) -> list[Metric]:
+    """Returns the metrics whose states a call changes; nothing where that is not known yet."""
+    metric = call.metric.value
+    members = [metric] if isinstance(metric, Metric) else []
+    if type(metric) is MetricCollection:
+        leaders = [getattr(metric, names[0]) for names in metric._groups.values()]
+        in_groups = call.method == "update" and metric._enable_compute_groups
+        members = leaders if in_groups else [*metric.values(copy_state=False)]
+        if in_groups and not metric._groups_checked:
+            return []
+    return members
+
+
+def _may_be_added(metric: Metric) -> bool:
+    """Tells whether torchmetrics itself would add the state of a batch to that of those before it."""
+    package = type(metric).__module__
+    if not package.startswith("torchmetrics.") or next(metric.children(), None) is not None:
+        return False
+    if metric.full_state_update is not False or type(metric).forward is not Metric.forward:
+        return False
+    if metric.dist_sync_on_step or metric.compute_on_cpu or metric._is_synced:
+        return False
+    if getattr(metric, "validate_args", False) and not package.startswith("torchmetrics.classification."):
+        return False
+    states = [(getattr(metric, name), metric._reductions[name]) for name in metric._defaults]
+    return all(isinstance(state, Tensor) and state.dtype in _EXACT and how in _ADDED for state, how in states)
+
+
+def _begin_anew(metric: Metric, states: Sequence[Tensor]) -> None:
+    for name, state in zip(metric._defaults, states, strict=True):
+        setattr(metric, name, state)
+    metric._update_count, metric._computed = 0, None
+
+
+def _defaults(metric: Metric) -> list[Tensor]:
+    defaults = [(name, value) for name, value in metric._defaults.items() if isinstance(value, Tensor)]
+    return [value.detach().clone().to(getattr(metric, name).device) for name, value in defaults]
+
+
+@contextmanager
+def _put_back(metrics: Sequence[Metric]) -> Iterator[None]:
+    """Puts metrics back, behind, to where they were."""
+    kept = [dict(vars(metric)) for metric in metrics]
+    try:
+        yield
+    finally:
+        for metric, attributes in zip(metrics, kept, strict=True):
+            vars(metric).clear()
+            vars(metric).update(attributes)
+
+
+@contextmanager
+def unvalidated(metrics: Sequence[Metric]) -> Iterator[None]:
+    """Has metrics not look at what they are given, which was looked at."""
+    validate = [metric for metric in metrics if getattr(metric, "validate_args", False)]
+    for metric in validate:
+        metric.validate_args = False
+    try:
+        yield
+    finally:
+        for metric in validate:
+            metric.validate_args = True
+
+
+def _update(metric: Metric, call: MetricCall, tensors: Sequence[Tensor]) -> None:
+    args, kwargs = call.given(tensors)
+    if metric is not call.metric.value:
+        kwargs = metric._filter_kwargs(**kwargs)  # as a collection does
+    metric.update(*args, **kwargs)
+
+
+def _are_valid(metrics: Sequence[Metric], call: MetricCall, columns: Sequence[Tensor]) -> bool:
+    """Tells whether metrics that look at what they are given take that of all steps together.
+
+    What they take together, they take one by one: a value that is none of the classes is one among more of them, too,
+    and there are no more different values in a part than in the whole.
+    """
+    validate = [metric for metric in metrics if getattr(metric, "validate_args", False)]
+    if validate and any(column.ndim < 2 for column in columns):
+        return False
+    with _put_back(validate), call.as_then(), torch.no_grad():
+        try:
+            for metric in validate:
+                _begin_anew(metric, _defaults(metric))
+                _update(metric, call, [column.flatten(0, 1) for column in columns])
+        except Exception:  # of a metric: whose it is, and whether it is one, is found out step by step
+            return False
+    return True
+
+
+class _Differs(Exception):
+    """A call asks for more, or fewer, decisions than the first one did."""
+
+
+class Decisions(TorchFunctionMode):
+    """Sees what Python decides by tensors; or, made of that, decides the same for all steps at once.
+
+    Args:
+        known: What is decided, in order; None where it is to be seen.
+
+    Attributes:
+        taken: What was decided.
+        asked: By what, where it was known.
+    """
+
+    def __init__(self, known: Sequence[bool] | None = None) -> None:
+        super().__init__()
+        self._known = known
+        self.taken: list[bool] = []
+        self.asked: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answers what decides, and counts in a way for which there is a rule of `vmap`'s."""
+        kwargs = kwargs or {}
+        if func is Tensor.__bool__:
+            return self._decide(args[0])
+        if self._known is not None and func is torch.bincount and len(args) == 1 and [*kwargs] == ["minlength"]:
+            return self._count(args[0], kwargs["minlength"])
+        if self._known is not None and func is Tensor.__setitem__ and isinstance(args[2], (int, float)):
+            tensor, where, value = args
+            if isinstance(where, Tensor) and where.dtype is torch.bool and where.ndim:
+                tensor.masked_fill_(where.reshape(*where.shape, *(1 for _ in tensor.shape[where.ndim :])), value)
+                return None
+        return func(*args, **kwargs)
+
+    def _decide(self, asked: Tensor) -> bool:
+        if self._known is None:
+            self.taken.append(bool(asked))
+            return self.taken[-1]
+        if len(self.asked) == len(self._known):
+            raise _Differs
+        self.asked.append(asked)
+        return self._known[len(self.asked) - 1]
+
+    def _count(self, values: Tensor, bins: int) -> Tensor:
+        is_one = (values >= 0) & (values < bins)
+        counts = torch.zeros(bins, dtype=torch.int64, device=values.device)
+        return counts.scatter_add(0, torch.where(is_one, values, 0).long(), is_one.long())
+
+
+def made_at_once(
+    call: MetricCall, metrics: Sequence[Metric], columns: Sequence[Tensor], steps: int, decided: Sequence[bool]
+) -> Together | None:
+    """Makes a call for several steps at once, and leaves the metrics as they are.
+
+    Args:
+        call: The call.
+        metrics: What `addable` returned.
+        columns: What it gets in each step, `[steps, ...]` each.
+        steps: How many steps.
+        decided: What Python decided by values in a step before.
+
+    Returns:
+        What that came to; None where it cannot be done so, or would come to something else.
+    """
+
+    def step(states: list[list[Tensor]], given: list[Tensor]) -> Any:
+        measured = []
+        with Decisions(decided) as decisions:
+            for metric, own in zip(metrics, states, strict=True):
+                _begin_anew(metric, own)
+                _update(metric, call, given)
+                if call.method == "forward":
+                    measured.append(metric.compute())
+        if len(decisions.asked) != len(decided):
+            raise _Differs
+        left = [[getattr(metric, name) for name in metric._defaults] for metric in metrics]
+        return left, measured, decisions.asked
+
+    # States of a step's own: metrics add to them in place.
+    begun = [[state.expand(steps, *state.shape).clone() for state in _defaults(metric)] for metric in metrics]
+    chunk = max(1, _CHUNK // max(1, sum(column[0].nbytes for column in columns)))
+    with _put_back(metrics), call.as_then(), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented")
+        try:
+            left, measured, asked = torch.vmap(step, chunk_size=chunk)(begun, [*columns])
+        except Exception:  # of vmap, which refuses, or of a metric: it comes again, step by step
+            return None
+    if not all(isinstance(value, Tensor) for value in measured):
+        return None
+    as_decided = [(one == answer).all() for one, answer in zip(asked, decided, strict=True)]
+    return Together(left, measured) if not as_decided or bool(torch.stack(as_decided).all()) else None
