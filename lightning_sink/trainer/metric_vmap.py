@@ -271,5 +271,10 @@ def made_at_once(
             return None
     if not all(isinstance(value, Tensor) for value in measured):
         return None
-    as_decided = [(one == answer).all() for one, answer in zip(asked, decided, strict=True)]
-    return Together(left, measured) if not as_decided or bool(torch.stack(as_decided).all()) else None
+    return Together(left, measured) if as_decided(asked, decided) else None
+
+
+def as_decided(asked: Sequence[Tensor], decided: Sequence[bool]) -> bool:
+    """Tells whether values decide what was decided, in every step."""
+    agree = [(one == answer).all() for one, answer in zip(asked, decided, strict=True)]
+    return not agree or bool(torch.stack(agree).all())

@@ -274,14 +274,14 @@ class TrainerSink(Sink):
         self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
     ) -> None:
         """Does Lightning's part of a step that a program ran."""
-        self._catch_up()
         loop, calls, self._take_back = self._loop, note.calls, None
-        values = note.values(logged)
         steps = cast(Kind, step.kind)[1]
         self._counters.trained(note.clearings, note.optimizer_steps)
         step_by_hand(note.schedulers)
         if self._schedulers:
             step_schedulers(self._loop)
+        self._catch_up()
+        values = note.values(logged)  # a metric may refuse what it gets: by now the step is counted
         if not self._last and self._hooks.shows:
             self._batch.announce()
             self._hooks.show(result().output, self._batch.get(), loop.batch_idx)

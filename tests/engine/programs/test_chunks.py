@@ -8,8 +8,9 @@ from lightning_sink.engine.programs.chunks import most
 
 
 class Program:
-    def __init__(self, seconds, overlaps=False):
+    def __init__(self, seconds, overlaps=False, kept_bytes=8):
         self.seconds, self.function = seconds, SimpleNamespace(overlaps=overlaps)
+        self.kept_bytes = kept_bytes
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,8 @@ def test_a_first_call_is_short_where_the_next_ones_are_prepared_beside_it():
     assert [most(beside, behind) for behind in (0, 1, 5, 8, 64, 512)] == [8, 16, 32, 64, 512, 1024]
     assert most(Program(1e-6)) == 1024
     assert most(Program(40e-3, overlaps=True)) == 1
+
+
+@pytest.mark.parametrize(("kept_bytes", "expected"), [(1 << 16, 1024), (1 << 20, 64), (3 << 20, 16), (1 << 30, 1)])
+def test_a_call_keeps_64_mebibytes_at_most_of_what_steps_give(kept_bytes, expected):
+    assert most(Program(1e-6, kept_bytes=kept_bytes)) == expected
