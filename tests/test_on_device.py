@@ -28,7 +28,7 @@ from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.device import on_device
 from lightning_sink.engine.device.block import Block
 from lightning_sink.engine.device.captured import CapturedStep
-from lightning_sink.engine.programs.registry import chunks
+from lightning_sink.engine.programs import chunks
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, both, loader, once

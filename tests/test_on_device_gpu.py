@@ -9,6 +9,7 @@ from torch import nn
 
 from gpu import needs_gpu
 from lightning_sink import SinkDataModule, SinkStrategy
+from lightning_sink.data import pace
 from lightning_sink.engine.device import captured
 from lightning_sink.engine.device.block import Block
 from lightning_sink.trainer.batch_hooks import BatchHooks
@@ -235,3 +236,124 @@ def test_the_process_is_usable_behind_an_out_of_memory_error():
     with pytest.raises(torch.cuda.OutOfMemoryError):
         once(Greedy, data, SinkStrategy(17, epoch="dataset"), **options())
     compared(Net, "cudagraph")
+
+
+# -- what users do on a GPU beside the step's operations ---------------------------------------------------------------
+
+
+class Pins(Net):
+    """Brings numbers of its own to the GPU in the way that does not wait."""
+
+    def training_step(self, batch, batch_idx):
+        weight = torch.tensor([0.5, 1.0, 1.5], device="cpu").pin_memory().to(self.device, non_blocking=True)
+        return super().training_step(batch, batch_idx) * weight.mean()
+
+
+@needs_gpu
+def test_memory_that_a_step_pins():
+    compared(Pins, "cudagraph")
+
+
+class OwnGraph(Net):
+    """Computes a part of its loss by a graph that it has captured itself."""
+
+    def setup(self, stage):
+        self.given = torch.zeros(3, device="cuda")
+        self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.graph(self.graph, stream=stream):
+            self.doubled = 2 * self.given
+
+    def training_step(self, batch, batch_idx):
+        self.given.copy_(batch[0][0, :3])
+        self.graph.replay()
+        return super().training_step(batch, batch_idx) * (1 + self.doubled.mean().tanh() / 2)
+
+    def on_fit_end(self):
+        del self.graph, self.doubled, self.given
+
+
+@needs_gpu
+@pytest.mark.parametrize("verify", [0, 2])
+def test_a_graph_of_the_users_is_replayed_in_each_step(verify):
+    plain = once(OwnGraph, data, **options())
+    found = once(OwnGraph, data, SinkStrategy(17, epoch="dataset", verify=verify), **options())
+    assert any("`torch.cuda.CUDAGraph.replay()` is called" in text for text in found.warned), found.warned
+    assert_parity(plain, found)
+
+
+class DrawnOnGpu:
+    """Batches that are drawn with replacement where the data lies."""
+
+    def __init__(self):
+        self.x, self.y = (tensor.cuda() for tensor in data().dataset.tensors)
+
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        for _ in range(40):
+            rows = torch.randint(0, len(self.x), (8,), device="cuda")
+            yield self.x[rows], self.y[rows]
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ["eager", "cudagraph"])
+def test_a_loader_that_draws_from_the_gpus_generator_beside_dropout(engine, monkeypatch):
+    monkeypatch.setattr(pace, "_CHEAP", float("inf"))  # each batch is fetched by the trainer's thread
+    compared(Net, engine, data=DrawnOnGpu)
+
+
+class SlowOnGpu:
+    """Batches that are computed on the GPU, by much work."""
+
+    def __init__(self):
+        self.batches = [[tensor.cuda() for tensor in batch] for batch in data()]
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        for x, y in self.batches:
+            made = x
+            for _ in range(20):
+                made = made.sin() + x
+            yield made, y
+
+
+@needs_gpu
+@pytest.mark.parametrize("timeout", [None, 60])
+def test_a_training_within_a_stream(timeout):
+    def trained(strategy):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            wrapped = (
+                SlowOnGpu if timeout is None else lambda: SinkDataModule.from_loaders(SlowOnGpu(), timeout=timeout)
+            )
+            return once(Net, SlowOnGpu if strategy == "auto" else wrapped, strategy, **options())
+
+    plain, found = trained("auto"), trained(SinkStrategy(17, epoch="dataset"))
+    assert_parity(plain, found)
+
+
+class ForbidsWaiting(L.Callback):
+    def on_train_start(self, trainer, pl_module):
+        torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_end(self, trainer, pl_module):
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+def test_the_engine_itself_may_wait_where_steps_may_not():
+    try:
+        compared(Quiet, "cudagraph", callbacks=lambda: [ForbidsWaiting()])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class Quiet(Net):
+    """Logs nothing, as Lightning waits for what it logs."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y)

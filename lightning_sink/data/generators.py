@@ -76,30 +76,40 @@ def drawing_from(saved: Saved, loaders: list[Any]) -> Iterator[None]:
 
 
 def global_states() -> tuple[Any, ...]:
-    """Returns what moves when torch's, Python's or, where it is loaded, numpy's global generator is drawn from."""
-    numpy = sys.modules.get("numpy")
-    return torch.get_rng_state().numpy().tobytes(), python_draws(), numpy and _numpys_as_bytes(numpy)
+    """Returns what moves when torch's, Python's or, where it is loaded, numpy's global generator is drawn from.
+
+    Those of GPUs, too, where these are in use: their states lie on the host, and nothing waits.
+    """
+    numpy, devices = sys.modules.get("numpy"), [generator.get_state().numpy().tobytes() for generator in _of_devices()]
+    return torch.get_rng_state().numpy().tobytes(), python_draws(), numpy and _numpys_as_bytes(numpy), *devices
 
 
 def watch_states() -> Callable[[], bool]:
-    """Returns what tells whether one of the three global generators has been drawn from since."""
+    """Returns what tells whether one of the global generators has been drawn from since."""
     before = global_states()
     return lambda: global_states() != before
 
 
 def keep_states() -> Callable[[], None]:
-    """Returns what puts the three global generators back to where they are now."""
-    numpy = sys.modules.get("numpy")
+    """Returns what puts the global generators back to where they are now."""
+    numpy, devices = sys.modules.get("numpy"), [(generator, generator.get_state()) for generator in _of_devices()]
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_state = numpy.random.get_state(legacy=False) if numpy is not None else None
 
     def restore() -> None:
         torch.set_rng_state(torch_state)
+        for generator, state in devices:
+            generator.set_state(state)
         random.setstate(python_state)
         if numpy is not None:
             numpy.random.set_state(numpy_state)
 
     return restore
+
+
+def _of_devices() -> tuple[torch.Generator, ...]:
+    """Returns the default generators of GPUs that are in use."""
+    return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
 
 
 def _own_generators(loaders: list[Any]) -> list[torch.Generator]:

@@ -76,11 +76,12 @@ def likeness(tensors: list[Tensor]) -> Callable[..., bool]:
 
 
 def is_default_generator(generator: torch.Generator) -> bool:
-    """Tells whether a generator is the process's own for the CPU.
+    """Tells whether a generator is the process's own, for the CPU or a GPU.
 
     Operations hand on another Python object for the same generator; `Generator._cdata` alone says which it is.
     """
-    return bool(generator._cdata == torch.default_generator._cdata)  # type: ignore[attr-defined]
+    own: tuple[Any, ...] = (torch.default_generator, *torch.cuda.default_generators)
+    return any(generator._cdata == default._cdata for default in own)  # type: ignore[attr-defined]
 
 
 _HEADER = object.__basicsize__

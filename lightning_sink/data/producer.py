@@ -14,13 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
-
 from lightning_sink.data.report import Telemetry
+from lightning_sink.data.thread_state import ThreadState
 from lightning_sink.data.turn import NumpyTurns, watched
 
 
@@ -79,8 +77,7 @@ class Producer:
         self._held = self.held_bytes = 0
         self._work: Work | None = None
         self._context: contextvars.Context | None = None
-        self._grad, self._device = True, torch.device("cpu")
-        self._cast: torch.dtype | None = None
+        self._state = ThreadState()
         self._busy = self._suspended = self._stopped = self._closing = self._abandon = False
         self._awaited = self._demanded = self._granted = False
         self._watch = False
@@ -143,8 +140,7 @@ class Producer:
             self._changed.notify_all()
 
     def _prepare(self, work: Work) -> None:
-        self._work, self._grad, self._device = work, torch.is_grad_enabled(), torch.get_default_device()
-        self._cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        self._work, self._state = work, ThreadState()
         self._context = contextvars.copy_context()
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="lightning_sink queue", daemon=True)
@@ -276,9 +272,7 @@ class Producer:
 
     def _fetch(self, work: Work) -> Item:
         """Makes a fetch with what torch keeps for each thread as it is on the owner's."""
-        device = nullcontext() if self._device.type == "cpu" else self._device
-        cast_to = nullcontext() if self._cast is None else torch.autocast("cpu", dtype=self._cast)
-        with torch.set_grad_enabled(self._grad), device, cast_to:
+        with self._state.here():
             if self._granted:
                 return work(True)
             with watched(self._wait_for_turn):

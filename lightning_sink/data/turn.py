@@ -9,8 +9,8 @@ fetch is forked from that same quiet moment.
 Each kind of draw has one place where it can be seen for one thread only:
 
 * torch: a dispatch mode sees every operation of its thread; those that draw carry a tag.
-* Python: the interpreter's profile hook sees calls of the methods of the hidden `random.Random` (and of
-  `torch.default_generator`, for seeds).
+* Python: the interpreter's profile hook sees calls of the methods of the hidden `random.Random` (and of torch's default
+  generators, for seeds).
 * numpy: every draw holds the bit generator's lock. While a queue is at work the global one gets a bit generator whose
   lock knows about turns; its state is carried over, forth and back.
 
@@ -85,7 +85,7 @@ def _profile(frame: FrameType, event: str, function: Any) -> None:
     owner = getattr(function, "__self__", None)
     if owner is _PYTHON:
         _here.wait("Python's `random`")
-    elif owner is torch.default_generator:
+    elif isinstance(owner, torch.Generator) and is_default_generator(owner):
         _here.wait("torch's default generator")
     elif function in _FORKS or function.__name__ == "fork_exec":
         _here.wait("new processes")

@@ -34,6 +34,7 @@ __all__ = [
     "draws_otherwise",
     "end_allocating_to_pool",
     "global_hooks",
+    "has_kernel",
     "is_all_true",
     "is_mutable",
     "is_view",
@@ -180,6 +181,12 @@ def is_view(operation: Any) -> bool:
     """Tells whether an operation gives other views of its first argument's memory. Only `OpOverload._schema` knows."""
     aliases = (returned.alias_info for returned in operation._schema.returns)
     return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def has_kernel(operation: Any, device: torch.device) -> bool:
+    """Tells whether an operation is there for a kind of device, itself or made of others. Only the dispatcher knows."""
+    key = torch._C._dispatch_key_for_device(device.type)
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(operation.name(), key))
 
 
 def draws_otherwise(operation: Any) -> bool:

@@ -126,7 +126,10 @@ _WRITERS = {
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
 _GENERATOR = (torch.random.manual_seed, torch.random.set_rng_state, torch.random.get_rng_state)
+_OF_GPU = ("manual_seed", "manual_seed_all", "seed", "seed_all", "get_rng_state", "set_rng_state")
 _TORCH_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (*_GENERATOR, torch.save, torch.load)}
+_TORCH_CODES |= {getattr(torch.cuda.random, name).__code__: f"torch.cuda.{name}()" for name in _OF_GPU}
+_TORCH_CODES[torch.cuda.CUDAGraph.replay.__code__] = "torch.cuda.CUDAGraph.replay()"  # what it does, no recording sees
 _LOOK_AT_ALL = {id(function.__code__) for function in (copy.copy, copy.deepcopy, inspect.getmembers)}
 # What numpy and `print` call, from their own code, on a tensor that they are given.
 _ESCAPE_CODES = [getattr(Tensor, name).__code__ for name in ("__array__", "__dlpack__", "__repr__")]
@@ -232,7 +235,7 @@ def _read_by(function: Any) -> str | None:
         return f"`{type(owner).__name__}.{name}()` is called"
     if owner is _PYTHONS_GENERATOR:
         return DRAWN
-    if owner is torch.default_generator and name in _GENERATOR_CALLS:
+    if isinstance(owner, torch.Generator) and name in _GENERATOR_CALLS and is_default(owner):
         return f"`torch.default_generator.{name}()` is called"
     if name in _WRITERS.get(type(owner).__module__ if module == "" else module, ()):
         return f"`{name}()` writes or reads outside of the step"
@@ -241,6 +244,11 @@ def _read_by(function: Any) -> str | None:
     if name in _SYSTEM_RANDOM and module in ("posix", "nt"):
         return f"`os.{name}()` is read"
     return None
+
+
+def is_default(generator: torch.Generator) -> bool:
+    """Tells whether a generator is one that torch draws from where it is given none."""
+    return generator is torch.default_generator or generator in torch.cuda.default_generators
 
 
 def _is_asked_by_machine_code(frame: FrameType) -> bool:

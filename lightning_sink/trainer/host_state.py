@@ -17,6 +17,7 @@ from lightning_sink.engine.state.attributes import fingerprint, is_a
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.holders import Seen, python_state
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Parts
+from lightning_sink.engine.waits import may_wait
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.reads import machinery
 
@@ -90,7 +91,9 @@ def _contents(tensors: list[Tensor]) -> Any:
         values = tensor.detach()
         for numbers in [values.reshape(-1)] if small else _marks(values):
             joined.setdefault((numbers.device, numbers.dtype), []).append(numbers)
-    for numbers in (torch.cat(each).cpu() for each in joined.values()):
+    with may_wait():
+        brought = [torch.cat(each).cpu() for each in joined.values()]
+    for numbers in brought:
         contents.append(string_at(numbers.data_ptr(), numbers.nbytes))
     return places, contents
 

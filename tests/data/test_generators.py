@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_sink.data import private
-from lightning_sink.data.generators import watch_states
+from lightning_sink.data.generators import keep_states, watch_states
 from lightning_sink.data.turn import NumpyTurns
 
 DRAWS = {
@@ -99,3 +99,16 @@ def test_another_kind_of_generator():
         assert has_drawn()
     finally:
         np.random.set_bit_generator(present)
+
+
+def test_a_gpus_generator_is_seen_and_put_back(monkeypatch):
+    gpus = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpus,))
+    has_drawn, restore = watch_states(), keep_states()
+    assert not has_drawn()
+    drawn = torch.rand(3, generator=gpus)
+    assert has_drawn()
+    restore()
+    assert not has_drawn()
+    assert torch.equal(torch.rand(3, generator=gpus), drawn)

@@ -527,3 +527,16 @@ UNSEEN = {
 def test_a_draw_that_c_code_makes_is_not_seen(name):
     """A limit, named in the module and in the README; a change here is good news for both."""
     assert waits_of(UNSEEN[name]) == []
+
+
+def test_a_gpus_generator_waits_for_its_turn_too(monkeypatch):
+    gpus, own = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpus,))
+    waited = []
+    with watched(waited.append):
+        own.manual_seed(3)
+        torch.rand(2, generator=own)
+        assert not waited
+        gpus.manual_seed(3)
+        torch.rand(2, generator=gpus)
+    assert waited == [TORCH, TORCH]

@@ -33,6 +33,8 @@ READS = {
     "os.urandom()": lambda: os.urandom(1),
     "torch.manual_seed()": lambda: torch.manual_seed(1),
     "torch.get_rng_state()": torch.get_rng_state,
+    "torch.cuda.manual_seed()": lambda: torch.cuda.manual_seed(1),
+    "torch.default_generator.get_state()": lambda: torch.default_generator.get_state(),
     "Tensor.numpy()": lambda: torch.ones(2).numpy(),
     "Tensor.tolist()": lambda: torch.ones(2).tolist(),
     "Tensor.__array__()": lambda: np.asarray(torch.ones(2)),
@@ -68,6 +70,22 @@ def test_control_ordinary_code_is_not_reported():
 @pytest.mark.parametrize("body", [lambda: random.getstate(), lambda: random.setstate(random.getstate()), random.random])
 def test_what_a_line_asks_of_pythons_generator_is_reported(body):
     assert {what for what, _ in reports(lambda: body())} == {DRAWN}
+
+
+def test_a_gpus_generator_is_one_of_torchs(monkeypatch):
+    own, gpus = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpus,))
+    assert reports(lambda: own.get_state()) == []
+    assert reports(lambda: gpus.manual_seed(3))[0][0] == "`torch.default_generator.manual_seed()` is called"
+
+
+def test_the_replay_of_a_graph_is_reported():
+    def body():
+        with pytest.raises((AttributeError, TypeError, RuntimeError)):  # there is no graph here
+            torch.cuda.CUDAGraph.replay(None)
+
+    found = reports(body)
+    assert found[0][0] == "`torch.cuda.CUDAGraph.replay()` is called"
 
 
 def test_what_machine_code_keeps_of_it_is_not():

@@ -6,6 +6,7 @@ from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
 from lightning_sink.engine.failures import in_short
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.waits import may_wait
 from lightning_sink.engine.watch import Hazard
 
 _MOST_FUNCTIONS = 32
@@ -35,7 +36,8 @@ class Functions:
             return _TOO_MANY
         generated = self._generators.state()
         try:
-            function = self._made[recording.text] = self._compiler(recording)
+            with may_wait():
+                function = self._made[recording.text] = self._compiler(recording)
         except Exception as error:
             return Hazard(f"compiling it failed: {in_short(error)}"[:500])
         finally:

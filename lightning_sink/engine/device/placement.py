@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from lightning_sink.engine.private import has_kernel
 from lightning_sink.engine.state.slots import share_memory
 from lightning_sink.engine.tracing.recording import Recording
 
@@ -61,10 +62,18 @@ def place(recording: Recording, device: torch.device) -> Placement:
     outputs = frozenset(number for number, node in enumerate(output.args[0]) if _is_on_host(node))
     for node in recording.graph.nodes:
         if node.op == "call_function":
-            node.args, node.kwargs = map_aggregate(
-                (node.args, node.kwargs), lambda given: device if isinstance(given, torch.device) else given
-            )
+            _place_operation(node, device)
     return Placement(inputs, frozenset(number - count for number in hosts if number >= count), outputs, written)
+
+
+def _place_operation(node: fx.Node, device: torch.device) -> None:
+    """Has an operation compute on a device, where it may have been the host's; no memory is pinned there."""
+    if isinstance(node.target, torch._ops.OpOverload) and not has_kernel(node.target, device):
+        raise ValueError(f"`{node.target.name()}` computes on the host, and there is none for {device.type}")
+    if node.target is torch.ops.aten._pin_memory.default:
+        node.target, node.args, node.kwargs = torch.ops.aten.clone.default, node.args[:1], {}
+    placed = map_aggregate((node.args, node.kwargs), lambda given: device if isinstance(given, torch.device) else given)
+    node.args, node.kwargs = placed[0], {name: given for name, given in placed[1].items() if name != "pin_memory"}
 
 
 def _check(recording: Recording, inputs: frozenset[int], written: frozenset[int]) -> None:

@@ -25,6 +25,7 @@ from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.slots import Slot
 from lightning_sink.engine.step import PlainTape, Sink, Step
+from lightning_sink.engine.waits import may_wait
 from lightning_sink.errors import VerificationError
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
@@ -83,8 +84,10 @@ class _EagerTape(PlainTape):
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` and keeps what it left."""
         # A write through `.data` counts no version.
-        if self.written and not all(map(_same, [*self._arguments, *self._contents()], [*self.written, *self.filled])):
-            self.disturbed = True
+        with may_wait():
+            left = [*self.written, *self.filled]
+            if self.written and not all(map(_same, [*self._arguments, *self._contents()], left)):
+                self.disturbed = True
         out = body()
         self.written = [tensor.clone() for tensor in self._arguments]
         self.filled = [None if tensor is None else tensor.detach().clone() for tensor in self._contents()]
@@ -137,26 +140,27 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
     result = sink.run(step, tape)
     if tape.disturbed:
         return True
-    returned = (leaf for leaf in pytree.tree_leaves(result.output) if isinstance(leaf, Tensor))
-    expected = [*returned, *result.logged, *program.appends.last()]
-    names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
-    known = enumerate(zip(names, expected, strict=True))
-    pairs = [_Pair(name, eager, outputs[i], i) for i, (name, eager) in known if eager is not None]
-    for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_given):
-        if eager is not None:
-            pairs.append(_Pair(slot.name, eager, outputs[index], index))
-    for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):
-        if binding.leaf is None:
-            pairs.append(_Pair(binding.name, eager, copies[index], -1 - index, before[index]))
-    least = max(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes})
-    rounding = program.function.rounding
-    try:
-        _check(pairs, least, rounding, count)
-    except VerificationError:
-        present = generators.state()
-        _see_spread(pairs, program, before, lambda: generators.restore(generated))
-        generators.restore(present)
-        _check(pairs, least, rounding, count)
+    with may_wait():
+        returned = (leaf for leaf in pytree.tree_leaves(result.output) if isinstance(leaf, Tensor))
+        expected = [*returned, *result.logged, *program.appends.last()]
+        names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
+        known = enumerate(zip(names, expected, strict=True))
+        pairs = [_Pair(name, eager, outputs[i], i) for i, (name, eager) in known if eager is not None]
+        for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_given):
+            if eager is not None:
+                pairs.append(_Pair(slot.name, eager, outputs[index], index))
+        for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):
+            if binding.leaf is None:
+                pairs.append(_Pair(binding.name, eager, copies[index], -1 - index, before[index]))
+        least = max(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes})
+        rounding = program.function.rounding
+        try:
+            _check(pairs, least, rounding, count)
+        except VerificationError:
+            present = generators.state()
+            _see_spread(pairs, program, before, lambda: generators.restore(generated))
+            generators.restore(present)
+            _check(pairs, least, rounding, count)
     return True
 
 
@@ -180,7 +184,8 @@ def _round_otherwise(tensor: Tensor, generator: torch.Generator) -> Tensor:
     # Whole numbers are exact: masks and counts.
     if not tensor.is_floating_point() or tensor.dim() == 0:
         return copy_of(tensor)
-    signs = torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.device) * (tensor != tensor.round())
+    signs = torch.randint(-1, 2, tensor.shape, generator=generator, device="cpu").to(tensor.device)
+    signs *= tensor != tensor.round()  # whole numbers stay
     return refill(copy_of(tensor), tensor + tensor * signs * (_ROUNDINGS * torch.finfo(tensor.dtype).eps))
 
 
@@ -191,12 +196,12 @@ def _check(pairs: list[_Pair], least: float, rounding: float, count: int) -> Non
         if pair.eager.shape != pair.compiled.shape or pair.eager.dtype != pair.compiled.dtype:
             raise VerificationError(_message(pair, count, "its shape or dtype", "nothing"))
         if not pair.eager.is_floating_point() and not pair.eager.is_complex():
-            difference, allowed = _size(pair.eager.long() - pair.compiled.long()), torch.zeros(())
+            difference, allowed = _size(pair.eager.long() - pair.compiled.long()), torch.zeros((), device="cpu")
         else:
             exact = max(least, _TOLERANCE.get(pair.eager.dtype, 1e-4))
             # What is no state may be made of gradients, but for the loss.
             tolerance = exact if pair.name == "loss" or pair.before is not None else max(exact, rounding)
-            allowed = torch.full(pair.eager.shape, tolerance * _size(pair.eager), dtype=torch.float64)
+            allowed = torch.full(pair.eager.shape, tolerance * _size(pair.eager), dtype=torch.float64, device="cpu")
             # A gradient that is zero by mathematics, or of a model that has learned all there is, is the rounding of
             # terms as large as the other gradients' or as probabilities near 1.
             moves = pair.before is not None or pair.name.startswith(_GRADIENT_OF)

@@ -55,6 +55,7 @@ from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.stand_in import StandInMode
 from lightning_sink.engine.tracing.step_counts import StepCounts
 from lightning_sink.engine.tracing.undo import Attributes, Undo
+from lightning_sink.engine.tracing.unfilled import Unfilled
 from lightning_sink.engine.tracing.unrepeatable import why_unrepeatable
 from lightning_sink.engine.tracing.values import Values
 from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
@@ -107,6 +108,7 @@ class Recorder(TorchDispatchMode, Tape):
         varying = before.parts.varying
         varying.begin(before.parts.holders())
         self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin(), *varying.tensors])
+        self._unfilled = Unfilled()
         self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused, self.hazard, self._frozen)
         apart = lambda: self._options.are_being_set  # noqa: E731
         self._looks = Looks(self._uses, self.ran, [], self._values.goes_on, apart)
@@ -331,6 +333,8 @@ class Recorder(TorchDispatchMode, Tape):
         if decides:
             self._values.taken(func, node_args, node_kwargs, out, origin)
         self._origins.operation(None if draws else origin, made, written)
+        if self._unfilled.operation(func, leaves, written, made):
+            self.hazard("the step computes with memory that a kernel past torch's dispatcher has filled, or none")
         self._note_made(made)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
             node_args, node_kwargs = with_types(func, node_args, node_kwargs, out, self._writer.cast)

@@ -7,6 +7,7 @@ from torch import fx
 
 from fake_device import DEVICE
 from lightning_sink.engine.compiler.inductor import graph_module
+from lightning_sink.engine.device import placement
 from lightning_sink.engine.device.placement import Placement, place
 from lightning_sink.engine.tracing.draws import hoist_draws
 
@@ -25,9 +26,9 @@ def test_what_is_on_the_host_is_found_and_the_graph_runs_on_the_device():
     COUNT.fill_(3.0)
     x = torch.ones(4, device=DEVICE)
     recording = record(step, x)
-    placement = place(recording, torch.device(DEVICE))
+    placed = place(recording, torch.device(DEVICE))
     count = next(number for number, tensor in enumerate(recording.inputs) if tensor is COUNT)
-    assert placement == Placement(frozenset({count}), frozenset(), frozenset({0}), frozenset({count}))
+    assert placed == Placement(frozenset({count}), frozenset(), frozenset({0}), frozenset({count}))
     there = [tensor.to(DEVICE) for tensor in recording.inputs]
     (output,) = graph_module(recording).forward(*there)
     assert output.device.type == "fake"
@@ -86,3 +87,23 @@ def test_every_operation_is_on_the_device():
     place(recording, torch.device(DEVICE))
     devices = [node.kwargs.get("device") for node in recording.graph.nodes if isinstance(node, fx.Node)]
     assert {str(device) for device in devices if device is not None} == {DEVICE}
+
+
+def test_nothing_is_pinned_on_a_device():
+    x = torch.ones(2, device=DEVICE)
+    recording = record(lambda x: x * torch.ones(2, device="cpu").to(x.device), x)
+    (ones,) = [node for node in recording.graph.nodes if "ones" in str(node.target)]
+    ones.kwargs = {**ones.kwargs, "pin_memory": True}
+    with recording.graph.inserting_after(ones):
+        pinned = recording.graph.call_function(torch.ops.aten._pin_memory.default, (ones, torch.device("cpu")))
+    place(recording, torch.device(DEVICE))
+    assert "pin_memory" not in ones.kwargs
+    assert (pinned.target, pinned.args) == (torch.ops.aten.clone.default, (ones,))
+
+
+def test_what_there_is_no_operation_for_on_the_device_is_refused(monkeypatch):
+    x = torch.ones(2, device=DEVICE)
+    monkeypatch.setattr(placement, "has_kernel", lambda operation, device: operation is not torch.ops.aten.sin.default)
+    place(record(lambda x: x.cos(), x), torch.device(DEVICE))
+    with pytest.raises(ValueError, match="`aten::sin` computes on the host, and there is none for fake"):
+        place(record(lambda x: x.sin(), x), torch.device(DEVICE))

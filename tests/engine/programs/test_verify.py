@@ -180,3 +180,12 @@ def test_the_state_after_a_failed_verification_is_that_of_the_eager_step():
         plain.run(batch, 0)
     for expected, found in zip(plain.module.parameters(), training.module.parameters(), strict=True):
         assert torch.allclose(expected, found)
+
+
+def test_a_default_device_of_the_users_is_none_of_its_business():
+    right = torch.rand(3), torch.tensor([1, 2])
+    pairs = [verify._Pair(f"value {i}", value, value.clone(), i, value.clone()) for i, value in enumerate(right)]
+    with torch.device("meta"):
+        verify._check(pairs, 1e-6, 0.0, 0)
+        changed = verify._round_otherwise(right[0], torch.Generator("cpu").manual_seed(0))
+    assert changed.device.type == "cpu"
