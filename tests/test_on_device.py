@@ -31,6 +31,7 @@ from lightning_sink.engine.device.captured import CapturedStep
 from lightning_sink.engine.programs import chunks
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
+from lightning_sink.trainer.loop_sink import LoopSink
 from parity import Net, assert_parity, both, loader, once
 
 UNCOMPILED = "Inductor cannot compile the training step"
@@ -325,7 +326,7 @@ def test_options_of_the_trainer(name):
 
 
 class Measured(Net):
-    """The host measures behind each step, so no two are run in a row."""
+    """The host measures, behind rows of steps."""
 
     def __init__(self):
         super().__init__("adam")
@@ -337,10 +338,32 @@ class Measured(Net):
         return super().training_step(batch, batch_idx)
 
 
+class Carries(Still):
+    """Each step computes with what the one before has left, so no two are run in a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.Linear(11, 5), nn.Linear(5, 3)
+        self.register_buffer("hidden", torch.zeros(8, 5))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        hidden = torch.tanh(self.cell(torch.cat([x, self.hidden], 1)))
+        self.hidden = hidden.detach()
+        return nn.functional.cross_entropy(self.out(hidden), y)
+
+
+def test_steps_that_measure_are_run_in_rows(fake, monkeypatch):
+    steps, account = [], LoopSink.account_chunk
+    monkeypatch.setattr(LoopSink, "account_chunk", lambda self, n, *rest: (steps.append(n), account(self, n, *rest))[1])
+    compared(Measured, "cudagraph", 20, data=lambda: loader(60))
+    assert sum(steps) > 80
+
+
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_steps_that_are_not_run_in_rows_are_replayed_too(accumulate, fake):
-    make = Measured if accumulate == 1 else lambda: Net("adam")
-    found = compared(make, "cudagraph", 20, data=lambda: loader(60), accumulate_grad_batches=accumulate)
+    make = Carries if accumulate == 1 else lambda: Net("adam")
+    found = compared(make, "cudagraph", 20, data=lambda: loader(60, last=8), accumulate_grad_batches=accumulate)
     (graphs,) = fake.graphs
     assert graphs.captures == accumulate, "a graph for each kind of step"
     assert graphs.replays > 60

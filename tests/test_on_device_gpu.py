@@ -12,13 +12,16 @@ from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import pace
 from lightning_sink.engine.device import captured
 from lightning_sink.engine.device.block import Block
+from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.trainer.batch_hooks import BatchHooks
+from lightning_sink.trainer.loop_sink import LoopSink
 from parity import Net, assert_parity, loader, once
 from test_on_device import (
     MODULES,
     MORE,
     OPTIMIZERS,
     Anneals,
+    Carries,
     Looking,
     Lying,
     Measured,
@@ -85,9 +88,26 @@ def test_steps_that_are_not_run_in_rows_are_replayed_too(accumulate, monkeypatch
     monkeypatch.setattr(captured, "_LAUNCHED", float("inf"))  # however long a step takes
     replays, run = [], Block.run
     monkeypatch.setattr(Block, "run", lambda self, columns: (replays.append(self.is_captured), run(self, columns))[1])
-    make = Measured if accumulate == 1 else lambda: Net("adam")
-    compared(make, "cudagraph", 20, data=lambda: loader(60), accumulate_grad_batches=accumulate)
+    make = Carries if accumulate == 1 else lambda: Net("adam")
+    compared(make, "cudagraph", 20, data=lambda: loader(60, last=8), accumulate_grad_batches=accumulate)
     assert sum(replays) > 60
+
+
+@needs_gpu
+def test_steps_that_measure_are_run_in_rows_and_nothing_waits_in_them(monkeypatch):
+    steps, account, row = [], LoopSink.account_chunk, CapturedRow.launch
+
+    def launched(self):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            row(self)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(CapturedRow, "launch", launched)
+    monkeypatch.setattr(LoopSink, "account_chunk", lambda self, n, *rest: (steps.append(n), account(self, n, *rest))[1])
+    compared(Measured, "cudagraph", 20, data=lambda: loader(60))
+    assert sum(steps) > 80
 
 
 @needs_gpu
