@@ -29,7 +29,7 @@ from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.granted import Glance, Granted, Outside, State, agree
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts
-from lightning_sink.engine.step import Engine, Result, Sink, Step
+from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
 from lightning_sink.engine.watch import Hazard
 
 _SHORT = 1e-3
@@ -139,6 +139,9 @@ class CompiledEngine(Engine):
                 if sink.disturbed and not self._maker.has_given_up:
                     self._look(sink)
                 key = step.key
+                if step.is_met and self._programs.have(key):
+                    self._run_met(sink, step)
+                    continue
                 if self._looked_at != self._plain_steps and self._programs.have(key):
                     self._settle()
                     self._begin(sink)  # a step that ran the user's code may have changed what programs take for granted
@@ -179,6 +182,14 @@ class CompiledEngine(Engine):
             if self._changed(state) is not None:
                 self._programs.keep_last(step.key)  # steps of other kinds found something else when they were recorded
             self._state = state
+
+    def _run_met(self, sink: Sink, step: Step) -> None:
+        """Runs a step the plain way, of a kind that has programs."""
+        self._settle()
+        self._plain_steps += 1
+        self._ran = None
+        self._windows.forget()
+        sink.run(step, PlainTape())
 
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.looked_at != self._plain_steps:

@@ -39,6 +39,7 @@ class Step:
         kind: What the owner will do in this step besides calling the user's code (clear gradients, step the
             optimizer); equal for steps that the same program serves.
         clears: Whether the owner sees to it that no gradient from before the step is used in it.
+        is_met: Whether somebody is to meet it in its midst, so that no program can run it.
     """
 
     batch: Any
@@ -46,6 +47,7 @@ class Step:
     signature: Hashable
     kind: Hashable
     clears: bool = False
+    is_met: bool = False
 
     @property
     def key(self) -> tuple[Hashable, Hashable]:

@@ -71,20 +71,22 @@ def is_users(module: str) -> bool:
 def user_line(error: BaseException | None = None) -> str:
     """Returns file and line of the innermost frame of the user's on the stack, "" if there is none in the step.
 
+    A library that the user's code calls is named where no line of the user's own is known.
+
     The script that trains stands below the engine on the stack, and is no part of the step.
 
     Args:
         error: Looks at the frames that an error came through, in place of the stack.
     """
     if error is not None:
-        through = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)]
-        return f"{through[-1][0].f_code.co_filename}:{through[-1][1]}" if through else ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(frame):
-        if frame.f_globals.get("__name__") == _ENGINE:
-            return ""
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+        through = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)][::-1]
+    else:
+        through, here = [], sys._getframe(1).f_back
+        while here is not None and here.f_globals.get("__name__") != _ENGINE:
+            through += [(here, here.f_lineno)] * _is_users(here)
+            here = here.f_back
+    own = [item for item in through if not _is_installed(item[0])]
+    return "".join(f"{frame.f_code.co_filename}:{line}" for frame, line in (own or through)[:1])
 
 
 def innermost_line() -> str:
@@ -98,6 +100,11 @@ def innermost_line() -> str:
 def _is_users(frame: FrameType) -> bool:
     """Tells whether a line is one that a user would look for the cause in, and not in the standard library."""
     return is_users(frame.f_globals.get("__name__", ""))
+
+
+def _is_installed(frame: FrameType) -> bool:
+    """Tells whether a file is a package's that was installed beside the user's own code."""
+    return any(folder in frame.f_code.co_filename for folder in ("site-packages", "dist-packages"))
 
 
 def first_line(function: Callable[..., Any]) -> str:

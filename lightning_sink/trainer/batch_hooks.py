@@ -6,8 +6,8 @@ the sink's first batch and its last one. A callback that changes weights or an o
 after every step of plain training; in a sink it does so once, and is told about it. `LearningRateMonitor` only looks,
 so it is shown every step that it would log.
 
-Private names of Lightning (2.6): `trainer.call` (see `sink.py`), `_TrainingEpochLoop._batches_that_stepped` (the number
-of the step that loggers see).
+Private names of Lightning (2.6): `LightningModule._current_fx_name` (which hook is logging),
+`_TrainingEpochLoop._batches_that_stepped` (the number of the step that loggers see).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor, WeightAveraging
-from lightning.pytorch.trainer import call
 
 from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import first_line, is_library
@@ -39,7 +38,17 @@ def in_step(trainer: Trainer) -> list[Callback]:
 
 
 def _overrides_step_hook(callback: Callback) -> bool:
-    return any(inspect.getattr_static(callback, hook) is not getattr(Callback, hook) for hook in _STEP_HOOKS)
+    return any(_overrides(callback, hook) for hook in _STEP_HOOKS)
+
+
+def _overrides(callback: Callback, hook: str) -> bool:
+    return inspect.getattr_static(callback, hook) is not getattr(Callback, hook)
+
+
+def are_shown_every_batch(trainer: Trainer) -> bool:
+    """Tells whether a callback is shown every batch on the host, between the two parts of its step."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(item, _SHOWN) for item in callbacks)
 
 
 def _function(callback: Callback, hook: str) -> Any:
@@ -70,6 +79,11 @@ class BatchHooks:
         self._shown = [item for item in apart if isinstance(item, _SHOWN)]
         self._others = [item for item in trainer.callbacks if item not in self._traced and item not in self._shown]
         self._showed = -1
+
+    @property
+    def are_met(self) -> bool:
+        """Whether a callback has something to do at a sink's end."""
+        return any(_overrides(item, "on_train_batch_end") for item in self._others)
 
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""
@@ -114,11 +128,15 @@ class BatchHooks:
             monitor.on_train_batch_start(self._trainer, self._trainer.lightning_module, batch, batch_idx)
 
     def _call(self, hook: str, callbacks: list[Any], *arguments: Any) -> None:
-        everybody, self._trainer.callbacks = self._trainer.callbacks, callbacks
-        try:
-            call._call_callback_hooks(self._trainer, hook, *arguments)
-        finally:
-            self._trainer.callbacks = everybody
+        """Does for some callbacks what `_call_callback_hooks` does for all; `trainer.callbacks` stays as it is."""
+        module = self._trainer.lightning_module
+        present, module._current_fx_name = module._current_fx_name, hook
+        for callback in callbacks:
+            function = getattr(callback, hook)
+            if callable(function):
+                with self._trainer.profiler.profile(f"[Callback]{callback.state_key}.{hook}"):
+                    function(self._trainer, module, *arguments)
+        module._current_fx_name = present
 
     @contextmanager
     def _compared(self, hook: str, batch: Any) -> Iterator[None]:

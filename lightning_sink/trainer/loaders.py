@@ -112,6 +112,16 @@ class TrainingLoaders(CombinedLoader):
         self.traversals.close()
         super().reset()
 
+    def let_go(self) -> None:
+        """Lets go of what others take the place of, as soon as they do: workers end with their iterators.
+
+        A traversal and its loaders hold each other, and would wait for a collection of garbage otherwise.
+        """
+        self.traversals.close()
+        self._roads.clear()
+        self._iterator = None
+        del self.traversals
+
     @contextmanager
     def shown_as(self, loaders: list[Any]) -> Iterator[None]:
         """Lets `flattened` be these, for a while; its setter would make them the user's loaders."""

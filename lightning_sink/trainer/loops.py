@@ -76,13 +76,15 @@ class SinkFitLoop(_FitLoop):
         self._put_queue(cast(TrainingLoaders, loaders))
 
     def _put_queue(self, loaders: TrainingLoaders) -> None:
-        self.loaders = loaders
+        before, self.loaders = self.loaders, loaders
         fetcher = cast(_DataFetcher, self._data_fetcher)
         batches = LoaderBatches(fetcher, loaders)
         if self.queue is None:
             self.queue = self.sink_strategy.make_queue(batches)
         else:
             self.queue.restart(batches)
+        if before is not None:
+            before.let_go()
         changes = demands.may_change_training(self.trainer, loaders.flattened)
         self._data_fetcher = SinkFetcher(fetcher, loaders, self.queue, changes)
         loaders.traversals.on_restart = self._say_restart

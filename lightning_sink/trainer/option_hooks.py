@@ -48,6 +48,11 @@ class OptionHooks:
         return _START in self._hooks
 
     @property
+    def leave_end(self) -> bool:
+        """Whether the module has an `on_train_batch_end` that does something else."""
+        return is_overridden(_END, self._trainer.lightning_module) and _END not in self._hooks
+
+    @property
     def sets(self) -> bool:
         """Whether a step computes with other options than it finds."""
         return _START in self._hooks or _STEP in self._hooks

@@ -12,6 +12,7 @@ Private names of Lightning (2.6), each because the order of events has no public
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, cast
@@ -84,6 +85,8 @@ class TrainerSink(Sink):
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._ends_at = counts_steps(self._trainer)
         self._option_hooks = OptionHooks(self._trainer)
+        # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
+        self._meets_end = self._option_hooks.leave_end and self._hooks.are_met
         self.sets_options, self.option_names = self._option_hooks.sets, self._option_hooks.asked
         self._take_back: Callable[[], None] | None = None
         self._kind_of_all: Kind | None = None
@@ -146,7 +149,7 @@ class TrainerSink(Sink):
                     self._hooks.monitor(batch, loop.batch_idx)
                 leaves, signature = flatten(batch)
                 kind = self._kind()
-                step = Step(batch, leaves, signature, kind, clears=kind[0] and self._clears)
+                step = Step(batch, leaves, signature, kind, kind[0] and self._clears, self._last and self._meets_end)
                 yield step
             if self._last or self.skip_epoch or interrupt.requested:
                 self._deliver()
@@ -176,6 +179,8 @@ class TrainerSink(Sink):
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
         self.progress.end(self.ran_seconds)
         self._deliver()
+        if sys.exc_info()[0] is not None:  # a sink that ends by itself has done so
+            self._trainer.callback_metrics  # noqa: B018  # takes over what is logged by now: later it would not
         # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory by these.
         self._result, self._trained = lambda: Result(None, []), None
         self._batch = PresentBatch(self._trainer, self._transfer)
