@@ -8,7 +8,7 @@ Those of Inductor, but for one table, are in `generated.py`, `native.py` and `co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -45,6 +45,7 @@ __all__ = [
     "version",
     "takes_dtype",
     "tensor_hooks",
+    "without_fallback",
     "written_arguments",
 ]
 
@@ -187,6 +188,21 @@ def has_kernel(operation: Any, device: torch.device) -> bool:
     """Tells whether an operation is there for a kind of device, itself or made of others. Only the dispatcher knows."""
     key = torch._C._dispatch_key_for_device(device.type)
     return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(operation.name(), key))
+
+
+@contextmanager
+def without_fallback() -> Iterator[None]:
+    """Has `torch.vmap` refuse operations that it has no rule for, which it would make one by one, with a warning.
+
+    The switch is public in functorch's C module only.
+    """
+    functorch: Any = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
 
 
 def draws_otherwise(operation: Any) -> bool:

@@ -177,8 +177,6 @@ class LoopSink(TrainerSink):
         self._result, self._trained = result, replace(before, batch=batch, leaves=flatten(batch)[0])
         self.progress.trained(self._trained, steps)
         self._batch.take(batch)
-        if self._left is not None and self._left.note is not note:
-            self._catch_up()
         self._left = self._left or _Left(note, first, number, len(turns))
         if self._left.add(logged, steps) or not note.metrics:
             self._catch_up()
@@ -187,19 +185,22 @@ class LoopSink(TrainerSink):
         """Logs what steps in a row left, and makes their calls of metrics: many rows' cost as one's.
 
         By now the steps are counted. Behind an error of a metric's, what later steps left is given up: training ends.
+
+        Raises:
+            BaseException: What a metric raised, when what steps before that logged is on its way.
         """
         left, self._left = self._left, None
         if left is None or self._has_failed:
             return
-        steps, number = left.steps, left.number
-
-        def failed(error: Exception, step: int) -> None:
+        values, done, error = left.note.values_in_row(left.columns(), left.steps)
+        if done:
+            by_themselves = values if done > 1 else [value[0] for value in values]
+            self._logs.add(left.note.calls, by_themselves, left.number, done, self._selects, left.turns)
+        if error is not None:
             self._has_failed = True
-            place = f"batch {left.first + step} of epoch {self._trainer.current_epoch}"
-            add_note(error, f"[lightning_sink] a metric's, called for {place} when steps behind that had been run, too")
-
-        values = left.note.values_in_row(left.columns(), steps, failed)
-        by_themselves = values if steps > 1 else [value[0] for value in values]
-        self._logs.add(left.note.calls, by_themselves, number, steps, self._selects, left.turns)
+            if isinstance(error, Exception):
+                place = f"batch {left.first + done} of epoch {self._trainer.current_epoch}"
+                add_note(error, f"[lightning_sink] raised by a metric for {place}; later steps had run, and count")
+            raise error
         named = [(entry.name, value) for entry, value in zip(left.note.calls, values, strict=True)]
-        self.history.note(((n, v) for n, v in named if isinstance(v, Tensor) and v.numel() == steps), steps)
+        self.history.note(((n, v) for n, v in named if isinstance(v, Tensor) and v.numel() == done), done)

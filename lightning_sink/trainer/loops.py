@@ -211,13 +211,15 @@ class SinkEpochLoop(_TrainingEpochLoop):
             try:
                 strategy.engine.run(sink)
             finally:
-                sink.close()
-                strategy.finish_sink()
-                self.many = length > 1
-                # A fetch may take long; at the end of the training nobody wants it.
-                interrupt.held = False
-                ends = interrupt.requested or interrupt.raised or trainer.should_stop or sys.exc_info()[0]
-                data_fetcher.queue.rest(wait=not ends, ran=sink.ran_seconds)
+                try:
+                    sink.close()
+                finally:
+                    strategy.finish_sink()
+                    self.many = length > 1
+                    # A fetch may take long; at the end of the training nobody wants it.
+                    interrupt.held = False
+                    ends = interrupt.requested or interrupt.raised or trainer.should_stop or sys.exc_info()[0]
+                    data_fetcher.queue.rest(wait=not ends, ran=sink.ran_seconds)
         if sink.exhausted and self.batch_progress.total.ready == 0:
             raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")
         if sink.exhausted or sink.skip_epoch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,61 +25,76 @@ _FEW = 4
 Column = Tensor | list[Any]
 """What steps in a row gave: a tensor `[steps, ...]` where all gave tensors that are alike, a list otherwise."""
 
-Failed = Callable[[Exception, int], None]
+
+class Repeated(NamedTuple):
+    """What the calls of steps in a row came to.
+
+    Attributes:
+        values: For each source the values of steps: of a number, a tensor `[steps]`. None for what the steps computed.
+        done: Of how many steps; fewer than there are where the one behind them raised an error.
+        error: That error.
+    """
+
+    values: list[Column | None]
+    done: int
+    error: BaseException | None
 
 
 class _Made(NamedTuple):
-    """What the same call gave in each of the steps.
+    """What one call of each step gave.
 
     Attributes:
-        leaves: What it returned, leaf by leaf.
-        caches: What each metric holds as measured last, by its identity.
+        leaves: What it returned, leaf by leaf, as far as that is logged.
+        caches: What each metric that is logged held as measured last, by its identity.
     """
 
-    leaves: list[Column]
+    leaves: dict[int, Column]
     caches: dict[int, Column]
 
 
 def repeat_in_row(
-    calls: Sequence[MetricCall],
-    columns: Sequence[Tensor],
-    sources: Sequence[Source | None],
-    steps: int,
-    failed: Failed,
-) -> list[Column | None]:
+    calls: Sequence[MetricCall], columns: Sequence[Tensor], sources: Sequence[Source | None], steps: int
+) -> Repeated:
     """Makes the calls of steps in a row again.
+
+    Behind an error, calls of metrics that have nothing to do with the one that raised it may have been made for the
+    steps behind that, too.
 
     Args:
         calls: The calls of each step.
         columns: The tensors that they get, `[steps, ...]` each.
         sources: Where logged values come from.
         steps: How many steps.
-        failed: Told of an error, and in which of the steps it was raised, before that is raised here.
 
     Returns:
-        For each source the values of all steps: of a number, a tensor `[steps]`. None for what the steps computed.
+        What that came to.
     """
     if not _are_apart(calls, sources):
-        rows = _one_by_one(
-            range(steps), lambda number: repeat(calls, [column[number] for column in columns], sources), failed
-        )
-        pairs = zip(sources, zip(*rows, strict=True), strict=True)
-        return [None if source is None else _column([*values]) for source, values in pairs]
+        made, error = _one_by_one(0, steps, lambda i: repeat(calls, [column[i] for column in columns], sources))
+        by_source = [*zip(*made, strict=True)] if made else [()] * len(sources)
+        pairs = zip(sources, by_source, strict=True)
+        return Repeated([None if source is None else _column([*found]) for source, found in pairs], len(made), error)
+    done, error, of_calls = steps, None, list[_Made]()
     ends = [*accumulate((call.count for call in calls), initial=0)]
-    parts = [columns[begin:end] for begin, end in pairwise(ends)]
-    made = [_make(call, own, steps, failed) for call, own in zip(calls, parts, strict=True)]
-    return [None if source is None else _value_of(source, calls, made, steps) for source in sources]
+    for number, (call, (begin, end)) in enumerate(zip(calls, pairwise(ends), strict=True), start=1):
+        wanted = {source.leaf or 0 for source in sources if source is not None and source.is_of(number)}
+        objects = [source.metric.value for source in sources if source is not None and source.metric is not None]
+        own = [item for item in call.metric.value.modules() if any(item is one for one in objects)]
+        parts = [column[:done] for column in columns[begin:end]]
+        found, count, raised = _make(call, parts, done, wanted, cast(list[Metric], own))
+        done, error = count, raised or error
+        of_calls.append(found)
+    return Repeated([None if s is None else _value_of(s, of_calls, done) for s in sources], done, error)
 
 
-def _one_by_one(numbers: Sequence[int], make: Callable[[int], Any], failed: Failed) -> list[Any]:
+def _one_by_one(begin: int, end: int, make: Callable[[int], Any]) -> tuple[list[Any], BaseException | None]:
     found = []
-    for number in numbers:
+    for number in range(begin, end):
         try:
             found.append(make(number))
-        except Exception as error:
-            failed(error, number)
-            raise
-    return found
+        except BaseException as error:  # raised by whoever is told, when what was made before it has been seen to
+            return found, error
+    return found, None
 
 
 def _column(values: list[Any]) -> Column:
@@ -91,48 +106,77 @@ def _are_apart(calls: Sequence[MetricCall], sources: Sequence[Source | None]) ->
     """Tells whether no call of a step finds what another of the same step, or a value that is logged, has part in."""
     touched = dict[int, int]()
     for number, call in enumerate(calls, start=1):
-        own = {id(item) for item in call.metric.value.modules() if is_metric(item)}
-        if call.method not in ("update", "forward") or own & touched.keys():
+        metrics = [item for item in call.metric.value.modules() if is_metric(item)]
+        own = {id(item) for item in metrics}
+        is_known = all(type(item).__module__.startswith("torchmetrics.") for item in metrics)  # others may read any
+        if not is_known or call.method not in ("update", "forward") or own & touched.keys():
             return False
         touched |= dict.fromkeys(own, number)
-    logged = (source for source in sources if source is not None and source.metric is not None)
-    return all(touched.get(id(source.metric.value), 0) <= source.calls for source in logged if source.metric)
+    logged = [source for source in sources if source is not None and source.metric is not None]
+    return all(touched.get(id(source.metric and source.metric.value), 0) <= source.calls for source in logged)
 
 
-def _value_of(source: Source, calls: Sequence[MetricCall], made: list[_Made], steps: int) -> Column:
+def _value_of(source: Source, made: list[_Made], steps: int) -> Column:
     if source.metric is None:
-        return _numbers(made[source.calls - 1].leaves[source.leaf or 0], steps)
+        values = made[source.calls - 1].leaves.get(source.leaf or 0, [])[:steps]
+        found = values if isinstance(values, Tensor) else torch.stack([value.reshape(()) for value in values])
+        return found.detach().reshape(steps)
     metric = source.metric.value
-    found = [own.caches[id(metric)] for own in made if id(metric) in own.caches]
-    return found[0] if found else [metric._forward_cache] * steps  # which calls of `update` leave as it is
+    caches = [of_call.caches[id(metric)] for of_call in made if id(metric) in of_call.caches]
+    return caches[0][:steps] if caches else [metric._forward_cache] * steps  # which calls of `update` leave as it is
 
 
-def _numbers(values: Column, steps: int) -> Tensor:
-    found = values if isinstance(values, Tensor) else torch.stack([value.reshape(()) for value in values])
-    return found.detach().reshape(steps)
+def _make(
+    call: MetricCall, columns: Sequence[Tensor], steps: int, wanted: set[int], logged: Sequence[Metric]
+) -> tuple[_Made, int, BaseException | None]:
+    """Makes a call for all steps: for the first, and for the others at once where that may be.
 
+    Args:
+        call: The call.
+        columns: What it gets.
+        steps: How many steps.
+        wanted: Which leaves of what it returns are logged.
+        logged: Its metrics that are logged themselves.
 
-def _make(call: MetricCall, columns: Sequence[Tensor], steps: int, failed: Failed) -> _Made:
-    """Makes a call for all steps: for the first, and for the others at once where that may be."""
-    metrics = [item for item in call.metric.value.modules() if isinstance(item, Metric)]
+    Returns:
+        What it gave, for how many steps, and what the one behind them raised.
+    """
 
     def one(number: int) -> tuple[list[Any], list[Any]]:
         leaves = call.repeat([column[number] for column in columns])
-        return leaves, [metric._forward_cache for metric in metrics]
+        return [leaves[leaf] for leaf in sorted(wanted)], [metric._forward_cache for metric in logged]
 
+    rows, error = list[Any](), None
     changed = addable(call, columns) if steps >= _FEW else []
-    rows = list[tuple[list[Any], list[Any]]]()
     if changed:
         with unvalidated(changed):
             with Decisions() as first:
-                rows = _one_by_one([0], one, failed)
-            others = made_at_once(call, changed, [column[1:] for column in columns], steps - 1, first.taken)
-        if others is not None and others.are_like(rows[0][0]):
+                rows, error = _one_by_one(0, 1, one)
+            rest = [column[1:] for column in columns]
+            others = None if error else made_at_once(call, changed, rest, steps - 1, first.taken)
+        if others is not None and others.are_like(changed):
             add(call, changed, others, steps - 1)
-            pairs = zip(rows[0][0], others.measured, strict=True) if others.measured else ()
-            leaves: list[Column] = [torch.cat([value[None], values]) for value, values in pairs]
-            return _Made(leaves, dict(zip(map(id, changed), leaves, strict=True)) if leaves else {})
-    rows += _one_by_one(range(len(rows), steps), one, failed)
-    returned, caches = zip(*rows, strict=True)
-    of_calls, of_metrics = ([_column([*values]) for values in zip(*all_, strict=True)] for all_ in (returned, caches))
-    return _Made(of_calls, dict(zip(map(id, metrics), of_metrics, strict=True)))
+            return _Made(*_joined(rows[0], others.measured, changed, sorted(wanted), logged)), steps, None
+    if error is None:
+        further, error = _one_by_one(len(rows), steps, one)
+        rows += further
+    of_leaves, of_metrics = zip(*rows, strict=True) if rows else ((), ())
+    leaves = dict(zip(sorted(wanted), map(_column, map(list, zip(*of_leaves, strict=True))), strict=False))
+    caches = dict(zip(map(id, logged), map(_column, map(list, zip(*of_metrics, strict=True))), strict=False))
+    return _Made(leaves, caches), len(rows), error
+
+
+def _joined(
+    first: tuple[list[Any], list[Any]],
+    measured: list[Tensor],
+    metrics: Sequence[Metric],
+    wanted: list[int],
+    logged: Sequence[Metric],
+) -> tuple[dict[int, Column], dict[int, Column]]:
+    """Returns what a step gave with what those behind it gave, which were made at once."""
+    if not measured:
+        return {}, {}
+    numbers = {id(metric): number for number, metric in enumerate(metrics)}
+    leaves = {leaf: torch.cat([value[None], measured[leaf]]) for leaf, value in zip(wanted, first[0], strict=True)}
+    pairs = zip(logged, first[1], strict=True)
+    return {**leaves}, {id(m): torch.cat([value[None], measured[numbers[id(m)]]]) for m, value in pairs}

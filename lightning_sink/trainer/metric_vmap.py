@@ -13,10 +13,10 @@ tell what metrics are updated for others, `_groups`, `_groups_checked`, `_enable
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -24,20 +24,37 @@ from torch.overrides import TorchFunctionMode
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import dim_zero_max, dim_zero_min, dim_zero_sum
 
+from lightning_sink.engine.private import without_fallback
 from lightning_sink.trainer.metrics import MetricCall
 
+_LARGEST = 1 << 16
+"""Bytes of what a call gets and changes in a step, up to which it is made for many at once: else that is no faster."""
+
 _CHUNK = 1 << 22
-"""Bytes of tensors that are given to calls made at once: what metrics make of them may be ten times as much."""
+"""Bytes of these in all that are made at once: what metrics make of them may be ten times as much."""
+
+_REFUSED: WeakValueDictionary[int, Metric] = WeakValueDictionary()
+"""Metrics whose calls `vmap` does not make, by identity: their hash is that of what they hold."""
+
+
+def _in_order(state: Tensor, others: Tensor) -> Tensor:
+    """Adds as calls one after another do: in another order, floats round otherwise."""
+    if not state.is_floating_point():
+        return state + others.sum(0, dtype=others.dtype)
+    for other in others.unbind():
+        state = state + other
+    return state
+
 
 _ADDED: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
-    dim_zero_sum: lambda state, others: state + others.sum(0, dtype=others.dtype),
+    dim_zero_sum: _in_order,
     dim_zero_max: lambda state, others: torch.maximum(state, others.amax(0)),
     dim_zero_min: lambda state, others: torch.minimum(state, others.amin(0)),
 }
 """What a state becomes with those of further steps, by the reduction that its metric names."""
 
-_EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
-"""Types of states whose sums do not depend, as far as is promised, on how they are added up."""
+_TYPES = (torch.int64, torch.int32, torch.float32, torch.float64)
+"""Types of states that are added up."""
 
 
 class Together(NamedTuple):
@@ -51,11 +68,10 @@ class Together(NamedTuple):
     states: list[list[Tensor]]
     measured: list[Tensor]
 
-    def are_like(self, first: list[Any]) -> bool:
-        """Tells whether a step gave what these gave: a tensor of the same shape for each metric."""
-        if not self.measured:
-            return not any(isinstance(value, Tensor) for value in first)
-        return [getattr(value, "shape", None) for value in first] == [values.shape[1:] for values in self.measured]
+    def are_like(self, metrics: Sequence[Metric]) -> bool:
+        """Tells whether the step that was made last measured what these did: a tensor of the same shape each."""
+        shapes = [getattr(metric._forward_cache, "shape", None) for metric in metrics]
+        return not self.measured or shapes == [values.shape[1:] for values in self.measured]
 
 
 def addable(call: MetricCall, columns: Sequence[Tensor]) -> list[Metric]:
@@ -69,7 +85,15 @@ def addable(call: MetricCall, columns: Sequence[Tensor]) -> list[Metric]:
         The metrics; nothing where it may not.
     """
     members = _members(call)
-    return members if all(map(_may_be_added, members)) and _are_valid(members, call, columns) else []
+    if not members or not all(map(_may_be_added, members)) or _bytes(members, columns) > _LARGEST:
+        return []
+    return members if _are_valid(members, call, columns) else []
+
+
+def _bytes(metrics: Sequence[Metric], columns: Sequence[Tensor]) -> int:
+    states = (getattr(metric, name) for metric in metrics for name in metric._defaults)
+    total: int = sum(state.nbytes for state in states) + sum(column[0].nbytes for column in columns)
+    return total
 
 
 def add(call: MetricCall, metrics: Sequence[Metric], others: Together, steps: int) -> None:
@@ -111,12 +135,15 @@ def _may_be_added(metric: Metric) -> bool:
         return False
     if metric.full_state_update is not False or type(metric).forward is not Metric.forward:
         return False
+    wrapped = getattr(vars(metric).get("update"), "__wrapped__", None)
+    if _REFUSED.get(id(metric)) is metric or getattr(wrapped, "__func__", None) is not type(metric).update:
+        return False
     if metric.dist_sync_on_step or metric.compute_on_cpu or metric._is_synced:
         return False
     if getattr(metric, "validate_args", False) and not package.startswith("torchmetrics.classification."):
         return False
     states = [(getattr(metric, name), metric._reductions[name]) for name in metric._defaults]
-    return all(isinstance(state, Tensor) and state.dtype in _EXACT and how in _ADDED for state, how in states)
+    return all(isinstance(state, Tensor) and state.dtype in _TYPES and how in _ADDED for state, how in states)
 
 
 def _begin_anew(metric: Metric, states: Sequence[Tensor]) -> None:
@@ -163,17 +190,17 @@ def _update(metric: Metric, call: MetricCall, tensors: Sequence[Tensor]) -> None
 
 
 def _are_valid(metrics: Sequence[Metric], call: MetricCall, columns: Sequence[Tensor]) -> bool:
-    """Tells whether metrics that look at what they are given take that of all steps together.
+    """Tells whether metrics take what they are given, that of all steps together, as if it were one batch.
 
-    What they take together, they take one by one: a value that is none of the classes is one among more of them, too,
-    and there are no more different values in a part than in the whole.
+    `vmap` does not look at values, such as labels that are no class. What metrics take together, they take one by one:
+    a wrong value is one among more of them, too, and there are no more different values in a part than in the whole.
+    Single numbers are no batch; those that torchmetrics aggregates may have any value.
     """
-    validate = [metric for metric in metrics if getattr(metric, "validate_args", False)]
-    if validate and any(column.ndim < 2 for column in columns):
-        return False
-    with _put_back(validate), call.as_then(), torch.no_grad():
+    if any(column.ndim < 2 for column in columns):
+        return all(type(metric).__module__ == "torchmetrics.aggregation" for metric in metrics)
+    with _put_back(metrics), call.as_then(), torch.no_grad():
         try:
-            for metric in validate:
+            for metric in metrics:
                 _begin_anew(metric, _defaults(metric))
                 _update(metric, call, [column.flatten(0, 1) for column in columns])
         except Exception:  # of a metric: whose it is, and whether it is one, is found out step by step
@@ -262,12 +289,14 @@ def made_at_once(
 
     # States of a step's own: metrics add to them in place.
     begun = [[state.expand(steps, *state.shape).clone() for state in _defaults(metric)] for metric in metrics]
-    chunk = max(1, _CHUNK // max(1, sum(column[0].nbytes for column in columns)))
-    with _put_back(metrics), call.as_then(), torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented")
+    chunk = max(1, _CHUNK // max(1, _bytes(metrics, columns)))
+    with _put_back(metrics), call.as_then(), torch.no_grad(), without_fallback():
         try:
             left, measured, asked = torch.vmap(step, chunk_size=chunk)(begun, [*columns])
+        except _Differs:
+            return None
         except Exception:  # of vmap, which refuses, or of a metric: it comes again, step by step
+            _REFUSED.update({id(metric): metric for metric in metrics})
             return None
     if not all(isinstance(value, Tensor) for value in measured):
         return None

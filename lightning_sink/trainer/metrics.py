@@ -44,6 +44,7 @@ class MetricCall:
         grad: Whether gradients were on.
         device: The kind of device that the tensors were on.
         autocast: The type that autocast computed in there; None where it was off.
+        shapes: Of the tensors.
     """
 
     metric: Same
@@ -53,6 +54,7 @@ class MetricCall:
     grad: bool
     device: str
     autocast: torch.dtype | None
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def count(self) -> int:
@@ -102,6 +104,10 @@ class Source:
     leaf: int | None = None
     metric: Same | None = None
 
+    def is_of(self, call: int) -> bool:
+        """Tells whether it is what a call returned; the first one has number 1."""
+        return self.metric is None and self.calls == call
+
     def value(self, out: list[Any]) -> Any:
         """Returns the value, given the leaves of what the last call returned."""
         if self.metric is not None:
@@ -145,7 +151,9 @@ class MetricCalls:
         self.tensors += [tensor.detach().clone() for tensor in tensors]
         device = tensors[0].device.type if tensors else "cpu"
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        self.calls.append(MetricCall(Same(metric), method, arguments, spec, torch.is_grad_enabled(), device, autocast))
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        grad = torch.is_grad_enabled()
+        self.calls.append(MetricCall(Same(metric), method, arguments, spec, grad, device, autocast, shapes))
 
     def returned(self, leaves: list[Any]) -> None:
         """Notes what the last call returned."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,21 +51,26 @@ class Note:
         pairs = zip(self.calls, hosted, strict=True)
         return [next(computed) if entry.source is None else value for entry, value in pairs]
 
-    def values_in_row(self, logged: list[Tensor], steps: int, failed: Callable[[Exception, int], None]) -> list[Column]:
-        """Makes the calls of metrics of steps in a row; returns the values of what each logged.
+    def values_in_row(self, logged: list[Tensor], steps: int) -> tuple[list[Column], int, BaseException | None]:
+        """Makes the calls of metrics of steps in a row.
 
         Args:
             logged: What a program put out for them, as for `values`, `[steps, ...]` each.
             steps: How many steps.
-            failed: As for `repeat_in_row`.
+
+        Returns:
+            The values of what each logged; of how many steps, where one behind these raised an error; that error.
         """
         if not self.metrics and len(logged) == len(self.calls):
-            return [*logged]
+            return [*logged], steps, None
         sources = [entry.source for entry in self.calls]
         own = sources.count(None)
         computed = iter(logged[:own])
-        hosted = repeat_in_row(self.metrics, logged[own:], sources, steps, failed)
-        return [next(computed) if values is None else values for values in hosted]
+        shapes = [shape for call in self.metrics for shape in call.shapes]
+        given = [column.reshape(steps, *shape) for column, shape in zip(logged[own:], shapes, strict=True)]
+        hosted, done, error = repeat_in_row(self.metrics, given, sources, steps)
+        values = [next(computed)[:done] if values is None else values[:done] for values in hosted]
+        return values, done, error
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,9 @@ class TurnsNote:
     turns: tuple[Note, ...]
     calls: tuple[LogCall, ...]
 
-    def values_in_row(self, logged: list[Tensor], steps: int, failed: Callable[[Exception, int], None]) -> list[Column]:
+    def values_in_row(self, logged: list[Tensor], steps: int) -> tuple[list[Column], int, BaseException | None]:
         """Returns the values of what each of the steps logged; none of them calls a metric."""
-        return [*logged]
+        return [*logged], steps, None
 
     @property
     def metrics(self) -> tuple[MetricCall, ...]:

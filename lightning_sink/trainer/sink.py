@@ -178,8 +178,15 @@ class TrainerSink(Sink):
     def close(self) -> None:
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
         self.progress.end(self.ran_seconds)
-        self._deliver()
-        if sys.exc_info()[0] is not None:  # a sink that ends by itself has done so
+        failed = sys.exc_info()[0] is not None
+        try:
+            self._catch_up()
+        finally:
+            self._let_go(failed)
+
+    def _let_go(self, failed: bool) -> None:
+        self._logs.deliver()
+        if failed:  # a sink that ends by itself has done so
             self._trainer.callback_metrics  # noqa: B018  # takes over what is logged by now: later it would not
         # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory by these.
         self._result, self._trained = lambda: Result(None, []), None

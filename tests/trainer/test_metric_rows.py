@@ -62,7 +62,6 @@ AT_ONCE = {
     "accuracy by class": (lambda: classes.MulticlassAccuracy(4), scores, labels),
     "accuracy of each class": (lambda: classes.MulticlassAccuracy(4, average=None), scores, labels),
     "accuracy of classes": (lambda: classes.MulticlassAccuracy(4), labels, labels),
-    "accuracy among two": (lambda: classes.MulticlassAccuracy(4, top_k=2), scores, labels),
     "F1": (lambda: classes.MulticlassF1Score(4), scores, labels),
     "of pixels": (
         lambda: classes.MulticlassAccuracy(4),
@@ -107,6 +106,7 @@ AT_ONCE = {
     "a type of its own": (lambda: regression.MeanSquaredError().set_dtype(torch.float64), numbers, numbers),
 }
 ONE_BY_ONE = {
+    "accuracy among two": (lambda: classes.MulticlassAccuracy(4, top_k=2), scores, labels),
     "ignores a class": (lambda: classes.MulticlassAccuracy(4, ignore_index=1), scores, labels),
     "keeps all": (aggregation.CatMetric, numbers),
     "largest": (aggregation.MaxMetric, number),
@@ -136,8 +136,10 @@ def metrics_of(metric):
     return [item for item in metric.modules() if isinstance(item, torchmetrics.Metric)]
 
 
-def raises(error, step):
-    raise AssertionError(f"step {step}") from error
+def values_of(calls, columns, sources):
+    found = repeat_in_row(calls, columns, sources, STEPS)
+    assert (found.done, found.error) == (STEPS, None)
+    return found.values
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_rows_of_calls_are_calls_one_after_another(about, method, at_once):
     returned = [calls[0].repeat([column[step] for column in columns]) for step in range(STEPS)]
     are_numbers = [isinstance(leaf, torch.Tensor) and leaf.numel() == 1 for leaf in returned[0]]
     sources = [Source(1, leaf=index) for index, is_number in enumerate(are_numbers) if is_number]
-    found = repeat_in_row([calls[1]], columns, [None, *sources], STEPS, raises)
+    found = values_of([calls[1]], columns, [None, *sources])
     assert any(at_once) == (about in AT_ONCE)
     assert found[0] is None
     for source, values in zip(sources, found[1:], strict=True):
@@ -194,40 +196,109 @@ def test_what_a_metric_measured_in_each_step_is_told():
     of_all, of_each = classes.MulticlassAccuracy(4, average="micro"), classes.MulticlassAccuracy(4, average=None)
     calls = [call_of(of_all, "forward", 2), call_of(of_each, "forward", 2)]
     sources = [Source(2, metric=Same(of_all)), Source(2, metric=Same(of_each))]
-    all_, each = repeat_in_row(calls, [*columns, *columns], sources, STEPS, raises)
+    all_, each = values_of(calls, [*columns, *columns], sources)
     assert all_.shape == (STEPS,)
     assert len(each) == STEPS
     assert each[3].shape == (4,)
     torch.testing.assert_close(all_, (columns[0].argmax(2) == columns[1]).float().mean(1))
     assert of_all._forward_cache == all_[-1]
     updated = classes.MulticlassAccuracy(4)
-    (nothing,) = repeat_in_row(
-        [call_of(updated, "update", 2)], columns, [Source(1, metric=Same(updated))], STEPS, raises
-    )
+    (nothing,) = values_of([call_of(updated, "update", 2)], columns, [Source(1, metric=Same(updated))])
     assert nothing == [None] * STEPS
 
 
 @pytest.mark.parametrize("where", [0, 1, STEPS - 1])
 @pytest.mark.parametrize("method", ["update", "forward"])
-def test_a_wrong_value_is_the_error_of_its_step(method, where):
-    columns = [
-        torch.stack([shares() for _ in range(STEPS)]),
-        torch.stack([flags() for _ in range(STEPS)]),
-    ]
-    columns[1][where, 0] = 7
-    plain, rows, told = classes.BinaryAccuracy(), classes.BinaryAccuracy(), []
+@pytest.mark.parametrize("make", [
+    lambda: (classes.BinaryAccuracy(), shares),
+    lambda: (classes.MulticlassAccuracy(4, validate_args=False), scores),
+    lambda: (classes.MulticlassAccuracy(4, top_k=2, validate_args=False), scores),
+    lambda: (classes.MulticlassConfusionMatrix(4, validate_args=False), scores),
+], ids=["checked", "counted", "one-hot", "confused"])  # fmt: skip
+def test_a_wrong_value_is_the_error_of_its_step(make, method, where):
+    (plain, kind), (rows, _) = make(), make()
+    columns = [torch.stack([kind() for _ in range(STEPS)]), torch.stack([flags() for _ in range(STEPS)])]
+    columns[1][where, 0] = 77
     for step in range(where):
         getattr(plain, method)(*(column[step] for column in columns))
-    before = plain.tp.clone()
     with pytest.raises(RuntimeError) as expected:
         getattr(plain, method)(*(column[where] for column in columns))
-    with pytest.raises(RuntimeError) as found:
-        repeat_in_row([call_of(rows, method, 2)], columns, [], STEPS, lambda error, step: told.append((error, step)))
-    assert str(found.value) == str(expected.value)
-    assert told == [(found.value, where)]
-    assert torch.equal(rows.tp, before) or method == "forward", "`forward` begins anew before it looks at its arguments"
-    assert torch.equal(rows.tp, plain.tp)
-    assert rows.validate_args
+    found = repeat_in_row([call_of(rows, method, 2)], columns, [None, Source(1, metric=Same(rows))], STEPS)
+    assert found.done == where == len(found.values[1])
+    assert (type(found.error), str(found.error)) == (expected.type, str(expected.value))
+    assert torch.equal(
+        rows.tp if hasattr(rows, "tp") else rows.confmat, plain.tp if hasattr(plain, "tp") else plain.confmat
+    )
+    assert rows.validate_args == plain.validate_args
+
+
+def test_behind_an_error_other_calls_are_made_for_the_steps_before_it():
+    columns = [torch.stack([shares() for _ in range(STEPS)]), torch.stack([flags() for _ in range(STEPS)])]
+    columns[1][9, 0] = 7
+    refuses, mean = classes.BinaryAccuracy(), aggregation.MeanMetric()
+    calls = [call_of(refuses, "update", 2), call_of(mean, "forward", 1)]
+    found = repeat_in_row(calls, [*columns, torch.arange(float(STEPS))], [Source(2, leaf=0)], STEPS)
+    assert found.done == 9
+    assert torch.equal(found.values[0], torch.arange(9.0))
+    assert refuses._update_count == mean._update_count + 1 == 10  # it is counted before it is looked at
+
+
+class Reads(torchmetrics.Metric):
+    """A user's, that computes with what another one, which is no part of it, holds by then."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.others = [other]
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, value):
+        self.total += value * self.others[0].sum_value
+
+    def compute(self):
+        return self.total
+
+
+def test_a_users_metric_may_read_another_one():
+    values = torch.rand(STEPS)
+
+    def made(repeats):
+        total = aggregation.SumMetric()
+        reads = Reads(total)
+        repeats([call_of(total, "update", 1), call_of(reads, "update", 1)])
+        return reads.total
+
+    def plainly(calls):
+        for value in values:
+            for call in calls:
+                call.repeat([value])
+
+    expected, found = made(plainly), made(lambda calls: values_of(calls, [values, values], []))
+    assert torch.equal(expected, found)
+
+
+def test_sums_of_floats_are_added_in_their_order():
+    values = 100 + torch.rand(STEPS)
+    plain, rows = aggregation.SumMetric(), aggregation.SumMetric()
+    for value in values:
+        plain.update(value)
+    values_of([call_of(rows, "update", 1)], [values], [])
+    assert torch.equal(plain.sum_value, rows.sum_value)
+
+
+def test_what_is_large_is_not_made_at_once(at_once):
+    columns = [torch.stack([scores() for _ in range(STEPS)]), torch.stack([labels() for _ in range(STEPS)])]
+    values_of([call_of(classes.MulticlassConfusionMatrix(200), "update", 2)], [columns[1], columns[1]], [])
+    assert not at_once
+    values_of([call_of(classes.MulticlassConfusionMatrix(4), "update", 2)], columns, [])
+    assert at_once == [True]
+
+
+def test_what_was_refused_is_not_tried_again(at_once):
+    make, *kinds = ONE_BY_ONE["ignores a class"]
+    metric, columns = make(), [torch.stack([kind() for _ in range(STEPS)]) for kind in kinds]
+    for _ in range(3):
+        values_of([call_of(metric, "update", 2)], columns, [])
+    assert at_once == [False]
 
 
 def test_control_without_a_look_at_decisions_a_metric_is_another(monkeypatch):
@@ -239,7 +310,7 @@ def test_control_without_a_look_at_decisions_a_metric_is_another(monkeypatch):
     for step in range(STEPS):
         plain.update(*(column[step] for column in columns))
     monkeypatch.setattr(metric_vmap, "as_decided", lambda asked, decided: True)
-    repeat_in_row([call_of(rows, "update", 2)], columns, [], STEPS, raises)
+    values_of([call_of(rows, "update", 2)], columns, [])
     assert rows._update_count == plain._update_count
     assert not torch.equal(rows.tp, plain.tp)
 
@@ -257,7 +328,7 @@ def test_calls_that_share_a_metric_are_made_in_their_order():
     calls = [call_of(rows, "forward", 1), call_of(rows, "update", 1)]
     calls += [call_of(rows, "compute", 0), call_of(rows, "reset", 0)]
     sources = [Source(0, metric=Same(rows)), Source(2, metric=Same(rows)), Source(3, leaf=0)]
-    before, behind, computed = repeat_in_row(calls, [values, 2 * values], sources, STEPS, raises)
+    before, behind, computed = values_of(calls, [values, 2 * values], sources)
     assert before == [item[0] for item in expected]
     torch.testing.assert_close(behind, torch.stack([item[1] for item in expected]))
     torch.testing.assert_close(computed, torch.stack([item[2] for item in expected]))
@@ -267,7 +338,7 @@ def test_calls_that_share_a_metric_are_made_in_their_order():
 def test_a_metric_that_is_logged_before_its_call_is_logged_as_the_step_before_left_it():
     values = torch.rand(STEPS)
     metric = aggregation.MeanMetric()
-    (found,) = repeat_in_row([call_of(metric, "forward", 1)], [values], [Source(0, metric=Same(metric))], STEPS, raises)
+    (found,) = values_of([call_of(metric, "forward", 1)], [values], [Source(0, metric=Same(metric))])
     assert found[0] is None
     assert torch.equal(torch.stack(found[1:]), values[:-1])
 
@@ -289,6 +360,6 @@ def test_chunks_of_few_steps_are_added_up_like_one(monkeypatch, at_once):
     plain, rows = classes.MulticlassAccuracy(4), classes.MulticlassAccuracy(4)
     for step in range(STEPS):
         plain.update(*(column[step] for column in columns))
-    repeat_in_row([call_of(rows, "update", 2)], columns, [], STEPS, raises)
+    values_of([call_of(rows, "update", 2)], columns, [])
     assert at_once == [True]
     assert_same(plain, rows)
