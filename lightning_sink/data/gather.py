@@ -15,7 +15,7 @@ run: it keeps them alive, and must not be grown in place by `resize_`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -114,6 +114,11 @@ class GatherLoader:
         columns = [cache.of(tensor) for tensor in look(loader.dataset).tensors]
         self._row_bytes = sum(column.nbytes // len(column) for column in columns)
         self._is_on_host = any(column.is_cpu for column in columns)
+
+    def go_on(self, others: Sequence[GatherLoader]) -> None:
+        """Goes on with the workers that another one of the same loader stood for, if these persist."""
+        for other in others:
+            self._workers_saw = other._workers_saw if self.loader.persistent_workers else None
 
     def run_batches(self, batch_size: int, *, in_row: bool) -> int:
         """Returns how many batches of so many rows are gathered at once, at most; `in_row` for a row of steps."""

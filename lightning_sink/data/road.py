@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, cast
+from weakref import ref
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
@@ -129,7 +130,8 @@ class _Rows:
 
     def __init__(self, loader: Any, sampler: Any, skip: int, begins: Saved) -> None:
         self.skip = skip
-        self._loader, self._sampler, self._begins = loader, sampler, begins
+        # The loader may hold the iterator that this is part of: workers end when the last of them is let go of.
+        self._loader, self._sampler, self._begins = ref(loader), sampler, begins
         self._last: Any = None
         self._again = False
 
@@ -142,7 +144,7 @@ class _Rows:
 
     def _give(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
         if skip:
-            with drawing_from(self._begins, [self._loader]):
+            with drawing_from(self._begins, [loader for loader in [self._loader()] if loader is not None]):
                 pass_over(iterator, skip)
         for rows in iterator:
             self._last, self._again = rows, True

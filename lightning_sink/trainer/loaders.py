@@ -5,8 +5,8 @@ loaders, its mode and its limits. The user's loaders stay what `trainer.train_da
 its length is that of a sink and its traversals are endless.
 
 Private names of Lightning (2.6): `_DataLoaderSource`, where Lightning asks for the loaders; of `CombinedLoader`
-`_state_dicts`, what a checkpoint gets, and `_flattened`, the list of the loaders; `_Stateful`, what Lightning takes for
-a loader with a state.
+`_state_dicts`, what a checkpoint gets, `_iterator`, `_iterables`, and `_flattened`, the list of the loaders;
+`_Stateful`, what Lightning takes for a loader with a state.
 """
 
 from __future__ import annotations
@@ -37,12 +37,16 @@ class TrainingLoaders(CombinedLoader):
         horizon: Returns how many batches may be read at once.
         device: The device.
         trained: Returns the place behind the last batch that was trained.
+        before: What these take the place of: a loader of theirs that comes again goes on with its workers.
 
     Attributes:
         traversals: The place in the data.
         taken: The place behind the last batch that the training took; None before the first.
         taken_before: The place behind the batch before that one.
+        has_ended: Whether workers that persist have ended, too.
     """
+
+    has_ended = False
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class TrainingLoaders(CombinedLoader):
         horizon: Callable[[], int],
         device: torch.device,
         trained: Callable[[], Place | None] = lambda: None,
+        before: TrainingLoaders | None = None,
     ) -> None:
         if not isinstance(loader, CombinedLoader):
             loader = CombinedLoader(loader, "max_size_cycle")
@@ -59,6 +64,8 @@ class TrainingLoaders(CombinedLoader):
         self._epoch_batches, self._options, self._horizon = epoch_batches, options, horizon
         self._device, self._trained = device, trained
         self._roads: list[Road] = []
+        persist = [] if before is None or before.has_ended else before._roads
+        self._known = [road.fast for road in persist if road.fast is not None]
         self.traversals = Traversals(
             self._roads, self._iterate, endless=epoch_batches is not None, states=super()._state_dicts
         )
@@ -92,7 +99,10 @@ class TrainingLoaders(CombinedLoader):
 
     def _road(self, loader: Any) -> Road:
         device = self._device if self._options.cache == "device" else None
-        return Road(loader, gathered(loader, self._horizon, device=device, cache_bytes=self._options.cache_bytes))
+        fast = gathered(loader, self._horizon, device=device, cache_bytes=self._options.cache_bytes)
+        if fast is not None:
+            fast.go_on([known for known in self._known if known.loader is loader])
+        return Road(loader, fast)
 
     def _iterate(self) -> Iterator[Any]:
         with self.shown_as(self._roads):
@@ -110,6 +120,7 @@ class TrainingLoaders(CombinedLoader):
     def reset(self) -> None:
         """Ends workers and lets go of iterators."""
         self.traversals.close()
+        self.has_ended = True
         super().reset()
 
     def let_go(self) -> None:
@@ -119,7 +130,7 @@ class TrainingLoaders(CombinedLoader):
         """
         self.traversals.close()
         self._roads.clear()
-        self._iterator = None
+        self._iterator, self._iterables, self._flattened = None, [], []
         del self.traversals
 
     @contextmanager

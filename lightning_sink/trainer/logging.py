@@ -185,6 +185,11 @@ class LogBuffer:
         self._begins_epoch = False
 
     @property
+    def is_empty(self) -> bool:
+        """Whether everything has been delivered."""
+        return not self._rows
+
+    @property
     def is_full(self) -> bool:
         """Whether the values are to be delivered before others are added."""
         return len(self._rows) > _MOST_ROWS

@@ -108,6 +108,7 @@ class SinkFitLoop(_FitLoop):
             self._horizon,
             self.trainer.strategy.root_device,
             self._place_taken,
+            self.loaders,
         )
         if strategy.resume_position is not None:
             loaders.traversals.resume(strategy.resume_position)

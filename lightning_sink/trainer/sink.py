@@ -185,9 +185,10 @@ class TrainerSink(Sink):
             self._let_go(failed)
 
     def _let_go(self, failed: bool) -> None:
-        self._logs.deliver()
-        if failed:  # a sink that ends by itself has done so
-            self._trainer.callback_metrics  # noqa: B018  # takes over what is logged by now: later it would not
+        if failed:
+            self._hand_over()
+        else:
+            self._logs.deliver()
         # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory by these.
         self._result, self._trained = lambda: Result(None, []), None
         self._batch = PresentBatch(self._trainer, self._transfer)
@@ -196,6 +197,12 @@ class TrainerSink(Sink):
         """Hands to Lightning what steps logged."""
         self._catch_up()
         self._logs.deliver()
+
+    def _hand_over(self) -> None:
+        """Delivers what programs' steps logged before one that may fail: `callback_metrics` is read then or never."""
+        if not self._logs.is_empty:
+            self._logs.deliver()
+            self._trainer.callback_metrics  # noqa: B018
 
     def _catch_up(self) -> None:
         """Sees to what steps left for later: nothing here."""
@@ -236,7 +243,8 @@ class TrainerSink(Sink):
         if self._take_back is not None:
             self._take_back()
             self._take_back = None
-        self._deliver()
+        self._catch_up()
+        self._hand_over()
         self._batch.announce()
         self._kind_of_all = None  # the user's code may set the trainer's options
         loop, trainer = self._loop, self._trainer
