@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ def user_line(error: BaseException | None = None) -> str:
     if error is not None:
         through = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)][::-1]
     else:
-        through, here = [], sys._getframe(1).f_back
+        through, here = [], cast(FrameType | None, sys._getframe(1))
         while here is not None and here.f_globals.get("__name__") != _ENGINE:
             through += [(here, here.f_lineno)] * _is_users(here)
             here = here.f_back

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from lightning_sink.engine.private import is_view, schema_name
 
@@ -20,7 +20,8 @@ class Unfilled:
     """What operations of a step made and none has filled yet."""
 
     def __init__(self) -> None:
-        self._tensors: dict[int, Tensor] = {}  # which stay, so that no other has their memory
+        # Storages stay, so that no other tensor has their memory. (Tensors that are held would be given on detached.)
+        self._storages: dict[int, UntypedStorage] = {}
 
     def operation(self, func: Any, given: Sequence[Tensor], written: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
         """Takes note of an operation; tells whether it reads what none has filled.
@@ -32,14 +33,14 @@ class Unfilled:
             made: What it gave.
         """
         if schema_name(func) in _EMPTY:
-            self._tensors |= {_memory(tensor): tensor for tensor in made if tensor.numel()}
+            self._storages |= {_memory(tensor): tensor.untyped_storage() for tensor in made if tensor.numel()}
             return False
-        if not self._tensors:
+        if not self._storages:
             return False
         for tensor in written:
-            self._tensors.pop(_memory(tensor), None)
+            self._storages.pop(_memory(tensor), None)
         reads = [] if is_view(func) else [_memory(tensor) for tensor in given if tensor.numel()]
-        return any(self._tensors.pop(memory, None) is not None for memory in reads)
+        return any(self._storages.pop(memory, None) is not None for memory in reads)
 
 
 def _memory(tensor: Tensor) -> int:
