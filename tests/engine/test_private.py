@@ -128,3 +128,18 @@ def test_hooks_on_every_module_are_found():
     assert len(private.global_hooks()) == 1, "torch keeps the hooks on every module under other names"
     hook.remove()
     assert private.global_hooks() == ()
+
+
+def test_operations_tell_whether_they_are_there_for_a_device():
+    assert private.has_kernel(OPERATIONS.add.Tensor, torch.device("cpu"))
+    assert private.has_kernel(OPERATIONS.linear.default, torch.device("cpu")), "one that is made of others"
+    assert private.has_kernel(OPERATIONS.histogram.bin_ct, torch.device("cpu"))
+    assert not private.has_kernel(OPERATIONS.histogram.bin_ct, torch.device("cuda"))
+
+
+def test_vmap_refuses_what_it_has_no_rule_for():
+    values = torch.randint(0, 3, (2, 4))
+    with private.without_fallback(), pytest.raises(RuntimeError, match="vmap fallback"):
+        torch.vmap(lambda row: torch.bincount(row, minlength=3))(values)
+    with pytest.warns(UserWarning, match="performance drop"):
+        torch.vmap(lambda row: torch.bincount(row, minlength=3))(values)
