@@ -189,3 +189,26 @@ def test_metrics_that_are_kept_in_checkpoints_are_as_in_plain_lightning(tmp_path
     assert {"accuracy.tp", "accuracy.fn"} <= set(plain) == set(sink)
     for name, tensor in plain.items():
         torch.testing.assert_close(sink[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+class LogsOnly(Measured):
+    """Logs a metric that is updated elsewhere."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        self.log("loss", loss)
+        return loss
+
+    def on_train_epoch_start(self):
+        self.mean.update(torch.tensor(float(self.current_epoch)))
+
+    def on_train_epoch_end(self):
+        pass
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_a_metric_that_steps_only_log(engine):
+    plain, sink = both(LogsOnly, many, SinkStrategy(-1, epoch="dataset", engine=engine), max_epochs=2)
+    assert_parity(plain, sink, exact=engine == "eager")

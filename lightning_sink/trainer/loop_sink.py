@@ -30,20 +30,18 @@ _MOST_LEFT, _MOST_BYTES = 1024, 1 << 26
 
 @dataclass
 class _Left:
-    """What steps in a row left, all with the same note.
+    """What steps in a row that measure left, all with the same note.
 
     Attributes:
         note: The note.
         first: The index of the first one's batch.
         number: Its number for loggers.
-        turns: How many steps have one number.
         steps: How many there are.
     """
 
-    note: Note | TurnsNote
+    note: Note
     first: int
     number: int
-    turns: int
     steps: int = 0
     _parts: list[list[Tensor]] = field(default_factory=list)
     _bytes: int = 0
@@ -78,7 +76,7 @@ class LoopSink(TrainerSink):
         options, last = cast(Kind, kinds[-1])[2], len(kinds) - 1
         if any(kind != (turn == 0, turn == last, options) for turn, kind in enumerate(kinds)):
             return None
-        if options != self._options() or any(note.calls != notes[0].calls or note.metrics for note in notes):
+        if options != self._options() or any(note.calls != notes[0].calls or note.measures for note in notes):
             return None
         return TurnsNote(tuple(notes), notes[0].calls)
 
@@ -173,12 +171,16 @@ class LoopSink(TrainerSink):
         number = loop._batches_that_stepped
         loop._batches_that_stepped += times[-1]
         self._index += steps
-        self.history.add(loss, [], steps)
+        named = [] if note.measures else zip((entry.name for entry in note.calls), logged, strict=True)
+        self.history.add(loss, named, steps)
         self._result, self._trained = result, replace(before, batch=batch, leaves=flatten(batch)[0])
         self.progress.trained(self._trained, steps)
         self._batch.take(batch)
-        self._left = self._left or _Left(note, first, number, len(turns))
-        if self._left.add(logged, steps) or not note.metrics:
+        if not note.measures:
+            self._logs.add(note.calls, logged, number, steps, self._selects, len(turns))
+            return
+        self._left = self._left or _Left(cast(Note, note), first, number)
+        if self._left.add(logged, steps):
             self._catch_up()
 
     def _catch_up(self) -> None:
@@ -195,7 +197,7 @@ class LoopSink(TrainerSink):
         values, done, error = left.note.values_in_row(left.columns(), left.steps)
         if done:
             by_themselves = values if done > 1 else [value[0] for value in values]
-            self._logs.add(left.note.calls, by_themselves, left.number, done, self._selects, left.turns)
+            self._logs.add(left.note.calls, by_themselves, left.number, done, self._selects)
         if error is not None:
             self._has_failed = True
             if isinstance(error, Exception):

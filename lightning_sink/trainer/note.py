@@ -37,13 +37,18 @@ class Note:
         """The notes of steps that take turns: all are alike."""
         return (self,)
 
+    @property
+    def measures(self) -> bool:
+        """Whether such a step calls metrics, or logs some."""
+        return bool(self.metrics) or any(entry.source is not None for entry in self.calls)
+
     def values(self, logged: list[Tensor]) -> list[Any]:
         """Makes the step's calls of metrics; returns the values of what it logged.
 
         Args:
             logged: What a program put out for these: values that it computed, then what the metrics are called with.
         """
-        if not self.metrics and len(logged) == len(self.calls):
+        if not self.measures:
             return logged
         own = sum(entry.source is None for entry in self.calls)
         computed = iter(logged[:own])
@@ -61,8 +66,6 @@ class Note:
         Returns:
             The values of what each logged; of how many steps, where one behind these raised an error; that error.
         """
-        if not self.metrics and len(logged) == len(self.calls):
-            return [*logged], steps, None
         sources = [entry.source for entry in self.calls]
         own = sources.count(None)
         computed = iter(logged[:own])
@@ -85,14 +88,10 @@ class TurnsNote:
     turns: tuple[Note, ...]
     calls: tuple[LogCall, ...]
 
-    def values_in_row(self, logged: list[Tensor], steps: int) -> tuple[list[Column], int, BaseException | None]:
-        """Returns the values of what each of the steps logged; none of them calls a metric."""
-        return [*logged], steps, None
-
     @property
-    def metrics(self) -> tuple[MetricCall, ...]:
-        """Their calls of metrics."""
-        return ()
+    def measures(self) -> bool:
+        """Whether they call metrics, or log some: none does."""
+        return False
 
     @property
     def schedulers(self) -> tuple[Any, ...]:
