@@ -27,6 +27,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 import leaks
 from lightning_sink.data.turn import NumpyTurns
 from lightning_sink.engine.state import closures, referrers
+from lightning_sink.trainer.loop_sink import LoopSink
 
 # The same examples in each run, so that a failure is a change. `--hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -102,6 +103,19 @@ def pytest_collection_finish() -> None:
     closures.functions_of = lambda codes: search(codes) + [f for code in codes for f in FROZEN.get(id(code), ())]
     referrers._unfreeze = lambda: None
     freeze()
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """The lengths of rows of steps that programs have run, in order."""
+    lengths, original = [], LoopSink.account_chunk
+
+    def account(self, steps, *arguments):
+        lengths.append(steps)
+        original(self, steps, *arguments)
+
+    monkeypatch.setattr(LoopSink, "account_chunk", account)
+    return lengths
 
 
 @pytest.fixture(autouse=True)

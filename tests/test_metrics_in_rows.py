@@ -13,7 +13,6 @@ from lightning_sink import SinkStrategy
 from lightning_sink.data import pace
 from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.trainer import loop_sink
-from lightning_sink.trainer.loop_sink import LoopSink
 from parity import QUIET, Net, Rows, assert_parity, both, loader, once
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
@@ -46,19 +45,6 @@ class Measured(Net):
     def on_train_epoch_end(self):
         self.log("spread", self.all.compute().std())
         self.all.reset()
-
-
-@pytest.fixture
-def chunks(monkeypatch):
-    """The lengths of the rows, in order."""
-    lengths, original = [], LoopSink.account_chunk
-
-    def account(self, steps, *arguments):
-        lengths.append(steps)
-        original(self, steps, *arguments)
-
-    monkeypatch.setattr(LoopSink, "account_chunk", account)
-    return lengths
 
 
 def many():

@@ -31,7 +31,6 @@ from lightning_sink.engine.device.captured import CapturedStep
 from lightning_sink.engine.programs import chunks
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
-from lightning_sink.trainer.loop_sink import LoopSink
 from parity import Net, assert_parity, both, loader, once
 
 UNCOMPILED = "Inductor cannot compile the training step"
@@ -353,11 +352,9 @@ class Carries(Still):
         return nn.functional.cross_entropy(self.out(hidden), y)
 
 
-def test_steps_that_measure_are_run_in_rows(fake, monkeypatch):
-    steps, account = [], LoopSink.account_chunk
-    monkeypatch.setattr(LoopSink, "account_chunk", lambda self, n, *rest: (steps.append(n), account(self, n, *rest))[1])
+def test_steps_that_measure_are_run_in_rows(fake, chunks):
     compared(Measured, "cudagraph", 20, data=lambda: loader(60))
-    assert sum(steps) > 80
+    assert sum(chunks) > 80
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])

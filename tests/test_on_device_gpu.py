@@ -14,7 +14,6 @@ from lightning_sink.engine.device import captured
 from lightning_sink.engine.device.block import Block
 from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.trainer.batch_hooks import BatchHooks
-from lightning_sink.trainer.loop_sink import LoopSink
 from parity import Net, assert_parity, loader, once
 from test_on_device import (
     MODULES,
@@ -94,8 +93,8 @@ def test_steps_that_are_not_run_in_rows_are_replayed_too(accumulate, monkeypatch
 
 
 @needs_gpu
-def test_steps_that_measure_are_run_in_rows_and_nothing_waits_in_them(monkeypatch):
-    steps, account, row = [], LoopSink.account_chunk, CapturedRow.launch
+def test_steps_that_measure_are_run_in_rows_and_nothing_waits_in_them(chunks, monkeypatch):
+    row = CapturedRow.launch
 
     def launched(self):
         torch.cuda.set_sync_debug_mode("error")
@@ -105,9 +104,8 @@ def test_steps_that_measure_are_run_in_rows_and_nothing_waits_in_them(monkeypatc
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(CapturedRow, "launch", launched)
-    monkeypatch.setattr(LoopSink, "account_chunk", lambda self, n, *rest: (steps.append(n), account(self, n, *rest))[1])
     compared(Measured, "cudagraph", 20, data=lambda: loader(60))
-    assert sum(steps) > 80
+    assert sum(chunks) > 80
 
 
 @needs_gpu

@@ -27,19 +27,6 @@ from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, once,
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 
 
-@pytest.fixture
-def chunks(monkeypatch):
-    """The lengths of the chunks, in order."""
-    lengths, original = [], LoopSink.account_chunk
-
-    def account(self, steps, *arguments):
-        lengths.append(steps)
-        original(self, steps, *arguments)
-
-    monkeypatch.setattr(LoopSink, "account_chunk", account)
-    return lengths
-
-
 class Quiet(Net):
     """Draws nothing."""
 
