@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import sqlite3
 import sys
+import weakref
 from types import ModuleType
 
 import lightning as L
@@ -217,3 +218,63 @@ def test_a_loader_that_comes_again_goes_on_with_its_order(engine, persistent):
     plain, sink = both(Quiet, data, in_sinks(engine), **options)
     assert_parity(plain, sink)
     assert plain.generators == sink.generators
+
+
+def test_data_that_others_replace_is_let_go_of():
+    made, alive = [], []
+
+    class Fresh(Quiet):
+        def train_dataloader(self):
+            x, y = (tensor.clone() for tensor in loader(6, last=8).dataset.tensors)
+            made.append(weakref.ref(x))
+            return DataLoader(TensorDataset(x, y), batch_size=8)
+
+        def on_train_epoch_end(self):
+            alive.append(sum(data() is not None for data in made))
+
+    gc.collect()
+    gc.disable()
+    try:
+        options = {"reload_dataloaders_every_n_epochs": 1, "logger": False, **QUIET}
+        L.Trainer(strategy=in_sinks("eager"), max_epochs=3, **options).fit(Fresh())
+    finally:
+        gc.enable()
+    assert alive == [1, 1, 1]
+
+
+class Raises(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 13:
+            raise LookupError("of a callback")
+
+
+@ENGINES
+def test_metrics_are_those_of_the_last_step_where_a_callback_fails(engine):
+    def left(strategy):
+        torch.manual_seed(7)
+        trainer = L.Trainer(strategy=strategy, max_epochs=1, callbacks=[Raises()], logger=[Rows()], **QUIET)
+        with pytest.raises(LookupError):
+            trainer.fit(Quiet(), loader(20))
+        return {name: value.clone() for name, value in trainer.callback_metrics.items()}
+
+    assert_tensors(left("auto"), left(in_sinks(engine)))
+
+
+class StopsAtTheStart(Looks):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        trainer.should_stop = trainer.should_stop or batch_idx == 14
+
+
+@ENGINES
+def test_a_step_at_which_the_training_is_stopped_is_met_before_the_modules_own_hook(engine):
+    options = {"callbacks": lambda: [StopsAtTheStart()], "max_epochs": 1}
+    plain, sink = both(Teaches, lambda: loader(40), in_sinks(engine), **options)
+    assert plain.trainer.global_step == sink.trainer.global_step == 15
+    torch.testing.assert_close(sink.trainer.callbacks[-1].seen[15], plain.trainer.callbacks[-1].seen[15])
+
+
+def test_steps_are_compiled_one_by_one_where_no_callback_meets_them():
+    torch.manual_seed(7)
+    strategy = SinkStrategy(1, epoch="dataset", engine="traced", fallback="error")
+    L.Trainer(strategy=strategy, max_epochs=1, logger=False, **QUIET).fit(Teaches(), loader(20))
+    assert strategy.active_engine == "traced"

@@ -51,6 +51,12 @@ def are_shown_every_batch(trainer: Trainer) -> bool:
     return any(isinstance(item, _SHOWN) for item in callbacks)
 
 
+def are_met_every_batch(trainer: Trainer) -> bool:
+    """Tells whether a callback has something to do behind every step, where a sink is a single one."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return any(_overrides(item, "on_train_batch_end") for item in callbacks)
+
+
 def _function(callback: Callback, hook: str) -> Any:
     function: Any = getattr(callback, hook)
     while isinstance(function, partial):

@@ -27,7 +27,7 @@ from lightning_sink.data.held import holds_training, parts_that_may_change
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Limits
-from lightning_sink.trainer.batch_hooks import are_shown_every_batch
+from lightning_sink.trainer.batch_hooks import are_met_every_batch, are_shown_every_batch
 from lightning_sink.trainer.option_hooks import OptionHooks
 
 
@@ -165,7 +165,7 @@ def eager_reason(trainer: Trainer) -> Hazard | None:
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and config.interval == "step":
             return Hazard(f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step")
-    single = getattr(trainer.strategy, "sink_size", 0) == 1
+    single = getattr(trainer.strategy, "sink_size", 0) == 1 and are_met_every_batch(trainer)
     if (single or are_shown_every_batch(trainer)) and OptionHooks(trainer).leave_end:
         return Hazard(
             "`on_train_batch_end` of the module runs behind that of callbacks, which are shown every step",

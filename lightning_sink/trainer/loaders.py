@@ -64,7 +64,8 @@ class TrainingLoaders(CombinedLoader):
         self._epoch_batches, self._options, self._horizon = epoch_batches, options, horizon
         self._device, self._trained = device, trained
         self._roads: list[Road] = []
-        persist = [] if before is None or before.has_ended else before._roads
+        before_these = [] if before is None or before.has_ended else before._roads
+        persist = [road for road in before_these if getattr(road.loader, "persistent_workers", False)]
         self._known = [road.fast for road in persist if road.fast is not None]
         self.traversals = Traversals(
             self._roads, self._iterate, endless=epoch_batches is not None, states=super()._state_dicts
@@ -90,6 +91,7 @@ class TrainingLoaders(CombinedLoader):
         if not self._roads:
             self.traversals.keeps_states = any(isinstance(loader, _Stateful) for loader in self.flattened)
             self._roads.extend(self._road(loader) for loader in self.flattened)
+            self._known.clear()
         if not (self.traversals.endless and self.traversals.iterator is not None):
             self.traversals.begin()
         return self

@@ -143,6 +143,7 @@ class TrainerSink(Sink):
                 started = True
                 if self._first:
                     self._hooks.start(batch, loop.batch_idx)
+                    self._last = self._last or trainer.should_stop
                     self._look_at_schedules()
                 elif self._hooks.is_monitored():
                     self._deliver()
@@ -313,6 +314,7 @@ class TrainerSink(Sink):
         late: Logged = []
         if self._last:
             early, late = split_late(calls, values)
+            self._hand_over()
             self._add(early, number)
         else:
             self._logs.add(calls, values, number, 1, self._selects if steps else 0)
