@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_sink.trainer.metric_vmap import Decisions, add, addable, made_at_once, unvalidated
+from lightning_sink.trainer.decisions import Decisions
+from lightning_sink.trainer.metric_vmap import add, addable, made_at_once, unvalidated
 from lightning_sink.trainer.metrics import MetricCall, Source, is_metric, repeat
 
 _FEW = 4

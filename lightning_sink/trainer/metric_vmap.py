@@ -20,11 +20,11 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import dim_zero_max, dim_zero_min, dim_zero_sum
 
 from lightning_sink.engine.private import without_fallback
+from lightning_sink.trainer.decisions import Decisions, Differs, as_decided
 from lightning_sink.trainer.metrics import MetricCall
 
 _LARGEST = 1 << 16
@@ -208,56 +208,6 @@ def _are_valid(metrics: Sequence[Metric], call: MetricCall, columns: Sequence[Te
     return True
 
 
-class _Differs(Exception):
-    """A call asks for more, or fewer, decisions than the first one did."""
-
-
-class Decisions(TorchFunctionMode):
-    """Sees what Python decides by tensors; or, made of that, decides the same for all steps at once.
-
-    Args:
-        known: What is decided, in order; None where it is to be seen.
-
-    Attributes:
-        taken: What was decided.
-        asked: By what, where it was known.
-    """
-
-    def __init__(self, known: Sequence[bool] | None = None) -> None:
-        super().__init__()
-        self._known = known
-        self.taken: list[bool] = []
-        self.asked: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answers what decides, and counts in a way for which there is a rule of `vmap`'s."""
-        kwargs = kwargs or {}
-        if func is Tensor.__bool__:
-            return self._decide(args[0])
-        if self._known is not None and func is torch.bincount and len(args) == 1 and [*kwargs] == ["minlength"]:
-            return self._count(args[0], kwargs["minlength"])
-        if self._known is not None and func is Tensor.__setitem__ and isinstance(args[2], (int, float)):
-            tensor, where, value = args
-            if isinstance(where, Tensor) and where.dtype is torch.bool and where.ndim:
-                tensor.masked_fill_(where.reshape(*where.shape, *(1 for _ in tensor.shape[where.ndim :])), value)
-                return None
-        return func(*args, **kwargs)
-
-    def _decide(self, asked: Tensor) -> bool:
-        if self._known is None:
-            self.taken.append(bool(asked))
-            return self.taken[-1]
-        if len(self.asked) == len(self._known):
-            raise _Differs
-        self.asked.append(asked)
-        return self._known[len(self.asked) - 1]
-
-    def _count(self, values: Tensor, bins: int) -> Tensor:
-        is_one = (values >= 0) & (values < bins)
-        counts = torch.zeros(bins, dtype=torch.int64, device=values.device)
-        return counts.scatter_add(0, torch.where(is_one, values, 0).long(), is_one.long())
-
-
 def made_at_once(
     call: MetricCall, metrics: Sequence[Metric], columns: Sequence[Tensor], steps: int, decided: Sequence[bool]
 ) -> Together | None:
@@ -283,7 +233,7 @@ def made_at_once(
                 if call.method == "forward":
                     measured.append(metric.compute())
         if len(decisions.asked) != len(decided):
-            raise _Differs
+            raise Differs
         left = [[getattr(metric, name) for name in metric._defaults] for metric in metrics]
         return left, measured, decisions.asked
 
@@ -293,7 +243,7 @@ def made_at_once(
     with _put_back(metrics), call.as_then(), torch.no_grad(), without_fallback():
         try:
             left, measured, asked = torch.vmap(step, chunk_size=chunk)(begun, [*columns])
-        except _Differs:
+        except Differs:
             return None
         except Exception:  # of vmap, which refuses, or of a metric: it comes again, step by step
             _REFUSED.update({id(metric): metric for metric in metrics})
@@ -301,9 +251,3 @@ def made_at_once(
     if not all(isinstance(value, Tensor) for value in measured):
         return None
     return Together(left, measured) if as_decided(asked, decided) else None
-
-
-def as_decided(asked: Sequence[Tensor], decided: Sequence[bool]) -> bool:
-    """Tells whether values decide what was decided, in every step."""
-    agree = [(one == answer).all() for one, answer in zip(asked, decided, strict=True)]
-    return not agree or bool(torch.stack(agree).all())

@@ -1,4 +1,4 @@
-"""torchmetrics in a step: noted as calls, and made again on the host after each step that a program ran.
+"""torchmetrics in a step: noted as calls, and made again on the host behind steps that a program ran.
 
 A metric checks its arguments, counts, keeps lists: much of that no program can do, and none of it goes into the
 training. So while a step is recorded, a call of `update`, `forward`, `compute` or `reset` of a metric that belongs to
