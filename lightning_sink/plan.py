@@ -28,6 +28,7 @@ class Limits:
         validate_every: Batches between two validation runs; None where batches do not trigger validation.
         validate_over_epochs: Whether `validate_every` counts all batches since training began, not the epoch's.
         save_every: Optimizer steps between two checkpoints, one number for each callback that counts them.
+        judge_every: Those of them at which a metric decides: it is asked at each batch until the next optimizer step.
     """
 
     sink_size: int = -1
@@ -37,6 +38,7 @@ class Limits:
     validate_every: int | None = None
     validate_over_epochs: bool = False
     save_every: tuple[int, ...] = ()
+    judge_every: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,9 @@ def next_sink(limits: Limits, position: Position) -> int:
     if limits.max_steps >= 0:
         steps.append(limits.max_steps - position.optimizer_steps)
     bounds.extend(batches_until(count, limits.accumulate, position.epoch_batches) for count in steps)
+    judged = any(position.optimizer_steps % every == 0 for every in limits.judge_every)
+    if judged and batches_until(1, limits.accumulate, position.epoch_batches) > 1:
+        return 1
     return max(1, min(bounds))
 
 

@@ -35,6 +35,7 @@ class Training:
     validate_every: int | None = None
     validate_over_epochs: bool = False
     save_every: tuple[int, ...] = ()
+    judged: bool = False
 
     @property
     def limits(self) -> Limits:
@@ -46,6 +47,7 @@ class Training:
             validate_every=self.validate_every,
             validate_over_epochs=self.validate_over_epochs,
             save_every=self.save_every,
+            judge_every=self.save_every if self.judged else (),
         )
 
     @property
@@ -83,6 +85,8 @@ def train_plainly(training: Training) -> list[Batch]:
                     due.add("max_steps")
                 if any(steps in range(every, steps + 1, every) for every in training.save_every):
                     due.add("checkpoint")
+            if training.judged and any(steps in range(0, steps + 1, every) for every in training.save_every):
+                due.add("judged")
             counted = total if training.validate_over_epochs else in_epoch
             if training.validate_every and counted in range(0, counted + 1, training.validate_every):
                 due.add("validation")
@@ -136,14 +140,14 @@ def check_sinks(training: Training, plan: Plan, start: int = 0) -> None:
 
 def small_trainings() -> Iterator[Training]:
     """Yields every combination of small numbers."""
-    for epoch_batches, sized, sink_size, accumulate, max_steps, validate, save_every in itertools.product(
+    for epoch_batches, sized, sink_size, accumulate, max_steps, validate, save in itertools.product(
         (1, 2, 3, 4, 5, 6),
         (True, False),
         (-1, 1, 2, 3, 4),
         (1, 2, 3, 4),
         (-1, 0, 1, 2, 5),
         ((None, False), (1, False), (2, False), (3, False), (5, False), (2, True), (4, True), (7, True)),
-        ((), (2,), (2, 3)),
+        (((), False), ((2,), False), ((2, 3), True)),
     ):
         yield Training(
             epoch_batches=epoch_batches,
@@ -154,7 +158,8 @@ def small_trainings() -> Iterator[Training]:
             max_steps=max_steps,
             validate_every=validate[0],
             validate_over_epochs=validate[1],
-            save_every=save_every,
+            save_every=save[0],
+            judged=save[1],
         )
 
 
@@ -181,6 +186,7 @@ trainings = st.builds(
     validate_every=st.none() | st.integers(1, 130),
     validate_over_epochs=st.booleans(),
     save_every=st.lists(st.integers(1, 20), max_size=3).map(tuple),
+    judged=st.booleans(),
 )
 
 
@@ -240,7 +246,9 @@ def caught(plan: Plan, message: str) -> bool:
     pytest.param(without(validate_over_epochs=False), "the host is there", id="validation in each epoch"),
     pytest.param(without(validate_over_epochs=True), "the host is there", id="validation over epochs"),
     pytest.param(without(save_every=()), "the host is there", id="no checkpoints"),
-    pytest.param(without(save_every=(2,)), "the host is there", id="one checkpoint of two"),
+    pytest.param(without(save_every=(2,), judge_every=()), "the host is there", id="one checkpoint of two"),
+    pytest.param(without(judge_every=()), "the host is there", id="no metric is asked again"),
+    pytest.param(without(judge_every=(1,)), "no sink ends without a reason", id="a metric is asked at each batch"),
     pytest.param(without(max_steps=-1), "training does not go on", id="no max_steps"),
     pytest.param(without(accumulate=1), "no sink ends without a reason", id="no accumulation"),
     pytest.param(outside_windows, "the host is there", id="windows begin with sinks"),

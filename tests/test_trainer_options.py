@@ -141,6 +141,8 @@ KEPT = {
     "steps that accumulate": {"every_n_train_steps": 2, "save_top_k": -1},
     "epochs": {"every_n_epochs": 1, "save_top_k": -1},
     "the best of steps": {"monitor": "loss_step", "every_n_train_steps": 3, "save_top_k": 2},
+    "the best of steps that accumulate": {"monitor": "loss_step", "every_n_train_steps": 2, "save_top_k": 1},
+    "the best of validation, asked at steps that accumulate": {"monitor": "val_loss", "every_n_train_steps": 100},
     "the best of validation": {"monitor": "val_loss", "save_top_k": 2, "save_last": True},
     "the worst of validation": {"monitor": "val_loss", "save_top_k": 2, "mode": "max"},
     "epochs ends": {"save_on_train_epoch_end": True, "monitor": "loss_epoch", "save_top_k": 1},

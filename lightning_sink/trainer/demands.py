@@ -52,6 +52,7 @@ def limits(trainer: Trainer, sink_size: int) -> Limits:
         validate_every=validate_every,
         validate_over_epochs=trainer.check_val_every_n_epoch is None,
         save_every=_save_every(trainer) if automatic else (),
+        judge_every=_save_every(trainer, judged=True) if automatic else (),
     )
 
 
@@ -68,10 +69,12 @@ def counts_steps(trainer: Trainer) -> Callable[[int], bool] | None:
     return lambda made: 0 <= most <= made or any(made % every == 0 for every in saves)
 
 
-def _save_every(trainer: Trainer) -> tuple[int, ...]:
+def _save_every(trainer: Trainer, *, judged: bool = False) -> tuple[int, ...]:
+    """Returns the optimizer steps between two checkpoints, for each callback that counts them; `judged` by a metric."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    saves = (callback._every_n_train_steps for callback in callbacks if isinstance(callback, ModelCheckpoint))
-    return tuple(every for every in saves if every >= 1)
+    saves = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+    counted = (save._every_n_train_steps for save in saves if save.monitor is not None or not judged)
+    return tuple(every for every in counted if every >= 1)
 
 
 def deadline(trainer: Any) -> float:
