@@ -413,6 +413,19 @@ def test_combined_loaders(mode, kind, size, epoch):
             assert plain.states == sink.states
 
 
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("mode", ["max_size", "max_size_cycle", "min_size"])
+def test_one_loader_that_stands_twice(mode, workers):
+    seen = []
+    for strategy in ("auto", sinks(4, "dataset")):
+        torch.manual_seed(3)
+        data = DataLoader(TensorDataset(torch.arange(11.0)[:, None]), batch_size=3, shuffle=True, **workers)
+        seen.append(fit(CombinedLoader([data, data], mode), strategy).seen)
+        if data._iterator is not None:
+            data._iterator._shutdown_workers()  # freed without this they are waited for seconds
+    assert seen[0] == seen[1]
+
+
 @pytest.mark.parametrize(("size", "epoch"), [(4, "sink"), (4, "dataset")])
 def test_sequential_loaders_are_refused_as_in_plain_lightning(way, size, epoch):
     errors = []

@@ -100,6 +100,8 @@ class TrainingLoaders(CombinedLoader):
         return self.traversals.next(), self.traversals.batch - 1, 0
 
     def _road(self, loader: Any) -> Road:
+        if getattr(loader, "persistent_workers", False) and sum(other is loader for other in self.flattened) > 1:
+            return Road(loader)  # its places share one iterator, which gives each the batches that others leave
         device = self._device if self._options.cache == "device" else None
         fast = gathered(loader, self._horizon, device=device, cache_bytes=self._options.cache_bytes)
         if fast is not None:
