@@ -10,6 +10,7 @@ before each step and ends the sink there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 UNSIZED_SINK = 10_000
@@ -85,3 +86,52 @@ def batches_until(steps: int, accumulate: int, epoch_batches: int) -> int:
     The step that an epoch's last batch forces is not counted: a sink ends there anyway.
     """
     return steps * accumulate - epoch_batches % accumulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited:
+    """Numbers of optimizer steps at which the host has to be there, where only the step decides how many it makes.
+
+    Attributes:
+        max_steps: As in `Limits`.
+        save_every: As in `Limits`.
+        judge_every: As in `Limits`.
+    """
+
+    max_steps: int = -1
+    save_every: tuple[int, ...] = ()
+    judge_every: tuple[int, ...] = ()
+
+    def is_met(self, made: int, by: int) -> bool:
+        """Tells whether the host has to be there behind a batch.
+
+        Args:
+            made: Optimizer steps made since training began, those of the batch included.
+            by: Those of the batch.
+        """
+        if not by:
+            return any(made % every == 0 for every in self.judge_every)
+        return 0 <= self.max_steps <= made or any(made % every == 0 for every in self.save_every)
+
+    def batches_before(self, made: int, each: int) -> float:
+        """Returns how many batches there are before one behind which the host has to be there; infinity for any number.
+
+        Args:
+            made: Optimizer steps made since training began.
+            each: Those that each of the batches makes.
+        """
+        if not each:
+            return 0 if self.is_met(made, 0) else math.inf
+        ends = [_batches_to_multiple(made, each, every) for every in self.save_every]
+        if self.max_steps >= 0:
+            ends.append(max(1, -((made - self.max_steps) // each)))
+        return min(ends, default=math.inf) - 1
+
+
+def _batches_to_multiple(made: int, each: int, every: int) -> float:
+    """Returns the fewest batches, at least one, that bring a count to a multiple; infinity where none do."""
+    shared = math.gcd(each, every)
+    if made % shared:
+        return math.inf
+    period = every // shared
+    return -(made // shared) * pow(each // shared, -1, period) % period or period

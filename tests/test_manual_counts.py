@@ -20,6 +20,7 @@ KINDS = [OneOptimizer, Several, ThreeOptimizers, StepsThreeTimesInABatch, OneOfT
 KINDS += [StepsAsOftenAsTheBatchSays, AccumulatesByHand]
 SIZES = pytest.mark.parametrize("size", [-1, 1, 5])
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
+WAYS = pytest.mark.parametrize(("size", "engine"), [(-1, "eager"), (1, "eager"), (5, "eager"), (-1, "traced")])
 
 
 def runs(kind, size, engine="eager", callbacks=list, **options):
@@ -40,10 +41,10 @@ def test_the_counters_at_the_end(kind, size, engine):
 
 
 @pytest.mark.parametrize("steps", [2, 7, 13])
-@SIZES
+@WAYS
 @pytest.mark.parametrize("kind", KINDS)
-def test_max_steps_ends_at_plain_lightnings_batch(kind, size, steps):
-    plain, sink = runs(kind, size, max_steps=steps, max_epochs=3)
+def test_max_steps_ends_at_plain_lightnings_batch(kind, size, steps, engine):
+    plain, sink = runs(kind, size, engine, max_steps=steps, max_epochs=3)
     assert plain.events.ends[-1] == sink.events.ends[-1]
 
 
@@ -75,18 +76,45 @@ class Saved(ModelCheckpoint):
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize("every", [2, 3])
-@SIZES
+@WAYS
 @pytest.mark.parametrize("kind", KINDS)
-def test_checkpoints_are_saved_at_plain_lightnings_batches(kind, size, every):
+def test_checkpoints_are_saved_at_plain_lightnings_batches(kind, size, every, engine):
     kept = []
 
     def callbacks():
         kept.append(Saved(every, filename=f"{len(kept)}-" + "{step}"))
         return [kept[-1]]
 
-    runs(kind, size, callbacks=callbacks, enable_checkpointing=True)
+    runs(kind, size, engine, callbacks=callbacks, enable_checkpointing=True)
     assert kept[0].saved
-    assert kept[0].saved == kept[1].saved
+    plain, sink = ([(step, batch, pytest.approx(weights)) for step, batch, weights in run.saved] for run in kept)
+    assert kept[0].saved == kept[1].saved if engine == "eager" else plain == sink
+
+
+class LogsWhereItIs(AccumulatesByHand):
+    def training_step(self, batch, batch_idx):
+        self.log("place", float(batch_idx % 4 == 1))
+        super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@WAYS
+def test_a_metric_that_decides_is_asked_at_batches_that_make_no_step(size, engine):
+    kept = []
+
+    def callbacks():
+        kept.append(ModelCheckpoint(f"kept-{len(kept)}", monitor="place", mode="max", every_n_train_steps=2))
+        return [kept[-1]]
+
+    runs(LogsWhereItIs, size, engine, callbacks=callbacks, enable_checkpointing=True)
+    assert [float(run.best_model_score) for run in kept] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("options", [{"max_steps": 30}, {"callbacks": lambda: [Saved(15)]}], ids=["max_steps", "saves"])
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_steps_run_in_rows_up_to_one_that_is_awaited(options, chunks):
+    runs(OneOptimizer, -1, "traced", enable_checkpointing="callbacks" in options, **options)
+    assert max(chunks, default=0) > 8
 
 
 class Validated(Several):

@@ -6,6 +6,7 @@ plan. `check_sinks` compares the two, and the controls show that it catches plan
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lightning_sink.plan import UNSIZED_SINK, Limits, Position, batches_until, next_sink
+from lightning_sink.plan import UNSIZED_SINK, Awaited, Limits, Position, batches_until, next_sink
 
 Plan = Callable[[Limits, Position], int]
 
@@ -217,6 +218,28 @@ def test_batches_until():
             stepping = [batch for batch in range(1, 60) if (done + batch) % accumulate == 0]
             for steps in range(1, 8):
                 assert batches_until(steps, accumulate, done) == stepping[steps - 1]
+
+
+everies = st.lists(st.integers(1, 20), max_size=3).map(tuple)
+
+
+@given(
+    most=st.just(-1) | st.integers(0, 60), save_every=everies, judge_every=everies,
+    made=st.integers(0, 60), each=st.integers(0, 8),
+)  # fmt: skip
+def test_batches_before_one_that_is_awaited(most, save_every, judge_every, made, each):
+    awaited = Awaited(max_steps=most, save_every=save_every, judge_every=judge_every)
+    before = awaited.batches_before(made, each)
+    counts = [made + each * batch for batch in range(1, 200)]
+    met = [batch for batch, count in enumerate(counts, start=1) if awaited.is_met(count, each)]
+    assert before == (met[0] - 1 if met else math.inf)
+
+
+def test_what_is_awaited():
+    awaited = Awaited(max_steps=9, save_every=(4,), judge_every=(4,))
+    assert [made for made in range(1, 12) if awaited.is_met(made, by=1)] == [4, 8, 9, 10, 11]
+    assert [made for made in range(12) if awaited.is_met(made, by=0)] == [0, 4, 8]
+    assert not Awaited(max_steps=9, save_every=(4,)).is_met(4, by=0)
 
 
 def without(**limits) -> Plan:

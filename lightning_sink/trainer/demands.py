@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from lightning_sink.data.held import holds_training, parts_that_may_change
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
-from lightning_sink.plan import Limits
+from lightning_sink.plan import Awaited, Limits
 from lightning_sink.trainer.batch_hooks import are_met_every_batch, are_shown_every_batch
 from lightning_sink.trainer.option_hooks import OptionHooks
 
@@ -56,17 +56,17 @@ def limits(trainer: Trainer, sink_size: int) -> Limits:
     )
 
 
-def counts_steps(trainer: Trainer) -> Callable[[int], bool] | None:
-    """Returns what tells whether a sink must end because of the number of optimizer steps made so far.
+def awaited(trainer: Trainer) -> Awaited | None:
+    """Returns the numbers of optimizer steps at which a sink must end; None where there are none, or the plan has them.
 
-    None where nothing depends on it, or the plan knows it beforehand: with manual optimization, nobody does.
+    With manual optimization, nobody knows beforehand which batches make them.
     """
-    if trainer.lightning_module.automatic_optimization:
-        return None
-    most, saves = trainer.max_steps, _save_every(trainer)
-    if most < 0 and not saves:
-        return None
-    return lambda made: 0 <= most <= made or any(made % every == 0 for every in saves)
+    found = Awaited(
+        max_steps=trainer.max_steps,
+        save_every=_save_every(trainer),
+        judge_every=_save_every(trainer, judged=True),
+    )
+    return None if trainer.lightning_module.automatic_optimization or found == Awaited() else found
 
 
 def _save_every(trainer: Trainer, *, judged: bool = False) -> tuple[int, ...]:

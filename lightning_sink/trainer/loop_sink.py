@@ -93,6 +93,10 @@ class LoopSink(TrainerSink):
         number = self._loop._batches_that_stepped + behind // turns
         if self._hooks.monitors and self._selects:
             room = min(room, self._selects - 1 - number % self._selects)
+        if self._awaited is not None and isinstance(note, Note):
+            not_counted = (behind - self.passages.steps) * note.optimizer_steps
+            made = self._counters.optimization[1] + not_counted
+            room = int(min(room, self._awaited.batches_before(made, note.optimizer_steps)))
         if room < 1:
             return None
         self.progress.tell(self.passages.steps)
@@ -113,7 +117,7 @@ class LoopSink(TrainerSink):
         trainer = self._trainer
         if self._last or self.disturbed or (self._kind_of_all is None and len(note.turns) == 1):
             return True
-        if self._hooks.shows or self._ends_at is not None or self._interrupt.requested:
+        if self._hooks.shows or self._interrupt.requested:
             return True
         return bool(trainer.received_sigterm or trainer.should_stop or time.monotonic() >= self._deadline)
 

@@ -28,7 +28,7 @@ from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
-from lightning_sink.trainer.demands import counts_steps
+from lightning_sink.trainer.demands import awaited
 from lightning_sink.trainer.logging import LogBuffer, Logged, numbers_in, split_late
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.option_hooks import OptionHooks
@@ -83,7 +83,7 @@ class TrainerSink(Sink):
         self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.seen)
         self._automatic = self._module.automatic_optimization
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
-        self._ends_at = counts_steps(self._trainer)
+        self._awaited = awaited(self._trainer)
         self._option_hooks = OptionHooks(self._trainer)
         # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
         self._meets_end = self._option_hooks.leave_end and self._hooks.are_met
@@ -340,7 +340,7 @@ class TrainerSink(Sink):
         self._option_hooks.set_behind(self._loop.batch_idx)
 
     def _is_due(self, made: int) -> bool:
-        return made > 0 and self._ends_at is not None and self._ends_at(self._counters.optimization[1])
+        return self._awaited is not None and self._awaited.is_met(self._counters.optimization[1], made)
 
     def _add(self, pairs: Logged, number: int) -> None:
         calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]
