@@ -63,6 +63,33 @@ def test_rows_that_measure_are_plain_lightnings(chunks, engine, size):
 
 
 @pytest.mark.parametrize("engine", ["traced", pytest.param("inductor", marks=missing)])
+@pytest.mark.parametrize("most", [7, loop_sink._MOST_LEFT])
+@pytest.mark.parametrize("accumulate", [3, 8])
+def test_windows_that_measure_are_plain_lightnings(chunks, engine, accumulate, most, monkeypatch):
+    monkeypatch.setattr(loop_sink, "_MOST_LEFT", most)
+    options = {"accumulate_grad_batches": accumulate, "log_every_n_steps": 2, "max_epochs": 3}
+    plain, sink = both(Measured, many, SinkStrategy(-1, epoch="dataset", engine=engine), **options)
+    assert_parity(plain, sink, exact=False)
+    assert sum(chunks) > STEPS
+    assert set(chunks) <= {*range(accumulate, STEPS, accumulate)}
+
+
+class MeasuresOneTurnOtherwise(Measured):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx % 3 == 1:
+            self.both.update(self.net(batch[0]), batch[1])
+        return loss
+
+
+def test_steps_of_a_window_that_measure_otherwise_run_one_by_one(chunks):
+    strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
+    plain, sink = both(MeasuresOneTurnOtherwise, many, strategy, accumulate_grad_batches=3, max_epochs=2)
+    assert_parity(plain, sink)
+    assert not chunks
+
+
+@pytest.mark.parametrize("engine", ["traced", pytest.param("inductor", marks=missing)])
 def test_the_history_has_what_was_measured_in_each_step(engine):
     eager, compiled = (
         once(Measured, many, SinkStrategy(-1, epoch="dataset", engine=by), max_epochs=2) for by in ("eager", engine)
@@ -103,9 +130,12 @@ class Marked(Measured):
         return loss
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("where", [30, 41])
 @pytest.mark.parametrize("engine", ["traced", pytest.param("inductor", marks=missing)])
-def test_an_error_of_a_metrics_names_its_batch_and_steps_that_have_run_count(engine, where, chunks, monkeypatch):
+def test_an_error_of_a_metrics_names_its_batch_and_steps_that_have_run_count(
+    engine, where, accumulate, chunks, monkeypatch
+):
     monkeypatch.setattr(pace, "_WARM_UP", 0)
     monkeypatch.setattr(pace, "_TRIAL", 3)
     x, y = many().dataset.tensors
@@ -113,9 +143,9 @@ def test_an_error_of_a_metrics_names_its_batch_and_steps_that_have_run_count(eng
     marked = DataLoader(TensorDataset(x, y, marks), batch_size=8)
     torch.manual_seed(7)
     module = Marked()
-    trainer = L.Trainer(
-        strategy=SinkStrategy(-1, epoch="dataset", engine=engine), max_epochs=1, logger=[Rows()], **QUIET
-    )
+    options = {"accumulate_grad_batches": accumulate, **QUIET}
+    strategy = SinkStrategy(-1, epoch="dataset", engine=engine)
+    trainer = L.Trainer(strategy=strategy, max_epochs=1, logger=[Rows()], **options)
     with pytest.raises(LookupError, match="a loss of 1") as caught:
         trainer.fit(module, marked)
     assert sum(chunks) > 30
@@ -123,7 +153,7 @@ def test_an_error_of_a_metrics_names_its_batch_and_steps_that_have_run_count(eng
     assert int(module.all.update_count) > where
     torch.manual_seed(7)
     plain = Measured()
-    L.Trainer(max_steps=trainer.global_step, logger=False, **QUIET).fit(plain, many())
+    L.Trainer(max_steps=trainer.global_step, logger=False, **options).fit(plain, many())
     for expected, found in zip(plain.parameters(), module.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

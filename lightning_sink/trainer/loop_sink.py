@@ -33,13 +33,13 @@ class _Left:
     """What steps in a row that measure left, all with the same note.
 
     Attributes:
-        note: The note.
+        note: The note, or that of the steps that take turns.
         first: The index of the first one's batch.
         number: Its number for loggers.
         steps: How many there are.
     """
 
-    note: Note
+    note: Note | TurnsNote
     first: int
     number: int
     steps: int = 0
@@ -76,9 +76,7 @@ class LoopSink(TrainerSink):
         options, last = cast(Kind, kinds[-1])[2], len(kinds) - 1
         if any(kind != (turn == 0, turn == last, options) for turn, kind in enumerate(kinds)):
             return None
-        if options != self._options() or any(note.calls != notes[0].calls or note.measures for note in notes):
-            return None
-        return TurnsNote(tuple(notes), notes[0].calls)
+        return TurnsNote.of(notes) if options == self._options() else None
 
     def ahead(self, step: Step, note: Note | TurnsNote, most: int, behind: int = 0) -> Part | None:
         """Returns the batches of steps between this one and the sink's last that nobody on the host has to see."""
@@ -183,7 +181,7 @@ class LoopSink(TrainerSink):
         if not note.measures:
             self._logs.add(note.calls, logged, number, steps, self._selects, len(turns))
             return
-        self._left = self._left or _Left(cast(Note, note), first, number)
+        self._left = self._left or _Left(note, first, number)
         if self._left.add(logged, steps):
             self._catch_up()
 
@@ -201,7 +199,8 @@ class LoopSink(TrainerSink):
         values, done, error = left.note.values_in_row(left.columns(), left.steps)
         if done:
             by_themselves = values if done > 1 else [value[0] for value in values]
-            self._logs.add(left.note.calls, by_themselves, left.number, done, self._selects)
+            turns = len(left.note.turns)
+            self._logs.add(left.note.calls, by_themselves, left.number, done, self._selects, turns)
         if error is not None:
             self._has_failed = True
             if isinstance(error, Exception):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from lightning_sink.engine.private import pytree
-from lightning_sink.engine.state.attributes import Same
+from lightning_sink.engine.state.attributes import SCALARS, Same
 
 _TENSOR = "a tensor of the step"
 
@@ -55,6 +55,14 @@ class MetricCall:
     device: str
     autocast: torch.dtype | None
     shapes: tuple[tuple[int, ...], ...] = ()
+
+    def is_like(self, other: MetricCall) -> bool:
+        """Tells whether another step's call is the same but for its tensors; what is no plain value is not compared."""
+        mine, theirs = self.arguments, other.arguments
+        if replace(self, arguments=()) != replace(other, arguments=()) or len(mine) != len(theirs):
+            return False
+        pairs = zip(mine, theirs, strict=True)
+        return all(a is b or (type(a) is type(b) and type(a) in SCALARS and a == b) for a, b in pairs)
 
     @property
     def count(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,17 +82,35 @@ class TurnsNote:
     """What steps did that take turns, those of an accumulation window.
 
     Attributes:
-        turns: Their notes, in order.
-        calls: The calls of `self.log` of each of them.
+        turns: Their notes, in order. All log alike, and call metrics alike.
     """
 
     turns: tuple[Note, ...]
-    calls: tuple[LogCall, ...]
+
+    @classmethod
+    def of(cls, notes: Sequence[Note]) -> TurnsNote | None:
+        """Returns the note of steps with these; None where they do not log alike, or do not call metrics alike."""
+        first = notes[0]
+        for note in notes:
+            if note.calls != first.calls or len(note.metrics) != len(first.metrics):
+                return None
+            if not all(call.is_like(other) for call, other in zip(note.metrics, first.metrics, strict=True)):
+                return None
+        return cls(tuple(notes))
+
+    @property
+    def calls(self) -> tuple[LogCall, ...]:
+        """The calls of `self.log` of each of them."""
+        return self.turns[0].calls
 
     @property
     def measures(self) -> bool:
-        """Whether they call metrics, or log some: none does."""
-        return False
+        """Whether each calls metrics, or logs some."""
+        return self.turns[0].measures
+
+    def values_in_row(self, logged: list[Tensor], steps: int) -> tuple[list[Column], int, BaseException | None]:
+        """Makes the calls of metrics of steps in a row, as `Note` does."""
+        return self.turns[0].values_in_row(logged, steps)
 
     @property
     def schedulers(self) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.compiler.loop import CompiledStep
-from lightning_sink.engine.compiler.row import Row, Turn
+from lightning_sink.engine.compiler.row import Layout, Row, Turn, layout_of
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.state.slots import shape_of, share_memory, storages
@@ -226,9 +226,9 @@ class Program:
         self.kept_bytes = sum(outputs[index].nbytes for index in self._kept)
         return all(outputs[index].is_contiguous() for index in self._kept)
 
-    def kept_types(self, outputs: tuple[Tensor, ...]) -> list[torch.dtype]:
-        """Returns the types of what is kept of steps in a row."""
-        return [outputs[index].dtype for index in self._kept]
+    def kept_layouts(self, outputs: tuple[Tensor, ...]) -> list[Layout]:
+        """Returns what that looks like which is kept of steps in a row."""
+        return [layout_of(outputs[index]) for index in self._kept]
 
     def takes(self, columns: list[Column]) -> bool:
         """Tells whether leaves that were the same in the recorded steps are so in these batches."""

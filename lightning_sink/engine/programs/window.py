@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.compiler.loop import TurnTaking
-from lightning_sink.engine.compiler.row import Row
+from lightning_sink.engine.compiler.row import Layout, Row
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key
 from lightning_sink.engine.state.appends import Appends
@@ -105,7 +105,7 @@ class Window:
 
     def _in_order(self, values: Sequence[Tensor]) -> Tensor:
         """Returns what steps gave in their order, of what those of each turn gave."""
-        found = values[0].new_empty(sum(map(len, values)))
+        found = values[0].new_empty((sum(map(len, values)), *values[0].shape[1:]))
         for which, own in enumerate(values):
             found[which :: len(self.turns)] = own
         return found
@@ -136,7 +136,7 @@ class Windows:
     """The programs that have run one after another, each by itself, and the window that was found last."""
 
     def __init__(self) -> None:
-        self._ran: deque[tuple[Key, Program, list[torch.dtype] | None]] = deque(maxlen=_MOST_TURNS)
+        self._ran: deque[tuple[Key, Program, list[Layout] | None]] = deque(maxlen=_MOST_TURNS)
         self._known: tuple[tuple[Program, ...], Window | None] = (), None
 
     def forget(self) -> None:
@@ -145,15 +145,15 @@ class Windows:
 
     def add(self, key: Key, program: Program, outputs: tuple[Tensor, ...]) -> None:
         """Takes note of a program that has run a step, and of what that gave."""
-        self._ran.append((key, program, program.kept_types(outputs) if program.may_keep(outputs) else None))
+        self._ran.append((key, program, program.kept_layouts(outputs) if program.may_keep(outputs) else None))
 
     def find(self, sink: Sink, turns: int) -> Window | None:
         """Returns what may run the steps that come next, where so many take turns; None where nothing does."""
         if not 1 < turns <= len(self._ran):
             return None
-        keys, programs, types = zip(*islice(self._ran, len(self._ran) - turns, None), strict=True)
+        keys, programs, layouts = zip(*islice(self._ran, len(self._ran) - turns, None), strict=True)
         kinds, signatures = zip(*keys, strict=True)
-        if None in types or any(own != types[0] for own in types):
+        if None in layouts or any(own != layouts[0] for own in layouts):
             return None
         if any(signature != signatures[0] for signature in signatures):
             return None  # the batches that come next are all alike
