@@ -199,6 +199,11 @@ class SinkStrategy(SingleDeviceStrategy):
         """Tells the user a line."""
         rank_zero_info(f"lightning_sink: {text}")
 
+    @property
+    def present_sink(self) -> LoopSink | None:
+        """The sink that runs now."""
+        return self._sink
+
     def begin_sink(self, sink: LoopSink) -> None:
         """Takes note of a sink that begins."""
         self._sink = sink

@@ -32,6 +32,7 @@ from lightning_sink.trainer import demands
 from lightning_sink.trainer.fetcher import LoaderBatches, SinkFetcher
 from lightning_sink.trainer.loaders import LoaderSource, TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
+from lightning_sink.trainer.metric_reads import tell_of_reads
 
 _CHECK = "Sinks need at least one batch; check the dataset's length and `batch_size` with `drop_last=True`."
 
@@ -49,6 +50,7 @@ def take_over(trainer: Trainer, strategy: Any) -> None:
     fit_loop.__class__, fit_loop.epoch_loop.__class__ = SinkFitLoop, SinkEpochLoop
     fit_loop.sink_strategy = fit_loop.epoch_loop.sink_strategy = strategy
     fit_loop.epoch_loop.seen = Seen()
+    tell_of_reads(trainer, strategy)
 
 
 class SinkFitLoop(_FitLoop):

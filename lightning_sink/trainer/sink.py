@@ -13,8 +13,10 @@ Private names of Lightning (2.6), each because the order of events has no public
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from lightning.pytorch.trainer import call
@@ -93,6 +95,7 @@ class TrainerSink(Sink):
         self._index = 0
         self._first = self._last = True
         self._is_here = False  # whether the present batch came as the step sees it
+        self._asks_now: int | None = None  # the thread on which the user's code may run between two steps now
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
         self._result: Callable[[], Result] = lambda: Result(None, [])
@@ -132,7 +135,8 @@ class TrainerSink(Sink):
             self._batch.take(raw)
             self._is_here = self._transfer.is_identity(raw)
             inner = not self._first and not self._last and self._is_here
-            batch = raw if inner else self._batch.get()
+            with self._users_turn():
+                batch = raw if inner else self._batch.get()
             self._counters.ready()
             if not inner:
                 self._last = self._last or trainer.should_stop
@@ -160,7 +164,8 @@ class TrainerSink(Sink):
         """Fetches a batch. Ctrl-C takes effect here at once; elsewhere it waits until the step has ended."""
         self._interrupt.held = False
         try:
-            batch, _, _ = next(self._fetcher)
+            with self._users_turn():
+                batch, _, _ = next(self._fetcher)
         except StopIteration:
             self.exhausted = True
             self._end_without_batch(announced=0)
@@ -204,6 +209,20 @@ class TrainerSink(Sink):
         if not self._logs.is_empty:
             self._logs.deliver()
             self._trainer.callback_metrics  # noqa: B018
+
+    @contextmanager
+    def _users_turn(self) -> Iterator[None]:
+        """Between two steps, while code of the user's may look at what they logged."""
+        self._asks_now = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._asks_now = None
+
+    def metrics_are_read(self) -> None:
+        """Delivers what steps logged before the user's code looks at it. At other times nobody waits for it."""
+        if self._asks_now == threading.get_ident():
+            self._deliver()
 
     def _catch_up(self) -> None:
         """Sees to what steps left for later: nothing here."""
@@ -296,13 +315,20 @@ class TrainerSink(Sink):
     ) -> None:
         """Does Lightning's part of a step that a program ran."""
         loop, calls, self._take_back = self._loop, note.calls, None
-        steps = cast(Kind, step.kind)[1]
+        steps, number = cast(Kind, step.kind)[1], loop._batches_that_stepped
+        late: Logged = []
         self._counters.trained(note.clearings, note.optimizer_steps)
         step_by_hand(note.schedulers)
-        if self._schedulers:
-            step_schedulers(self._loop)
         self._catch_up()
-        values = note.values(logged)  # a metric may refuse what it gets: by now the step is counted
+        try:
+            values = note.values(logged)
+            if self.disturbed:
+                early, late = split_late(calls, values)
+                self._add(early, number)  # before a scheduler of the user's looks at it
+        finally:  # a metric may refuse what it gets: the step counts nevertheless
+            if self._schedulers:
+                with self._users_turn():
+                    step_schedulers(loop)
         if not self._last and self._hooks.shows:
             self._batch.announce()
             self._hooks.show(result().output, self._batch.get(), loop.batch_idx)
@@ -310,14 +336,17 @@ class TrainerSink(Sink):
             # A hook on the host stopped the training, or a step by hand was one that something waits for.
             self._batch.announce()
             self._last = True
-        number = loop._batches_that_stepped
-        late: Logged = []
         if self._last:
-            early, late = split_late(calls, values)
             self._hand_over()
-            self._add(early, number)
+            if not self.disturbed:
+                early, late = split_late(calls, values)
+                self._add(early, number)
         else:
-            self._logs.add(calls, values, number, 1, self._selects if steps else 0)
+            selects = self._selects if steps else 0
+            if self.disturbed:
+                self._add(late, number, selects)
+            else:
+                self._logs.add(calls, values, number, 1, selects)
             if self._logs.is_full:
                 self._deliver()
         self.history.add(loss, numbers_in(calls, values) if calls else [])
@@ -342,9 +371,9 @@ class TrainerSink(Sink):
     def _is_due(self, made: int) -> bool:
         return self._awaited is not None and self._awaited.is_met(self._counters.optimization[1], made)
 
-    def _add(self, pairs: Logged, number: int) -> None:
+    def _add(self, pairs: Logged, number: int, selects: int = 0) -> None:
         calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]
-        self._logs.add(calls, values, number, 1, 0)
+        self._logs.add(calls, values, number, 1, selects)
 
     def _processed(self) -> None:
         self._loop.batch_progress.increment_processed()
