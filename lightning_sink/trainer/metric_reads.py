@@ -1,4 +1,4 @@
-"""Reads of `trainer.callback_metrics` and its like between compiled steps, where what these logged is not delivered yet.
+"""Reads of `trainer.callback_metrics` and its like between compiled steps, of which not all is delivered yet.
 
 A scheduler of the user's, a transfer hook or a dataset may look at what the step before it logged. Values wait in a
 sink's `LogBuffer`, so the sink is told of such a read, and hands them over first.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 
 
 class SinkLoggerConnector(_LoggerConnector):

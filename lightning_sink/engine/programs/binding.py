@@ -171,10 +171,11 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
     hazards = [item for item in found if isinstance(item, Hazard)]
     if share_memory(second.recording.inputs, second.recording.written_inputs):
         hazards.append(Hazard("a tensor that the step writes to shares its memory with another one"))
+    looked_at = second.recording.read | second.recording.asked | {count.input for count in second.recording.counts}
     hazards += [
         Hazard(f"the value of {b.name}, which a step replaces, decides what Python does", second.recording.first_use[i])
         for i, b in enumerate(found)
-        if i in second.recording.read | second.recording.asked and isinstance(b, Binding) and b.tensor is None
+        if i in looked_at and isinstance(b, Binding) and b.tensor is None
     ]
     return [item for item in found if isinstance(item, Binding)], hazards
 

@@ -133,7 +133,10 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
     if not (sink.schedules(program.note) or any(turn.counts or turn.guards for turn in turns)):
         return Numbers(steps)
     found, stale, too_many = Numbers(0), list[bool](), 0
-    with closing(sink.passing(steps, program.note, lambda: stale.append(hyper.update()))) as passing:
+    with (
+        closing(sink.passing(steps, program.note, lambda: stale.append(hyper.update()))) as passing,
+        turns[0].gone_through(behind) as passed,  # of those that take turns, none decides by a count
+    ):
         while True:
             try:
                 next(passing)
@@ -149,6 +152,7 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
             for tensor, get in turn.counts:
                 tensor.fill_(get())
             found.rows.append([tensor.clone() for _, tensor in turn.numbers])
+            passed()
     found.steps = max(0, len(found.rows) - too_many)
     found.steps -= found.steps % len(turns)  # whole rounds
     if too_many or found.steps < len(found.rows):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from operator import is_
 from typing import Any
 
@@ -88,13 +88,16 @@ class Program:
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
         # Another step would compute with what this one left.
         asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
+        # Of the counts by which Python decides, those that a step adds something to, always the same, are known ahead.
+        self._counted = [(count, by) for count in observation.recording.counts if (by := count.by) is not None]
+        asks_what_it_writes |= len(self._counted) < len(observation.recording.counts)
         self._repeats = self.finds(left) and not (self.reads_slots or self._reshaped or asks_what_it_writes)
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self.takes_turns = function.takes_turns and not (
-            self._reshaped or self.questions or self._twins or self.appends
+            self._reshaped or self.questions or self._twins or self.appends or observation.recording.counts
         )
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
@@ -115,6 +118,26 @@ class Program:
             return False
         present = all((slot.get() is not None) is there for slot, there in self._gradients)
         return present and all(guard.holds() for guard in self.guards)
+
+    @contextmanager
+    def gone_through(self, behind: int) -> Iterator[Callable[[], None]]:
+        """Lets `fits` tell of steps in a row that have not run yet; gives what says that one was gone through.
+
+        Args:
+            behind: How many come before them, which may be running; as many were gone through last.
+        """
+        for count, by in self._counted:
+            count.begin_row(by, behind)
+
+        def passed() -> None:
+            for count, by in self._counted:
+                count.passed(by)
+
+        try:
+            yield passed
+        finally:
+            for count, _ in self._counted:
+                count.end_row()
 
     def is_for(self, leaves: Sequence[Tensor]) -> bool:
         """Tells whether a batch with these tensors gives the answers by which the recorded step went its way."""

@@ -104,7 +104,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._codes = codes
         self._writer = GraphWriter(self.recording, self._take_input)
         self._undo = Undo()
-        self._steps = StepCounts(before, self._undo, self._uses, self.recording.equal, self.paused)
+        self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)
         varying = before.parts.varying
         varying.begin(before.parts.holders())
         self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin(), *varying.tensors])
@@ -267,6 +267,7 @@ class Recorder(TorchDispatchMode, Tape):
         recording = self.recording
         self._writer.finish(outputs)
         recording.guards = list(self._uses.guards.values())
+        recording.counts = self._steps.deciding(recording.guards)
         for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):
             if place != place_of(tensor):
                 self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from lightning_sink.engine.numbers.guards import Guard
 from lightning_sink.engine.state.slots import storages
 from lightning_sink.engine.tracing.questions import Question
+from lightning_sink.engine.tracing.step_counts import Count
 from lightning_sink.engine.watch import Hazard
 
 
@@ -33,6 +34,7 @@ class Recording:
         read: Inputs whose values Python looked at; a program takes them to stay as they are.
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
+        counts: Numbers in optimizers' state by which guards decide.
     """
 
     graph: fx.Graph
@@ -50,6 +52,7 @@ class Recording:
     read: frozenset[int] = frozenset()
     asked: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
 
     @property
     def written_inputs(self) -> frozenset[int]:

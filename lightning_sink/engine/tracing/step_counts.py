@@ -1,17 +1,79 @@
-"""The step counts that optimizers keep in tensors and look at with `.item()`: numbers that stay inputs of a program."""
+"""The step counts that optimizers keep in tensors and look at with `.item()`: numbers that stay inputs of a program.
+
+What Python decides by one is asked again for each later step. Steps in a row are gone through before any of them has
+run, while those before them may be running: a `Count` then says what the tensor will hold, which is known of one that
+each step adds the same to.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.guards import Guard, Uses
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.state.slots import Snapshot
-from lightning_sink.engine.tracing.undo import Undo
+
+_aten = torch.ops.aten
+_ADDS = (_aten.add_.Tensor, _aten.add_.Scalar, _aten._foreach_add_.Scalar)
+
+
+class Count:
+    """A number in an optimizer's state, as a step that is about to run finds it where it asks.
+
+    Args:
+        tensor: What holds it.
+        node: What stands for that in the graph.
+        added: What the step adds to it before it asks.
+    """
+
+    def __init__(self, tensor: Tensor, node: fx.Node, added: float) -> None:
+        self._tensor, self._node, self._added = tensor, node, added
+        self._is_asked = self._is_in_row = False
+        self._start = 0.0
+
+    @property
+    def input(self) -> int:
+        """Which input of the recording it is."""
+        return int(self._node.meta["input"])
+
+    @property
+    def by(self) -> float | None:
+        """What a whole step adds to it, each the same; None for one that steps change otherwise."""
+        return added_to(self._node)
+
+    def __call__(self) -> float:
+        """Returns it."""
+        self._is_asked = True
+        return (self._start if self._is_in_row else float(self._tensor)) + self._added
+
+    def decides(self, guard: Guard) -> bool:
+        """Tells whether it is asked for what a guard decides."""
+        self._is_asked = False
+        guard.holds()
+        return self._is_asked
+
+    def begin_row(self, by: float, behind: int) -> None:
+        """Steps in a row are about to be gone through.
+
+        Args:
+            by: What each of them adds.
+            behind: How many come before them, which may be running; as many were gone through last.
+        """
+        self._start = self._start + by * behind if behind else float(self._tensor)
+        self._first, self._is_in_row = self._start, True
+
+    def passed(self, by: float) -> None:
+        """One of them was gone through."""
+        self._start += by
+
+    def end_row(self) -> None:
+        """All of them were."""
+        self._start, self._is_in_row = self._first, False
 
 
 class StepCounts:
@@ -19,7 +81,7 @@ class StepCounts:
 
     Args:
         before: What every slot held before the step.
-        undo: Knows what tensors held before the step wrote to them.
+        node: Returns what stands for a tensor in the graph.
         uses: Told of what is done with the numbers.
         equal: Takes pairs of counts of which the second was taken to be the first.
         paused: Keeps operations from being recorded.
@@ -28,39 +90,75 @@ class StepCounts:
     def __init__(
         self,
         before: Snapshot,
-        undo: Undo,
+        node: Callable[[Tensor], fx.Node],
         uses: Uses,
         equal: list[tuple[Tensor, Tensor]],
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._before = before
-        self._undo = undo
+        self._node = node
         self._uses = uses
         self._equal = equal
         self._paused = paused
         self._known: dict[float, tuple[Tensor, Number]] = {}
+        self._counts: list[Count] = []
 
     @property
     def numbers(self) -> list[Number]:
         """The stand-ins that exist."""
         return [number for _, number in self._known.values()]
 
+    def deciding(self, guards: list[Guard]) -> list[Count]:
+        """Returns the counts by which something was decided."""
+        with self._paused():
+            return [count for count in self._counts if any(map(count.decides, guards))]
+
     def number(self, tensor: Tensor) -> Number | None:
         """Returns the stand-in for a count; None for any other tensor."""
         if not self._before.is_optimizer_state(tensor):
             return None
+        node = self._node(tensor)
+        added = added_to(node) if node.op == "placeholder" else None  # another one was made in this step
         with self._paused():
             value = float(tensor)
-            earlier = self._undo.before(tensor)
-            added = 0.0 if earlier is None else value - float(earlier)
         # All parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
         # stands for all, and the program looks at each start whether they still agree.
         if value in self._known:
             leader, number = self._known[value]
             self._equal.append((leader, tensor))
             return number
-        count = tensor.detach().to(torch.float64, copy=True)
+        held = tensor.detach().to(torch.float64, copy=True)
         name = len(self._known), "an optimizer's step count"
-        number = Number(count, value, self._uses, name, lambda: float(tensor) + added)
+        count = None if added is None else Count(tensor, node, added)  # of what else it has become only programs know
+        self._counts += [] if count is None else [count]
+        number = Number(held, value, self._uses, name, count)
         self._known[value] = tensor, number
         return number
+
+
+def added_to(node: fx.Node) -> float | None:
+    """Returns what operations add to a tensor, a number each; None where they change it otherwise."""
+    total = 0.0
+    for user in node.users:
+        if user.target in _ADDS and node in user.all_input_nodes and isinstance(user.args[1], (int, float)):
+            total += float(user.args[1]) * float(user.kwargs.get("alpha", 1))  # type: ignore[arg-type]
+        elif _writes_through(user, node):
+            return None
+    return total
+
+
+def _writes_through(user: fx.Node, node: fx.Node) -> bool:
+    """Tells whether an operation, or one on a view that it gives, may write to one of its arguments."""
+    if user.op == "output":
+        return False
+    schema: Any = getattr(user.target, "_schema", None)
+    if schema is None:  # a part of what an operation gave
+        return any(_writes_through(other, user) for other in user.users)
+    given = [*zip(schema.arguments, user.args, strict=False)]
+    given += [(argument, user.kwargs[argument.name]) for argument in schema.arguments if argument.name in user.kwargs]
+    for argument, value in given:
+        holds = value is node or (isinstance(value, (list, tuple)) and any(item is node for item in value))
+        shares = argument.alias_info if holds else None
+        if shares is not None and (shares.is_write or any(_writes_through(other, user) for other in user.users)):
+            return True
+    return False

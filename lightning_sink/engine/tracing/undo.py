@@ -46,14 +46,6 @@ class Undo:
                     kept.add(key)
         return kept
 
-    def before(self, tensor: Tensor) -> Tensor | None:
-        """Returns what a tensor held before the step wrote to it; None where it did not."""
-        storage, saved = self._saved.get(tensor.untyped_storage().data_ptr(), (None, None))
-        if storage is None or saved is None:
-            return None
-        place = tensor.storage_offset(), tensor.shape, tensor.stride()
-        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(saved, *place)
-
     def restore(self) -> None:
         """Puts everything back."""
         for storage, saved in self._saved.values():

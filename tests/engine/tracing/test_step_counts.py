@@ -3,17 +3,18 @@
 from contextlib import nullcontext
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, Snapshot
+from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.record import Recorder
+from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.stand_in import StandInMode
 from lightning_sink.engine.tracing.step_counts import StepCounts
-from lightning_sink.engine.tracing.undo import Undo
 
 
 def after_steps(steps):
@@ -25,7 +26,8 @@ def after_steps(steps):
         optimizer.step()
     equal, uses = [], Uses(print, lambda what: None)
     before = Snapshot(Parts(module), [optimizer])
-    return module, optimizer, StepCounts(before, Undo(), uses, equal, nullcontext), equal, uses
+    writer = GraphWriter(Recording(fx.Graph()), lambda tensor, index: None)
+    return module, optimizer, StepCounts(before, writer.node, uses, equal, nullcontext), equal, uses
 
 
 def test_the_first_count_stands_for_all_that_agree():

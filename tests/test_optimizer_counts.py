@@ -1,0 +1,121 @@
+"""Code that looks at a number in an optimizer's state takes plain Lightning's way at each step, in rows too."""
+
+import pytest
+import torch
+
+from lightning_sink import SinkStrategy
+from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.tracing import step_counts
+from parity import Net, assert_parity, both, loader
+
+missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+ENGINES = pytest.mark.parametrize("engine", ["traced", pytest.param("inductor", marks=missing)])
+STEPS = 60
+
+
+class Slows(torch.optim.Optimizer):
+    """Keeps a count as torch's own do, and decides by it."""
+
+    def __init__(self, params, slows, replaces=False):
+        super().__init__(params, {"lr": 0.05})
+        self.slows, self.replaces = slows, replaces
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure()
+        for group in self.param_groups:
+            for parameter in (item for item in group["params"] if item.grad is not None):
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                if self.replaces:
+                    state["step"] = state["step"] + 1
+                else:
+                    state["step"] += 1
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+                if self.slows(state["step"].item()):
+                    parameter.mul_(0.9)
+        return loss
+
+
+class Decays(Slows):
+    """Decides by a number that it multiplies."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for state in self.state.values():
+            state.setdefault("room", torch.tensor(1.0)).mul_(0.9)
+            if state["room"].item() < 0.02:
+                self.param_groups[0]["params"][0].mul_(0.95)
+        return loss
+
+
+class Chosen(Net):
+    def __init__(self, choose):
+        super().__init__()
+        self.net[3] = torch.nn.Identity()
+        self.choose = choose
+
+    def configure_optimizers(self):
+        return self.choose(self.parameters())
+
+
+class AsksAdam(Chosen):
+    def __init__(self):
+        super().__init__(torch.optim.Adam)
+
+    def on_before_optimizer_step(self, optimizer):
+        state = optimizer.state.get(self.net[0].weight)
+        if state and state["step"].item() >= 30:
+            self.net[0].weight.grad.mul_(-1)
+
+
+def once_past(count):
+    return count > 30
+
+
+def each_tenth(count):
+    return count % 10 == 0
+
+
+KINDS = {
+    "RAdam": (lambda: Chosen(torch.optim.RAdam), True),
+    "ASGD": (lambda: Chosen(lambda params: torch.optim.ASGD(params, lr=0.05, t0=20)), False),
+    "NAdam": (lambda: Chosen(torch.optim.NAdam), True),
+    "past a count": (lambda: Chosen(lambda params: Slows(params, once_past)), True),
+    "each tenth": (lambda: Chosen(lambda params: Slows(params, each_tenth)), True),
+    "a count that is replaced": (lambda: Chosen(lambda params: Slows(params, once_past, replaces=True)), False),
+    "a number that decays": (lambda: Chosen(lambda params: Decays(params, once_past)), False),
+    "Adam's, in a hook": (AsksAdam, True),
+}
+
+
+def trained(name, engine, **options):
+    strategy = SinkStrategy(-1, epoch="dataset", engine=engine)
+    return both(KINDS[name][0], lambda: loader(STEPS, last=8), strategy, max_epochs=2, **options)
+
+
+@ENGINES
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore:The training step runs eagerly")
+def test_decisions_by_counts_are_plain_lightnings(chunks, name, engine):
+    plain, sink = trained(name, engine)
+    assert_parity(plain, sink)
+    in_rows = KINDS[name][1]
+    assert sum(chunks) > STEPS if in_rows else not chunks
+
+
+@pytest.mark.parametrize("name", ["RAdam", "past a count", "Adam's, in a hook"])
+@pytest.mark.filterwarnings("ignore:The training step runs eagerly")
+def test_windows_whose_optimizer_looks_at_its_counts(name):
+    plain, sink = trained(name, "traced", accumulate_grad_batches=3)
+    assert_parity(plain, sink)
+
+
+def test_control_counts_as_they_lie_before_a_row_train_another_model(monkeypatch):
+    monkeypatch.setattr(step_counts.Count, "passed", lambda self, by: None)
+    plain, sink = trained("past a count", "traced")
+    with pytest.raises(AssertionError):
+        assert_parity(plain, sink)
