@@ -29,7 +29,7 @@ class Limits:
         validate_every: Batches between two validation runs; None where batches do not trigger validation.
         validate_over_epochs: Whether `validate_every` counts all batches since training began, not the epoch's.
         save_every: Optimizer steps between two checkpoints, one number for each callback that counts them.
-        judge_every: Those of them at which a metric decides: it is asked at each batch until the next optimizer step.
+        judge_every: Those of them that may also save at a batch that makes no optimizer step: where a metric decides.
     """
 
     sink_size: int = -1

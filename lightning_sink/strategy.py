@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -21,6 +22,7 @@ from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.datamodule import SinkDataModule
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
+from lightning_sink.engine.numbers.number import as_they_are
 from lightning_sink.engine.state.attributes import are_the_same
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine
@@ -269,8 +271,14 @@ class SinkStrategy(SingleDeviceStrategy):
             require_optimizer(self.optimizers, trainer.lightning_module)
             self._close_engine()
 
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Returns an optimizer's state, with the options that the user gave it, in a step too."""
+        with nullcontext() if self._engine is None else self._engine.shows_options():
+            return super().optimizer_state(optimizer)
+
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Adds the place in the data; everything else in the file is Lightning's."""
+        checkpoint = as_they_are(checkpoint)  # one that a step saves may hold stand-ins for numbers
         module = self.lightning_module
         loop = module.trainer.fit_loop if module is not None else None
         place = loop.place() if isinstance(loop, SinkFitLoop) else None

@@ -151,6 +151,55 @@ def test_saving_by_hand_and_only_weights():
     assert torch.equal(again.net[0].weight, run.module.net[0].weight)
 
 
+class SavesInItsStep(NoDropout):
+    """Saves in a hook that belongs to the step, a few times while it is recorded."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.options = options
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.global_step < 12:
+            self.trainer.save_checkpoint(f"saved-{type(self.trainer.strategy).__name__}/{self.global_step}.ckpt")
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01, **self.options)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=60)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_checkpoints_that_a_step_saves(options):
+    for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced")):
+        torch.manual_seed(7)
+        train(SavesInItsStep(options), loader(), strategy, max_epochs=1)
+    for step in range(1, 12):
+        plain, sink = (
+            torch.load(f"saved-{name}/{step}.ckpt", weights_only=True)
+            for name in ("SingleDeviceStrategy", "SinkStrategy")
+        )
+        assert_same_content(plain, sink, exact=False)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_what_is_saved_behind_a_resume(accumulate):
+    options = {"accumulate_grad_batches": accumulate, "limit_train_batches": 12}
+    saved("auto", "first", NoDropout, max_epochs=2, callback=saves("first"), **options)
+    files = []
+    for folder, strategy in (("plain", "auto"), ("sink", SinkStrategy(-1, epoch="dataset", engine="eager"))):
+        path = f"first/{24 // accumulate}.ckpt"
+        _, names = saved(strategy, folder, NoDropout, callback=saves(folder), checkpoint=path, max_epochs=3, **options)
+        files.append(names)
+    assert files[0] == files[1]
+    for name in files[0]:
+        assert_same_content(load(f"plain/{name}"), load(f"sink/{name}"))
+
+
+def saves(folder):
+    return ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=4, auto_insert_metric_name=False)
+
+
 def test_two_fits_with_a_checkpoint_between_them():
     plain, sink = both(Net, loader, SinkStrategy(5, epoch="dataset", engine="eager"), max_epochs=2)
     assert_parity(plain, sink, exact=True)

@@ -413,3 +413,12 @@ def test_a_checkpoint_after_the_training_has_the_place_too(way):
     run.trainer.save_checkpoint("after.ckpt")
     ours = torch.load("after.ckpt", weights_only=False)["lightning_sink"]
     assert (ours["traversal"], ours["position"]) == (1, 4)
+
+
+def test_an_error_where_the_first_traversal_begins_is_the_one_that_is_raised(monkeypatch):
+    def refuse(*arguments, **options):
+        raise ValueError("the data takes 10240 bytes on the device, and 1000 are allowed")
+
+    monkeypatch.setattr("lightning_sink.trainer.loaders.gathered", refuse)
+    with pytest.raises(ValueError, match="1000 are allowed"):
+        fit(loader(), sinks(4, "dataset"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import CodeType
 from typing import Any
 
@@ -105,6 +105,10 @@ class CompiledEngine(Engine):
     def active(self) -> str:
         """What steps really run on: this engine's name, or "eager" where no step could be compiled."""
         return "eager" if self._sinks and not self._verified and not self.compiled_steps else self.name
+
+    def shows_options(self) -> AbstractContextManager[None]:
+        """Puts back what a recording has put into the optimizers' options, for a while."""
+        return self._hyper.shown()
 
     def close(self) -> None:
         """Lets go of every program and recording."""

@@ -303,6 +303,10 @@ class Engine(ABC):
         """What the steps really run on."""
         return self.name
 
+    def shows_options(self) -> AbstractContextManager[None]:
+        """Lets the optimizers' options be what they are without this engine, for who saves them in a step."""
+        return nullcontext()
+
     @abstractmethod
     def close(self) -> None:
         """Lets go of everything that the engine holds."""

@@ -1,10 +1,10 @@
 """What a Trainer and its module ask of a sink: where it must end, when, whether it may be compiled, and run at all.
 
-Private names of Lightning (2.6), without public getters: `_every_n_train_steps`, `_train_time_interval` and
-`_last_time_checked` of `ModelCheckpoint`, `_interval` of `Timer`, `_val_check_time_interval` and `_last_val_time` of
-`Trainer`, `_LRCallback` (the learning-rate finder, which counts steps), `_skip_backward` of the optimization loop
-(stochastic weight averaging sets it), `_MockOptimizer`, which stands for "no optimizer" once Lightning has read what
-`configure_optimizers` gave.
+Private names of Lightning (2.6), without public getters: `_every_n_train_steps`, `_train_time_interval`,
+`_last_global_step_saved` and `_last_time_checked` of `ModelCheckpoint`, `_interval` of `Timer`,
+`_val_check_time_interval` and `_last_val_time` of `Trainer`, `_LRCallback` (the learning-rate finder, which counts
+steps), `_skip_backward` of the optimization loop (stochastic weight averaging sets it), `_MockOptimizer`, which stands
+for "no optimizer" once Lightning has read what `configure_optimizers` gave.
 """
 
 from __future__ import annotations
@@ -69,11 +69,21 @@ def awaited(trainer: Trainer) -> Awaited | None:
     return None if trainer.lightning_module.automatic_optimization or found == Awaited() else found
 
 
+def _may_save_again(save: ModelCheckpoint, trainer: Trainer) -> bool:
+    """Tells whether it may save at a batch that makes no step: where a metric decides, or behind a resume."""
+    return save.monitor is not None or save._last_global_step_saved != trainer.global_step
+
+
 def _save_every(trainer: Trainer, *, judged: bool = False) -> tuple[int, ...]:
-    """Returns the optimizer steps between two checkpoints, for each callback that counts them; `judged` by a metric."""
+    """Returns the optimizer steps between two checkpoints, for each callback that counts them.
+
+    Args:
+        trainer: The trainer.
+        judged: Whether to leave out those that save only at a batch that makes a step.
+    """
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     saves = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
-    counted = (save._every_n_train_steps for save in saves if save.monitor is not None or not judged)
+    counted = (save._every_n_train_steps for save in saves if not judged or _may_save_again(save, trainer))
     return tuple(every for every in counted if every >= 1)
 
 

@@ -3,7 +3,8 @@
 A scheduler of the user's, a transfer hook or a dataset may look at what the step before it logged. Values wait in a
 sink's `LogBuffer`, so the sink is told of such a read, and hands them over first.
 
-Private name of Lightning (2.6): `_LoggerConnector`, behind those properties of `Trainer`.
+Private names of Lightning (2.6): `_LoggerConnector`, behind those properties of `Trainer`, and its
+`_progress_bar_metrics`, `_callback_metrics` and `_logged_metrics`, where they are kept.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ class SinkLoggerConnector(_LoggerConnector):
         sink = self.sink_strategy.present_sink
         if sink is not None:
             sink.metrics_are_read()
+
+    def take_over(self) -> None:
+        """Keeps the metrics as they are now, as `on_batch_end` does, without an end of the batch."""
+        metrics: Any = self.metrics
+        self._progress_bar_metrics.update(metrics["pbar"])
+        self._callback_metrics.update(metrics["callback"])
+        self._logged_metrics.update(metrics["log"])
 
     @property
     def callback_metrics(self) -> Any:

@@ -205,10 +205,10 @@ class TrainerSink(Sink):
         self._logs.deliver()
 
     def _hand_over(self) -> None:
-        """Delivers what programs' steps logged before one that may fail: `callback_metrics` is read then or never."""
+        """Delivers what programs' steps logged before one that may fail: the metrics are taken over then or never."""
         if not self._logs.is_empty:
             self._logs.deliver()
-            self._trainer.callback_metrics  # noqa: B018
+            self._trainer._logger_connector.take_over()
 
     @contextmanager
     def _users_turn(self) -> Iterator[None]:
@@ -316,15 +316,13 @@ class TrainerSink(Sink):
         """Does Lightning's part of a step that a program ran."""
         loop, calls, self._take_back = self._loop, note.calls, None
         steps, number = cast(Kind, step.kind)[1], loop._batches_that_stepped
-        late: Logged = []
         self._counters.trained(note.clearings, note.optimizer_steps)
         step_by_hand(note.schedulers)
         self._catch_up()
         try:
             values = note.values(logged)
-            if self.disturbed:
-                early, late = split_late(calls, values)
-                self._add(early, number)  # before a scheduler of the user's looks at it
+            early, late = split_late(calls, values)
+            self._add(early, number)  # before a scheduler of the user's looks at it, or one fails
         finally:  # a metric may refuse what it gets: the step counts nevertheless
             if self._schedulers:
                 with self._users_turn():
@@ -338,15 +336,8 @@ class TrainerSink(Sink):
             self._last = True
         if self._last:
             self._hand_over()
-            if not self.disturbed:
-                early, late = split_late(calls, values)
-                self._add(early, number)
         else:
-            selects = self._selects if steps else 0
-            if self.disturbed:
-                self._add(late, number, selects)
-            else:
-                self._logs.add(calls, values, number, 1, selects)
+            self._add(late, number, self._selects if steps else 0)
             if self._logs.is_full:
                 self._deliver()
         self.history.add(loss, numbers_in(calls, values) if calls else [])

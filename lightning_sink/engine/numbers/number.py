@@ -316,6 +316,22 @@ def released(value: Any) -> Any:
     return value
 
 
+def as_they_are(value: Any) -> Any:
+    """Returns a value with the plain number in every place of a `Number`, and tells nobody.
+
+    What holds one, a tuple, list or dictionary, is copied.
+    """
+    if type(value) is Number:
+        return value.value
+    if type(value) in (tuple, list):
+        items = [as_they_are(item) for item in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    if type(value) is dict:
+        held = {key: as_they_are(item) for key, item in value.items()}
+        return value if all(map(operator.is_, held.values(), value.values())) else held
+    return value
+
+
 def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
     """Returns what `torch.tensor` makes of a number."""
     default = torch.int64 if isinstance(number.value, int) else torch.get_default_dtype()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lightning_sink.engine.numbers.guards import Uses
-from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.number import Number, as_they_are
 
 # The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart. Where none
 # is asked for, parameters on a GPU have another.
@@ -163,6 +163,18 @@ class Hyperparameters:
         finally:
             self._lift_all(uses)
 
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Shows the options as they are to who saves them, in the midst of a recording too."""
+        put_in = [(group, dict(group)) for group, _, _ in self._put_in]
+        for group, before, put in self._put_in:
+            group.update({key: before[key] for key in before if group[key] is put[key]})
+        try:
+            yield
+        finally:
+            for group, held in put_in:
+                group.update(held)
+
     def _lift_all(self, uses: Uses) -> None:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         saved, present = [dict(group) for group in groups], self.read()
@@ -179,7 +191,7 @@ class Hyperparameters:
             # What the step itself wrote into a group stays; stand-ins do not.
             for key in [key for key in group if key not in put or group[key] is not put[key]]:
                 uses.leak(f"the step sets the optimizer's {key!r}")
-                group[key] = _released(group[key])
+                group[key] = as_they_are(group[key])
             group.update({key: before[key] for key in before if group[key] is put[key]})
         self._put_in = []
 
@@ -247,10 +259,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.dim() == 0 and not value.is_complex()
     return type(value) is float or (isinstance(value, numbers.Real) and not isinstance(value, bool))
-
-
-def _released(value: Any) -> Any:
-    """The plain number in place of a stand-in."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(_released(item) for item in value)
-    return value.value if type(value) is Number else value
