@@ -152,13 +152,15 @@ OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "dropout, twice": (Dropout, {}),
     "logs `grad_norm`": (LogsGradientNorms, {}),
     "an optimizer stepped by hand": (ByHand, {}),
-    "that, and a cosine schedule stepped by hand": (StepsItsSchedule, {}),
+    "that, with `max_steps`": (ByHand, {"max_steps": 1_000_000}),
+    "an optimizer and a cosine schedule stepped by hand": (StepsItsSchedule, {}),
     "a warmup by hand in `optimizer_step`": (WarmsUp, {}),
     "its losses kept in a list": (KeepsItsLosses, {}),
     "mixup by torch": (Mixes, {}),
     "a weight annealed over 6 epochs": (Anneals, {"max_epochs": 6}),
     "accuracy by torchmetrics": (MeasuresAccuracy, {}),
     "`accumulate_grad_batches=4`": (MLP, {"accumulate_grad_batches": 4}),
+    "that, and accuracy by torchmetrics": (MeasuresAccuracy, {"accumulate_grad_batches": 4}),
     '`precision="bf16-mixed"`': (MLP, {"precision": "bf16-mixed"}),
 }
 

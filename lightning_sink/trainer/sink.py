@@ -329,7 +329,8 @@ class TrainerSink(Sink):
                     step_schedulers(loop)
         if not self._last and self._hooks.shows:
             self._batch.announce()
-            self._hooks.show(result().output, self._batch.get(), loop.batch_idx)
+            with self._users_turn():
+                self._hooks.show(result().output, self._batch.get(), loop.batch_idx)
         if not self._last and (self._trainer.should_stop or self._is_due(note.optimizer_steps)):
             # A hook on the host stopped the training, or a step by hand was one that something waits for.
             self._batch.announce()
