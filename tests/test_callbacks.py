@@ -226,6 +226,29 @@ def test_a_step_callback_takes_part_in_every_step(size, engine):
     assert sink.engine == engine
 
 
+class Total(StepCallback):
+    """Counts steps in a tensor."""
+
+    def __init__(self):
+        self.steps = torch.zeros(())
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.steps.add_(1)
+
+
+@ENGINES
+@pytest.mark.parametrize("size", [3, 1, -1])
+def test_a_step_callback_is_called_once_in_a_sink_of_one_step_among_longer_ones(size, engine):
+    kept = []
+
+    def callbacks():
+        kept.append(Total())
+        return [kept[-1]]
+
+    both(Net, lambda: loader(7, last=8), strategy(engine, size), callbacks=callbacks, max_epochs=6)
+    assert [float(callback.steps) for callback in kept] == [42, 42]
+
+
 def test_control_a_callback_that_changes_weights_once_a_sink_is_told():
     plain, sink = both(Net, loader, strategy("traced"), callbacks=lambda: [DecaysOnce()], max_epochs=2)
     assert any("changes weights" in text and "StepCallback" in text for text in sink.warned)

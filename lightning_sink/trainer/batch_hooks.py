@@ -80,9 +80,8 @@ class BatchHooks:
         self._selects = trainer.log_every_n_steps if trainer.loggers else 0
         monitors = (item for item in trainer.callbacks if isinstance(item, LearningRateMonitor))
         self._monitors = [item for item in monitors if item.logging_interval != "epoch"]
-        apart = [] if alone else trainer.callbacks
-        self._traced = [item for item in apart if isinstance(item, StepCallback)]
-        self._shown = [item for item in apart if isinstance(item, _SHOWN)]
+        self._traced = [item for item in trainer.callbacks if isinstance(item, StepCallback)]  # programs have them in
+        self._shown = [] if alone else [item for item in trainer.callbacks if isinstance(item, _SHOWN)]
         self._others = [item for item in trainer.callbacks if item not in self._traced and item not in self._shown]
         self._showed = -1
 
