@@ -165,7 +165,7 @@ class Reads(L.Callback):
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize(
     ("where", "is_late"),
-    [("step", False), ("step", True), ("end", True), ("schedule", False), ("cycle", False)],
+    [(where, late) for where in ("step", "schedule", "cycle") for late in (False, True)] + [("end", True)],
 )
 def test_metrics_behind_an_error(where, is_late, engine):
     found, fails = [], where != "end"

@@ -84,7 +84,7 @@ class TrainingLoaders(CombinedLoader):
     def __len__(self) -> int:
         if self._epoch_batches is None:
             if self._iterator is None:
-                # Lightning asks behind an error of the first traversal's beginning, which another would take the place of.
+                # Lightning asks behind an error where the first traversal begins, whose place another would take.
                 raise TypeError("no traversal has begun")
             return super().__len__()
         return self._epoch_batches if self.traversals.limit > 0 else 0

@@ -184,10 +184,8 @@ class LogBuffer:
         self._rows: list[_Rows] = []
         self._begins_epoch = False
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether everything has been delivered."""
-        return not self._rows
+    def __len__(self) -> int:
+        return len(self._rows)
 
     @property
     def is_full(self) -> bool:
@@ -222,9 +220,14 @@ class LogBuffer:
                 self._rows.append(_Rows(calls, count, part, last, selected))
             start = end
 
-    def deliver(self) -> None:
-        """Hands all values to Lightning; every selected step becomes a row of its own."""
-        rows, self._rows = self._rows, []
+    def deliver(self, keep: int = 0) -> None:
+        """Hands values to Lightning; every selected step becomes a row of its own.
+
+        Args:
+            keep: How many of those that were added last are left.
+        """
+        end = max(0, len(self._rows) - keep)
+        rows, self._rows = self._rows[:end], self._rows[end:]
         connector, start = self._trainer._logger_connector, 0
         for end, row in enumerate(rows, start=1):
             last = end == len(rows)

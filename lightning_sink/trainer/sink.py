@@ -96,6 +96,7 @@ class TrainerSink(Sink):
         self._first = self._last = True
         self._is_here = False  # whether the present batch came as the step sees it
         self._asks_now: int | None = None  # the thread on which the user's code may run between two steps now
+        self._unfinished = 0  # rows of the step under way in `_logs`, behind those of others
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
         self._result: Callable[[], Result] = lambda: Result(None, [])
@@ -193,8 +194,7 @@ class TrainerSink(Sink):
     def _let_go(self, failed: bool) -> None:
         if failed:
             self._hand_over()
-        else:
-            self._logs.deliver()
+        self._logs.deliver()
         # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory by these.
         self._result, self._trained = lambda: Result(None, []), None
         self._batch = PresentBatch(self._trainer, self._transfer)
@@ -206,8 +206,8 @@ class TrainerSink(Sink):
 
     def _hand_over(self) -> None:
         """Delivers what programs' steps logged before one that may fail: the metrics are taken over then or never."""
-        if not self._logs.is_empty:
-            self._logs.deliver()
+        if len(self._logs) > self._unfinished:
+            self._logs.deliver(self._unfinished)
             self._trainer._logger_connector.take_over()
 
     @contextmanager
@@ -323,6 +323,7 @@ class TrainerSink(Sink):
             values = note.values(logged)
             early, late = split_late(calls, values)
             self._add(early, number)  # before a scheduler of the user's looks at it, or one fails
+            self._unfinished = bool(early)
         finally:  # a metric may refuse what it gets: the step counts nevertheless
             if self._schedulers:
                 with self._users_turn():
@@ -337,7 +338,8 @@ class TrainerSink(Sink):
             self._last = True
         if self._last:
             self._hand_over()
-        else:
+        self._unfinished = 0
+        if not self._last:
             self._add(late, number, self._selects if steps else 0)
             if self._logs.is_full:
                 self._deliver()
