@@ -323,7 +323,7 @@ def test_schedules_that_a_module_changes_in_the_middle_of_a_sink(chunks, change)
 @pytest.mark.parametrize("options", [{}, {"max_steps": 71}])
 def test_optimization_by_hand(chunks, options):
     compare(ByHand, "traced", -1, data=many, **options)
-    assert bool(chunks) == (not options)
+    assert sum(chunks) > 25
 
 
 def failed(make, data, error, engine="traced", **options):
