@@ -107,7 +107,7 @@ class CompiledEngine(Engine):
         return "eager" if self._sinks and not self._verified and not self.compiled_steps else self.name
 
     def shows_options(self) -> AbstractContextManager[None]:
-        """Puts back what a recording has put into the optimizers' options, for a while."""
+        """Takes what a recording has put into the optimizers' options out of them for a while."""
         return self._hyper.shown()
 
     def close(self) -> None:

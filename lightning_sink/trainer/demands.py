@@ -70,7 +70,7 @@ def awaited(trainer: Trainer) -> Awaited | None:
 
 
 def _may_save_again(save: ModelCheckpoint, trainer: Trainer) -> bool:
-    """Tells whether it may save at a batch that makes no step: where a metric decides, or behind a resume."""
+    """Tells whether it may save at a batch without a step: where a metric decides, or it has not saved there yet."""
     return save.monitor is not None or save._last_global_step_saved != trainer.global_step
 
 

@@ -83,7 +83,7 @@ class TrainingLoaders(CombinedLoader):
 
     def __len__(self) -> int:
         if self._epoch_batches is None:
-            if self._iterator is None:
+            if not self._roads:
                 # Lightning asks behind an error where the first traversal begins, whose place another would take.
                 raise TypeError("no traversal has begun")
             return super().__len__()

@@ -14,7 +14,7 @@ epoch's first batch, whose values take the place of what was there), `Trainer._r
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,6 +120,25 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
         del vars(module)["log"]
         if own is not None:
             vars(module)["log"] = own
+
+
+@contextmanager
+def told_of_logs(module: LightningModule, tell: Callable[[], None]) -> Iterator[None]:
+    """Calls something before each `module.log`: rows that wait are not to have values of a later step in them."""
+    held, original = vars(module), module.log
+    own = held.get("log")
+
+    def log(*args: Any, **options: Any) -> None:
+        tell()
+        original(*args, **options)
+
+    held["log"] = log
+    try:
+        yield
+    finally:
+        del held["log"]
+        if own is not None:
+            held["log"] = own
 
 
 _POSITIONAL = [*inspect.signature(LightningModule.log).parameters][3:]

@@ -57,7 +57,7 @@ class MetricCall:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def is_like(self, other: MetricCall) -> bool:
-        """Tells whether another step's call is the same but for its tensors; what is no plain value is not compared."""
+        """Tells whether another step's call is the same but for its tensors; objects count by identity."""
         mine, theirs = self.arguments, other.arguments
         if replace(self, arguments=()) != replace(other, arguments=()) or len(mine) != len(theirs):
             return False

@@ -31,7 +31,7 @@ from lightning_sink.engine.watch import Hazard
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import awaited
-from lightning_sink.trainer.logging import LogBuffer, Logged, numbers_in, split_late
+from lightning_sink.trainer.logging import LogBuffer, Logged, numbers_in, split_late, told_of_logs
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep
@@ -322,7 +322,9 @@ class TrainerSink(Sink):
         try:
             values = note.values(logged)
             early, late = split_late(calls, values)
-            self._add(early, number)  # before a scheduler of the user's looks at it, or one fails
+            self._add(
+                early, number
+            )  # before a scheduler of the user's looks at it, or one fails; the row is due with `late`
             self._unfinished = bool(early)
         finally:  # a metric may refuse what it gets: the step counts nevertheless
             if self._schedulers:
@@ -330,7 +332,7 @@ class TrainerSink(Sink):
                     step_schedulers(loop)
         if not self._last and self._hooks.shows:
             self._batch.announce()
-            with self._users_turn():
+            with self._users_turn(), told_of_logs(self._module, self._deliver):
                 self._hooks.show(result().output, self._batch.get(), loop.batch_idx)
         if not self._last and (self._trainer.should_stop or self._is_due(note.optimizer_steps)):
             # A hook on the host stopped the training, or a step by hand was one that something waits for.

@@ -13,6 +13,7 @@ import numbers
 import operator
 import sys
 from collections.abc import Callable
+from copy import copy
 from types import FrameType
 from typing import Any
 
@@ -319,17 +320,22 @@ def released(value: Any) -> Any:
 def as_they_are(value: Any) -> Any:
     """Returns a value with the plain number in every place of a `Number`, and tells nobody.
 
-    What holds one, a tuple, list or dictionary, is copied.
+    A tuple, list or dictionary that holds one is copied.
     """
     if type(value) is Number:
         return value.value
-    if type(value) in (tuple, list):
-        items = [as_they_are(item) for item in value]
-        return value if all(map(operator.is_, items, value)) else type(value)(items)
-    if type(value) is dict:
-        held = {key: as_they_are(item) for key, item in value.items()}
-        return value if all(map(operator.is_, held.values(), value.values())) else held
-    return value
+    if not isinstance(value, (tuple, list, dict)):
+        return value
+    held = [*(value.values() if isinstance(value, dict) else value)]
+    items = [as_they_are(item) for item in held]
+    if all(map(operator.is_, items, held)):
+        return value
+    if isinstance(value, tuple):
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    found = copy(value)
+    for key, item in zip(value if isinstance(value, dict) else range(len(value)), items, strict=True):
+        found[key] = item
+    return found
 
 
 def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:

@@ -135,7 +135,7 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
     found, stale, too_many = Numbers(0), list[bool](), 0
     with (
         closing(sink.passing(steps, program.note, lambda: stale.append(hyper.update()))) as passing,
-        turns[0].gone_through(behind) as passed,  # of those that take turns, none decides by a count
+        turns[0].gone_through(behind > 0) as passed,  # of those that take turns, none decides by a count
     ):
         while True:
             try:

@@ -89,15 +89,16 @@ class Program:
         # Another step would compute with what this one left.
         asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
         # Of the counts by which Python decides, those that a step adds something to, always the same, are known ahead.
-        self._counted = [(count, by) for count in observation.recording.counts if (by := count.by) is not None]
-        asks_what_it_writes |= len(self._counted) < len(observation.recording.counts)
+        counts_asked = [(count, count.adds) for count in observation.recording.counts]
+        self._counted = [(count, adds) for count, adds in counts_asked if adds is not None]
+        asks_what_it_writes |= len(self._counted) < len(counts_asked)
         self._repeats = self.finds(left) and not (self.reads_slots or self._reshaped or asks_what_it_writes)
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self.takes_turns = function.takes_turns and not (
-            self._reshaped or self.questions or self._twins or self.appends or observation.recording.counts
+            self._reshaped or self.questions or self._twins or self.appends or counts_asked
         )
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
@@ -120,18 +121,18 @@ class Program:
         return present and all(guard.holds() for guard in self.guards)
 
     @contextmanager
-    def gone_through(self, behind: int) -> Iterator[Callable[[], None]]:
+    def gone_through(self, follows: bool) -> Iterator[Callable[[], None]]:
         """Lets `fits` tell of steps in a row that have not run yet; gives what says that one was gone through.
 
         Args:
-            behind: How many come before them, which may be running; as many were gone through last.
+            follows: Whether they come right behind those that were gone through last, which may be running.
         """
-        for count, by in self._counted:
-            count.begin_row(by, behind)
+        for count, _ in self._counted:
+            count.begin_row(follows)
 
         def passed() -> None:
-            for count, by in self._counted:
-                count.passed(by)
+            for count, adds in self._counted:
+                count.passed(adds)
 
         try:
             yield passed

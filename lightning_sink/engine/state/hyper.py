@@ -165,14 +165,14 @@ class Hyperparameters:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Shows the options as they are to who saves them, in the midst of a recording too."""
-        put_in = [(group, dict(group)) for group, _, _ in self._put_in]
+        """Takes what a recording has put into the groups out of them for a while, for who saves them in the step."""
+        present = [(group, dict(group)) for group, _, _ in self._put_in]
         for group, before, put in self._put_in:
             group.update({key: before[key] for key in before if group[key] is put[key]})
         try:
             yield
         finally:
-            for group, held in put_in:
+            for group, held in present:
                 group.update(held)
 
     def _lift_all(self, uses: Uses) -> None:

@@ -1,15 +1,15 @@
 """The step counts that optimizers keep in tensors and look at with `.item()`: numbers that stay inputs of a program.
 
 What Python decides by one is asked again for each later step. Steps in a row are gone through before any of them has
-run, while those before them may be running: a `Count` then says what the tensor will hold, which is known of one that
-each step adds the same to.
+run, while those before them may be running: a `Count` then says what the tensor will hold, which is known of one to
+which each step adds the same numbers, and by nothing but these additions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -21,6 +21,9 @@ from lightning_sink.engine.state.slots import Snapshot
 _aten = torch.ops.aten
 _ADDS = (_aten.add_.Tensor, _aten.add_.Scalar, _aten._foreach_add_.Scalar)
 
+Add = tuple[float, float]
+"""A number, and what it is multiplied by."""
+
 
 class Count:
     """A number in an optimizer's state, as a step that is about to run finds it where it asks.
@@ -28,13 +31,14 @@ class Count:
     Args:
         tensor: What holds it.
         node: What stands for that in the graph.
-        added: What the step adds to it before it asks.
+        before: What the step adds to it before it asks.
     """
 
-    def __init__(self, tensor: Tensor, node: fx.Node, added: float) -> None:
-        self._tensor, self._node, self._added = tensor, node, added
-        self._is_asked = self._is_in_row = False
-        self._start = 0.0
+    def __init__(self, tensor: Tensor, node: fx.Node, before: list[Add]) -> None:
+        self._tensor, self._node, self._before = tensor, node, before
+        self._is_asked = False
+        self._in_row: Tensor | None = None  # what the next step of a row finds
+        self._behind_row = tensor  # what the first step behind the last row finds
 
     @property
     def input(self) -> int:
@@ -42,14 +46,14 @@ class Count:
         return int(self._node.meta["input"])
 
     @property
-    def by(self) -> float | None:
-        """What a whole step adds to it, each the same; None for one that steps change otherwise."""
+    def adds(self) -> list[Add] | None:
+        """What a whole step adds to it; None where steps change it otherwise, so that nobody knows it ahead."""
         return added_to(self._node)
 
     def __call__(self) -> float:
         """Returns it."""
         self._is_asked = True
-        return (self._start if self._is_in_row else float(self._tensor)) + self._added
+        return float(_sum(self._tensor if self._in_row is None else self._in_row, self._before))
 
     def decides(self, guard: Guard) -> bool:
         """Tells whether it is asked for what a guard decides."""
@@ -57,23 +61,31 @@ class Count:
         guard.holds()
         return self._is_asked
 
-    def begin_row(self, by: float, behind: int) -> None:
+    def begin_row(self, follows: bool) -> None:
         """Steps in a row are about to be gone through.
 
         Args:
-            by: What each of them adds.
-            behind: How many come before them, which may be running; as many were gone through last.
+            follows: Whether they come right behind those that were gone through last, which may be running.
         """
-        self._start = self._start + by * behind if behind else float(self._tensor)
-        self._first, self._is_in_row = self._start, True
+        self._in_row = _sum(self._behind_row if follows else self._tensor, [])
 
-    def passed(self, by: float) -> None:
-        """One of them was gone through."""
-        self._start += by
+    def passed(self, adds: list[Add]) -> None:
+        """One of them was gone through, which adds this."""
+        assert self._in_row is not None  # noqa: S101 - a row has begun
+        self._in_row = _sum(self._in_row, adds)
 
     def end_row(self) -> None:
         """All of them were."""
-        self._start, self._is_in_row = self._first, False
+        assert self._in_row is not None  # noqa: S101 - a row has begun
+        self._behind_row, self._in_row = self._in_row, None
+
+
+def _sum(tensor: Tensor, adds: list[Add]) -> Tensor:
+    """Returns a copy to which numbers are added as the step does it: in the tensor's own type, one after the other."""
+    total = tensor.detach().to("cpu", copy=True)
+    for number, alpha in adds:
+        total.add_(number, alpha=alpha)
+    return total
 
 
 class StepCounts:
@@ -118,7 +130,7 @@ class StepCounts:
         if not self._before.is_optimizer_state(tensor):
             return None
         node = self._node(tensor)
-        added = added_to(node) if node.op == "placeholder" else None  # another one was made in this step
+        before = added_to(node) if node.op == "placeholder" else None  # another one was made in this step
         with self._paused():
             value = float(tensor)
         # All parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
@@ -129,22 +141,24 @@ class StepCounts:
             return number
         held = tensor.detach().to(torch.float64, copy=True)
         name = len(self._known), "an optimizer's step count"
-        count = None if added is None else Count(tensor, node, added)  # of what else it has become only programs know
+        count = None if before is None else Count(tensor, node, before)  # of what else it is by now only programs know
         self._counts += [] if count is None else [count]
         number = Number(held, value, self._uses, name, count)
         self._known[value] = tensor, number
         return number
 
 
-def added_to(node: fx.Node) -> float | None:
-    """Returns what operations add to a tensor, a number each; None where they change it otherwise."""
-    total = 0.0
+def added_to(node: fx.Node) -> list[Add] | None:
+    """Returns what operations add to a tensor, in their order; None where they change it otherwise."""
+    adds: list[Add] = []
     for user in node.users:
-        if user.target in _ADDS and node in user.all_input_nodes and isinstance(user.args[1], (int, float)):
-            total += float(user.args[1]) * float(user.kwargs.get("alpha", 1))  # type: ignore[arg-type]
+        if user.target in _ADDS and isinstance(user.args[1], (int, float)):
+            own: Any = user.args[0]
+            times = sum(item is node for item in own) if isinstance(own, (list, tuple)) else 1
+            adds += [(user.args[1], cast(float, user.kwargs.get("alpha", 1)))] * times
         elif _writes_through(user, node):
             return None
-    return total
+    return adds
 
 
 def _writes_through(user: fx.Node, node: fx.Node) -> bool:
