@@ -1,5 +1,6 @@
 """Checkpoints are Lightning's own: saved at the same steps with the same content, and resumed in both directions."""
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,10 @@ class SavesInItsStep(NoDropout):
         if self.global_step < 12:
             self.trainer.save_checkpoint(f"saved-{type(self.trainer.strategy).__name__}/{self.global_step}.ckpt")
 
+    def on_save_checkpoint(self, checkpoint):
+        rate = self.optimizers().param_groups[0]["lr"]
+        checkpoint["mine"] = OrderedDict(rate=rate, of=[(2 * rate, self.global_step)])
+
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01, **self.options)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=60)
@@ -178,6 +183,7 @@ def test_checkpoints_that_a_step_saves(options):
             torch.load(f"saved-{name}/{step}.ckpt", weights_only=True)
             for name in ("SingleDeviceStrategy", "SinkStrategy")
         )
+        assert plain["mine"] == sink["mine"]
         assert_same_content(plain, sink, exact=False)
 
 

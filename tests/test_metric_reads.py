@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.aggregation import SumMetric
@@ -118,6 +119,39 @@ class AMetricInASchedule(Net):
 def test_a_metric_in_a_schedule():
     plain, sink = both(AMetricInASchedule, loader, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=2)
     assert plain.module.seen == sink.module.seen == [*map(float, range(35))]
+    assert_parity(plain, sink)
+
+
+class Averages(WeightAveraging):
+    """Is shown every step; averages while the loss is small, and logs how often it did."""
+
+    def __init__(self):
+        super().__init__(avg_fn=lambda average, current, count: average * 0.9 + current * 0.1)
+        self.seen = []
+
+    def should_update(self, step_idx=None, epoch_idx=None):
+        found = {} if step_idx is None else self.trainer.callback_metrics
+        self.seen += [float(value) for name, value in found.items() if name == "loss_forked_step"]
+        return bool(found) and self.seen[-1] < 1.1
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.trainer = trainer
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        pl_module.log("averaged", float(len(self.seen)), on_step=True)
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_callbacks_that_are_shown_every_step_read_its_metrics_and_log_into_its_row(engine):
+    kept = []
+
+    def callbacks():
+        kept.append(Averages())
+        return [kept[-1]]
+
+    strategy = SinkStrategy(-1, epoch="dataset", engine=engine)
+    plain, sink = both(lambda: Looks("callback_metrics"), loader, strategy, callbacks=callbacks, max_epochs=2)
+    assert kept[1].seen == pytest.approx(kept[0].seen, rel=1e-4)
+    assert {row["averaged"] for row in (values for _, values in plain.rows) if "averaged" in row} >= {3.0, 6.0}
     assert_parity(plain, sink)
 
 
