@@ -322,9 +322,8 @@ class TrainerSink(Sink):
         try:
             values = note.values(logged)
             early, late = split_late(calls, values)
-            self._add(
-                early, number
-            )  # before a scheduler of the user's looks at it, or one fails; the row is due with `late`
+            # Before a scheduler of the user's looks at it, or one fails; a logger gets it with what comes late.
+            self._add(early, number)
             self._unfinished = bool(early)
         finally:  # a metric may refuse what it gets: the step counts nevertheless
             if self._schedulers:
