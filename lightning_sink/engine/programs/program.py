@@ -127,8 +127,8 @@ class Program:
         Args:
             follows: Whether they come right behind those that were gone through last, which may be running.
         """
-        for count, _ in self._counted:
-            count.begin_row(follows)
+        for count, adds in self._counted:
+            count.begin_row(adds, follows)
 
         def passed() -> None:
             for count, adds in self._counted:

@@ -21,6 +21,9 @@ from lightning_sink.engine.state.slots import Snapshot
 _aten = torch.ops.aten
 _ADDS = (_aten.add_.Tensor, _aten.add_.Scalar, _aten._foreach_add_.Scalar)
 
+_EXACT, _MOST_STEPS = 1 << 24, 1 << 12
+"""Whole numbers up to this are added exactly in the types that counts mostly have; and more steps than a row has."""
+
 Add = tuple[float, float]
 """A number, and what it is multiplied by."""
 
@@ -37,8 +40,8 @@ class Count:
     def __init__(self, tensor: Tensor, node: fx.Node, before: list[Add]) -> None:
         self._tensor, self._node, self._before = tensor, node, before
         self._is_asked = False
-        self._in_row: Tensor | None = None  # what the next step of a row finds
-        self._behind_row = tensor  # what the first step behind the last row finds
+        self._in_row: Tensor | float | None = None  # what the next step of a row finds
+        self._behind_row: Tensor | float = tensor  # what the first step behind the last row finds
 
     @property
     def input(self) -> int:
@@ -61,13 +64,19 @@ class Count:
         guard.holds()
         return self._is_asked
 
-    def begin_row(self, follows: bool) -> None:
+    def begin_row(self, adds: list[Add], follows: bool) -> None:
         """Steps in a row are about to be gone through.
 
         Args:
+            adds: What each of them adds.
             follows: Whether they come right behind those that were gone through last, which may be running.
         """
-        self._in_row = _sum(self._behind_row if follows else self._tensor, [])
+        start = self._behind_row if follows else self._tensor.detach().to("cpu", copy=True)
+        number, dtype = float(start), self._tensor.dtype
+        most = abs(number) + _MOST_STEPS * sum(abs(each * alpha) for each, alpha in adds)
+        is_whole = number.is_integer() and all(float(each * alpha).is_integer() for each, alpha in adds)
+        is_exact = is_whole and most < _EXACT and dtype in (torch.float32, torch.float64, torch.int64)
+        self._in_row = number if is_exact else torch.as_tensor(start, dtype=dtype)
 
     def passed(self, adds: list[Add]) -> None:
         """One of them was gone through, which adds this."""
@@ -80,9 +89,13 @@ class Count:
         self._behind_row, self._in_row = self._in_row, None
 
 
-def _sum(tensor: Tensor, adds: list[Add]) -> Tensor:
-    """Returns a copy to which numbers are added as the step does it: in the tensor's own type, one after the other."""
-    total = tensor.detach().to("cpu", copy=True)
+def _sum(held: Tensor | float, adds: list[Add]) -> Tensor | float:
+    """Returns what numbers are added to, as the step does it: in the tensor's own type, one after the other."""
+    if not isinstance(held, Tensor):
+        return held + sum(number * alpha for number, alpha in adds)
+    if not adds:
+        return held
+    total = held.detach().to("cpu", copy=True)
     for number, alpha in adds:
         total.add_(number, alpha=alpha)
     return total
