@@ -2,6 +2,7 @@
 
 import lightning as L
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from gallery.manual import (
@@ -182,3 +183,31 @@ def test_resuming_with_the_other(kind, first, tmp_path):
 def test_an_endless_traversal(size):
     plain, sink = both(Several, loader, SinkStrategy(size, engine="eager"), max_epochs=6, max_steps=17)
     assert_parity(plain, sink, exact=True)
+
+
+class CountsBehind(OneOptimizer):
+    """Counts in its own hook at a batch's end, which comes behind the callbacks'."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ended", torch.zeros(()))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.ended += 1
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@ENGINES
+def test_checkpoints_are_saved_before_the_modules_own_hook(engine):
+    kept = []
+
+    class Ended(Saved):
+        def _save_checkpoint(self, trainer, filepath):
+            self.saved.append((trainer.global_step, float(trainer.lightning_module.ended)))
+
+    def callbacks():
+        kept.append(Ended(5))
+        return [kept[-1]]
+
+    runs(CountsBehind, -1, engine, callbacks=callbacks, enable_checkpointing=True)
+    assert kept[0].saved == kept[1].saved == [(step, step - 1.0) for step in range(5, 35, 5)]

@@ -86,6 +86,7 @@ class TrainerSink(Sink):
         self._automatic = self._module.automatic_optimization
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._awaited = awaited(self._trainer)
+        self._made = {1}  # optimizer steps that a batch was seen to make
         self._option_hooks = OptionHooks(self._trainer)
         # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
         self._meets_end = self._option_hooks.leave_end and self._hooks.are_met
@@ -155,7 +156,8 @@ class TrainerSink(Sink):
                     self._hooks.monitor(batch, loop.batch_idx)
                 leaves, signature = flatten(batch)
                 kind = self._kind()
-                step = Step(batch, leaves, signature, kind, kind[0] and self._clears, self._last and self._meets_end)
+                is_met = self._meets_end and (self._last or self._may_be_due())
+                step = Step(batch, leaves, signature, kind, kind[0] and self._clears, is_met)
                 yield step
             if self._last or self.skip_epoch or interrupt.requested:
                 self._deliver()
@@ -364,7 +366,13 @@ class TrainerSink(Sink):
         self._option_hooks.set_behind(self._loop.batch_idx)
 
     def _is_due(self, made: int) -> bool:
+        self._made.add(made)
         return self._awaited is not None and self._awaited.is_met(self._counters.optimization[1], made)
+
+    def _may_be_due(self) -> bool:
+        """Tells whether the host has to be there behind the next batch, if it makes as many steps as one before."""
+        awaited, made = self._awaited, self._counters.optimization[1]
+        return awaited is not None and any(awaited.is_met(made + by, by) for by in self._made)
 
     def _add(self, pairs: Logged, number: int, selects: int = 0) -> None:
         calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]

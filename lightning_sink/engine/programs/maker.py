@@ -180,8 +180,8 @@ class ProgramMaker:
             self._reported.add(what)
             self._fallback(hazard)
 
-    def _fail(self, key: Hashable, hazard: Hazard) -> None:
-        failures = self._failures[key] = self._failures.get(key, 0) + 1
+    def _fail(self, key: Hashable, hazard: Hazard, times: int = 1) -> None:
+        failures = self._failures[key] = self._failures.get(key, 0) + times
         if failures >= _MOST_FAILURES:
             self.report(hazard)
 
@@ -202,7 +202,7 @@ class ProgramMaker:
         if bindings is not None:
             return self._make(step.key, candidate, observation, bindings)
         if candidate.hazard is not None:
-            self._fail(step.key, candidate.hazard)
+            self._fail(step.key, candidate.hazard, _MOST_FAILURES if recording.changed_twice else 1)
             self.report(candidate.hazard)
         return False
 

@@ -239,7 +239,8 @@ def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iter
 class Snapshot:
     """What the slots of a training hold at one moment, to compare with later or to go back to.
 
-    Going back restores which tensor is where; what is inside the tensors is not kept here.
+    Going back restores which tensor is where, its `.data` and whether it asks for a gradient; what is inside tensors is
+    not kept here.
     """
 
     def __init__(self, parts: Parts, optimizers: list[Optimizer]) -> None:
@@ -247,6 +248,8 @@ class Snapshot:
         self.slots = find_slots(parts, optimizers)
         self.tensors = {name: slot.get() for name, slot in self.slots.items()}
         self.pointers = {name: place_of(tensor) for name, tensor in self.tensors.items() if tensor is not None}
+        held = {id(tensor): tensor for tensor in self.tensors.values() if tensor is not None and place_of(tensor)}
+        self._data = [(tensor, tensor.detach(), tensor.requires_grad) for tensor in held.values()]
         self.names: dict[int, list[str]] = {}
         for name, tensor in self.tensors.items():
             if tensor is not None:
@@ -277,3 +280,8 @@ class Snapshot:
         for name, slot in self.slots.items():
             if slot.get() is not self.tensors[name]:
                 slot.set(self.tensors[name])
+        for tensor, data, asks in self._data:
+            if place_of(tensor) != place_of(data):
+                tensor.data = data
+            if tensor.is_leaf and tensor.requires_grad != asks:
+                tensor.requires_grad_(asks)

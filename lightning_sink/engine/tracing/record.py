@@ -161,7 +161,10 @@ class Recorder(TorchDispatchMode, Tape):
         self._failed = True
         twice = [name for name, value in self._look().items() if value != python.get(name)]
         if twice:
-            self.hazard("recording it failed, and this step has changed twice: " + ", ".join(twice[:5]), "")
+            self.recording.changed_twice = True
+            # First, so that this is what the user is told.
+            what = "recording it failed, and this step has changed twice: " + ", ".join(f"`{n}`" for n in twice[:5])
+            self.recording.hazards.insert(0, Hazard(what, self.recording.hazards[-1].where))
         return body()
 
     def _release(self, tell: bool = True) -> None:

@@ -35,6 +35,7 @@ class Recording:
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
         counts: Numbers in optimizers' state by which guards decide.
+        changed_twice: Whether it failed, and not all could be undone before the step was run again.
     """
 
     graph: fx.Graph
@@ -53,6 +54,7 @@ class Recording:
     asked: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
+    changed_twice: bool = False
 
     @property
     def written_inputs(self) -> frozenset[int]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, nested
 from lightning_sink.engine.state.slots import Parts
+from lightning_sink.engine.tracing.kept_states import KeptStates
 
 _RESTORED = frozenset([list, deque, set, dict, OrderedDict, defaultdict, Counter])
 
@@ -66,9 +67,12 @@ class Attributes:
     def __init__(self, parts: Parts) -> None:
         self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
         values = [value for _, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
+        containers = nested(values)
         self._contents = [
-            (content, copy(content) if content else ()) for content in nested(values) if type(content) in _RESTORED
+            (content, copy(content) if content else ()) for content in containers if type(content) in _RESTORED
         ]
+        inside = (item for held in containers for item in (held.values() if isinstance(held, dict) else held))
+        self._states = KeptStates([*values, *inside])
         self._random = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
 
@@ -99,6 +103,7 @@ class Attributes:
         for container, content in self._contents:
             container.clear()
             (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        self._states.restore()
         random.setstate(self._random)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
