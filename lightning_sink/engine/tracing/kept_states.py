@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from lightning_sink.engine.state.attributes import is_a
+
 _MOST_BYTES = 1 << 20
 """Bytes of an array that is kept: larger ones are data, which steps read."""
 
@@ -35,10 +37,10 @@ class KeptStates:
 
 def _kept(value: Any) -> Callable[[], None] | None:
     """Returns what puts an object back; None for one of which nothing is kept."""
-    if isinstance(value, random.Random):
+    if is_a(value, random.Random):
         state = value.getstate()
         return lambda: value.setstate(state)
-    if isinstance(value, torch.Generator):
+    if is_a(value, torch.Generator):
         present = value.get_state()
 
         def put_back() -> None:
