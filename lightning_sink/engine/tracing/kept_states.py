@@ -14,8 +14,8 @@ import torch
 
 from lightning_sink.engine.state.attributes import is_a
 
-_MOST_BYTES = 1 << 20
-"""Bytes of an array that is kept: larger ones are data, which steps read."""
+_MOST_BYTES = 1 << 24
+"""Bytes of arrays that are kept in all: what is more is data, which steps read."""
 
 
 class KeptStates:
@@ -26,13 +26,27 @@ class KeptStates:
     """
 
     def __init__(self, values: Iterable[Any]) -> None:
-        found = {id(value): value for value in values}
-        self._put_back = [put_back for value in found.values() if (put_back := _kept(value)) is not None]
+        self._put_back: list[Callable[[], None]] = []
+        room = _MOST_BYTES
+        for value in {id(value): value for value in values}.values():
+            size = _bytes_of(value)
+            if size <= room and (put_back := _kept(value)) is not None:
+                self._put_back.append(put_back)
+                room -= size
 
     def restore(self) -> None:
         """Puts them back."""
         for put_back in self._put_back:
             put_back()
+
+
+def _bytes_of(value: Any) -> int:
+    """Returns the bytes of an array; none for any other object."""
+    if type(value) is bytearray:
+        return len(value)
+    if type(value) is array:
+        return len(value) * value.itemsize
+    return int(value.nbytes) if _is_numpys(value, "ndarray") else 0
 
 
 def _kept(value: Any) -> Callable[[], None] | None:
@@ -47,20 +61,20 @@ def _kept(value: Any) -> Callable[[], None] | None:
             value.set_state(present)
 
         return put_back
-    if type(value) in (bytearray, array) and len(value) <= _MOST_BYTES:
+    if type(value) in (bytearray, array):
         content = value[:]
         return lambda: value.__setitem__(slice(None), content)
-    return _kept_of_numpy(value) if type(value).__module__.startswith("numpy") else None
-
-
-def _kept_of_numpy(value: Any) -> Callable[[], None] | None:
-    if hasattr(value, "bit_generator"):
-        present = value.bit_generator.state
-        return lambda: setattr(value.bit_generator, "state", present)
-    if type(value).__name__ == "RandomState":
-        state = value.get_state()
-        return lambda: value.set_state(state)
-    if type(value).__name__ == "ndarray" and value.nbytes <= _MOST_BYTES and value.flags.writeable:
-        content = value.copy()
-        return lambda: value.__setitem__(..., content)
+    if _is_numpys(value, "Generator"):
+        numbers = value.bit_generator.state
+        return lambda: setattr(value.bit_generator, "state", numbers)
+    if _is_numpys(value, "RandomState"):
+        older = value.get_state()
+        return lambda: value.set_state(older)
+    if _is_numpys(value, "ndarray") and value.flags.writeable:
+        items = value.copy()
+        return lambda: value.__setitem__(..., items)
     return None
+
+
+def _is_numpys(value: Any, name: str) -> bool:
+    return type(value).__name__ == name and type(value).__module__.startswith("numpy")

@@ -11,13 +11,14 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from copy import copy
+from itertools import chain, islice
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, nested
+from lightning_sink.engine.state.attributes import MOST_VALUES, TENSOR_HOLDERS, nested
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.tracing.kept_states import KeptStates
 
@@ -71,8 +72,8 @@ class Attributes:
         self._contents = [
             (content, copy(content) if content else ()) for content in containers if type(content) in _RESTORED
         ]
-        inside = (item for held in containers for item in (held.values() if isinstance(held, dict) else held))
-        self._states = KeptStates([*values, *inside])
+        inside = (islice(held.values() if isinstance(held, dict) else held, MOST_VALUES) for held in containers)
+        self._states = KeptStates(chain(values, *inside))
         self._random = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
 
