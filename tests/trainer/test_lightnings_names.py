@@ -5,6 +5,7 @@ import pytest
 from lightning.pytorch import callbacks
 from lightning.pytorch.loops import fetchers, fit_loop, training_epoch_loop
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector import logger_connector
 from lightning.pytorch.tuner import lr_finder
 from lightning.pytorch.utilities import imports
 from torchmetrics import MetricCollection
@@ -21,6 +22,8 @@ OF_EPOCH_LOOP = [
 OF_FIT_LOOP = ["_combined_loader", "_data_source", "_data_fetcher", "epoch_loop"]
 OF_TRAINER = ["_logger_connector", "_data_connector", "_results", "received_sigterm", "_val_check_time_interval"]
 OF_CONNECTOR = ["on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "metrics"]
+OF_CONNECTOR += ["callback_metrics", "logged_metrics", "progress_bar_metrics"]
+OF_CHECKPOINT = ["_every_n_train_steps", "_train_time_interval", "_last_time_checked", "_last_global_step_saved"]
 OF_PROGRESS = ["ready", "started", "processed", "completed", "increment_by"]
 
 
@@ -40,7 +43,8 @@ def test_of_the_trainer_and_its_loops(trainer):
     progress, optimizer = loop.batch_progress, loop.automatic_optimization.optim_progress.optimizer
     assert missing(trainer, OF_TRAINER) == []
     assert missing(type(trainer._logger_connector), OF_CONNECTOR) == []
-    assert missing(trainer._logger_connector, ["_first_loop_iter"]) == []
+    kept = ["_first_loop_iter", "_progress_bar_metrics", "_callback_metrics", "_logged_metrics"]
+    assert missing(trainer._logger_connector, kept) == []
     assert missing(trainer._data_connector, ["_datahook_selector"]) == []
     assert missing(trainer.fit_loop, OF_FIT_LOOP) == []
     assert missing(loop, OF_EPOCH_LOOP) == []
@@ -62,8 +66,8 @@ def test_of_modules_and_classes():
     assert missing(training_epoch_loop, ["_TrainingEpochLoop"]) == []
     assert missing(lr_finder, ["_LRCallback"]) == []
     assert missing(imports, ["_RICH_AVAILABLE"]) == []
-    checkpoint = callbacks.ModelCheckpoint("kept")
-    assert missing(checkpoint, ["_every_n_train_steps", "_train_time_interval", "_last_time_checked"]) == []
+    assert missing(logger_connector, ["_LoggerConnector"]) == []
+    assert missing(callbacks.ModelCheckpoint("kept"), OF_CHECKPOINT) == []
     assert missing(callbacks.Timer("00:00:01:00"), ["_interval"]) == []
 
 
