@@ -137,8 +137,10 @@ class TrainerSink(Sink):
             self._batch.take(raw)
             self._is_here = self._transfer.is_identity(raw)
             inner = not self._first and not self._last and self._is_here
-            with self._users_turn():
-                batch = raw if inner else self._batch.get()
+            batch = raw
+            if not inner:
+                with self._users_turn():
+                    batch = self._batch.get()
             self._counters.ready()
             if not inner:
                 self._last = self._last or trainer.should_stop
@@ -286,6 +288,7 @@ class TrainerSink(Sink):
             return result
         self._result, self._trained = lambda: result, step
         cleared, made = (now - then for now, then in zip(self._counters.optimization, counted, strict=True))
+        self._made.add(made)
         self._last = self._last or trainer.should_stop or self._is_due(made)
         noted = len(plain.log.calls)
         self.history.add(loss, numbers_in(plain.log.calls, plain.log.values))
@@ -319,6 +322,7 @@ class TrainerSink(Sink):
         loop, calls, self._take_back = self._loop, note.calls, None
         steps, number = cast(Kind, step.kind)[1], loop._batches_that_stepped
         self._counters.trained(note.clearings, note.optimizer_steps)
+        self._made.add(note.optimizer_steps)
         step_by_hand(note.schedulers)
         self._catch_up()
         try:
@@ -366,7 +370,6 @@ class TrainerSink(Sink):
         self._option_hooks.set_behind(self._loop.batch_idx)
 
     def _is_due(self, made: int) -> bool:
-        self._made.add(made)
         return self._awaited is not None and self._awaited.is_met(self._counters.optimization[1], made)
 
     def _may_be_due(self) -> bool:
