@@ -16,6 +16,7 @@ from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, loader, once
 from test_on_device import (
+    ACCUMULATE,
     MODULES,
     MORE,
     OPTIMIZERS,
@@ -82,14 +83,20 @@ def test_options_of_the_trainer(name, engine):
 
 
 @needs_gpu
-@pytest.mark.parametrize("accumulate", [1, 2, 3])
-def test_steps_that_are_not_run_in_rows_are_replayed_too(accumulate, monkeypatch):
+def test_steps_that_are_not_run_in_rows_are_replayed_too(monkeypatch):
     monkeypatch.setattr(captured, "_LAUNCHED", float("inf"))  # however long a step takes
     replays, run = [], Block.run
     monkeypatch.setattr(Block, "run", lambda self, columns: (replays.append(self.is_captured), run(self, columns))[1])
-    make = Carries if accumulate == 1 else lambda: Net("adam")
-    compared(make, "cudagraph", 20, data=lambda: loader(60, last=8), accumulate_grad_batches=accumulate)
+    compared(Carries, "cudagraph", 20, data=lambda: loader(60, last=8))
     assert sum(replays) > 60
+
+
+@needs_gpu
+@pytest.mark.parametrize("accumulate", [2, 3, 8])
+@pytest.mark.parametrize("name", [name for name in ACCUMULATE if name != "collects"])
+def test_windows_of_accumulation_are_replayed_in_rows(name, accumulate, chunks):
+    compared(ACCUMULATE[name], "cudagraph", 40, data=lambda: loader(120), accumulate_grad_batches=accumulate)
+    assert sum(chunks) > 50
 
 
 @needs_gpu

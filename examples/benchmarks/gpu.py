@@ -141,14 +141,15 @@ class Watch(L.Callback):
         self.found.launches = len(launched) / self._steps
 
 
-def measure(model: str, sink_size: int, engine: str, buffer_size: int | None) -> Found:
+def measure(model: str, sink_size: int, engine: str, buffer_size: int | None, accumulate: int) -> Found:
     """Trains one model."""
     L.seed_everything(0, verbose=False)
     kind = MODELS[model]
     watch = Watch(sink_size)
     strategy = SinkStrategy(sink_size, engine=engine, fallback="error")
     epochs = _WARM + _TIMED + 1
-    trainer = L.Trainer(accelerator="cuda", devices=1, max_epochs=epochs, strategy=strategy, callbacks=[watch], **OFF)
+    options = {"strategy": strategy, "callbacks": [watch], "accumulate_grad_batches": accumulate, **OFF}
+    trainer = L.Trainer(accelerator="cuda", devices=1, max_epochs=epochs, **options)
     data = Cycle(kind.batches(DISTINCT), sink_size)
     with watch.watching():
         trainer.fit(kind(), datamodule=SinkDataModule.from_loaders(data, buffer_size=buffer_size))
@@ -170,6 +171,7 @@ def main() -> None:
     parser.add_argument("--sink-size", type=int, default=1_000)
     parser.add_argument("--engine", default="cudagraph")
     parser.add_argument("--buffer-size", type=int, help="batches fetched in one go, the most in a row of steps")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches to an optimizer step")
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -179,7 +181,8 @@ def main() -> None:
     named = ["GPU busy", "fed", "kernels and copies a step", "launches a step", "host us a step", "and launching"]
     lines = [f"| model | sink | us a step | {' | '.join(named)} |", f"|---|{'--:|' * (2 + len(named))}"]
     for model in args.models:
-        lines.append(row(model, args.sink_size, measure(model, args.sink_size, args.engine, args.buffer_size)))
+        found = measure(model, args.sink_size, args.engine, args.buffer_size, args.accumulate)
+        lines.append(row(model, args.sink_size, found))
         print(lines[-1], flush=True)
     lines += ["", f"* machine: {machine()}; {torch.cuda.get_device_name()}"]
     lines += [f"* versions: torch {version('torch')}, lightning {version('lightning')}"]

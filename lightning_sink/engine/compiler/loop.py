@@ -70,10 +70,9 @@ class CompiledStep:
         """Whether rows run beside the thread that launches them."""
         return False
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether it may take turns with others in a row."""
-        return True
+    def in_turns(self, steps: Sequence[CompiledStep]) -> TurnTaking:
+        """Returns what runs this step and others, of which each has its turn."""
+        return TurnTaking(steps)
 
     def row(
         self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int

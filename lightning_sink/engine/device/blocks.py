@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_sink.engine.device.block import Block, BlockStep, Launch
@@ -44,6 +44,21 @@ class Blocks:
         self._known: dict[tuple[int, ...], Block | BlockLoop] = {}
         self._marks: tuple[Any, Any] | None = None
         self._seconds: float | None = None
+
+    @classmethod
+    def of_rounds(cls, steps: Sequence[Blocks]) -> Blocks | None:
+        """Returns those of rounds of steps, each of which has been run; None where one is not captured.
+
+        Args:
+            steps: The blocks of each step of a round.
+        """
+        if any(own._refuse is None for own in steps):
+            return None
+        unrolled = any(own._unroll is None or own._why_no_loop for own in steps)
+        blocks = cls(steps[0]._graphs, steps[0]._refuse, None if unrolled else steps[0]._unroll)
+        blocks._most = max(1, blocks._most // len(steps))
+        blocks._seconds = sum(own._took() for own in steps)
+        return blocks
 
     def ran(self, begin: Any, end: Any) -> None:
         """Takes note of the events around a step: how long it took is looked at when it has to be known."""
@@ -92,14 +107,15 @@ class Blocks:
         return block
 
     def take_less(self, seconds: float) -> bool:
-        """Tells whether steps are captured and take less time than this.
+        """Tells whether steps are captured and take less time than this."""
+        return self._refuse is not None and self._took() < seconds
 
-        Waits for the one that was launched last, unless it is known by then what one takes.
-        """
+    def _took(self) -> float:
+        """Returns how long a step took. Waits for the one that was launched last, unless it is known by then."""
         if self._seconds is None and self._marks is not None:
             self._graphs.wait(self._marks[1])
             self._seconds = self._graphs.seconds(*self._marks)
-        return self._refuse is not None and (self._seconds or 0.0) < seconds
+        return self._seconds or 0.0
 
     def _block(self, step: BlockStep, size: int) -> Block | None:
         block = Block(step, size)

@@ -1,7 +1,7 @@
 """Steps that a device repeats by itself: captured in graphs, and replayed, one at a time or in rows.
 
 `CapturedStep` owns what is staged, where steps may work on copies of the inputs that differ, and the blocks of graphs;
-`captured_row.py` has its rows.
+`captured_row.py` has its rows, `captured_turns.py` those of steps that take turns.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from lightning_sink.engine.compiler.row import Layout, Outputs, Row, layout_of
 from lightning_sink.engine.device.block import Block, BlockStep, Launch, places_of
 from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured_row import CapturedRow
+from lightning_sink.engine.device.captured_turns import CapturedTurns
 from lightning_sink.engine.device.counterparts import Counterparts
 from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.device.placement import Placement
@@ -77,7 +78,10 @@ class CapturedStep(CompiledStep):
 
     Attributes:
         graphs: The device.
+        placement: As given.
         counterparts: What the step has on the host.
+        on_host: The draws that are made there.
+        layouts: What its outputs look like; known when it has been called.
         blocks: The graphs.
         last: The row that was launched last, unless nobody has it any more.
     """
@@ -92,12 +96,12 @@ class CapturedStep(CompiledStep):
         unroll: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(function, draws)
-        self.graphs, self._placement = graphs, placement
+        self.graphs, self.placement = graphs, placement
         self.counterparts = Counterparts(graphs, placement)
         self.blocks = Blocks(graphs, refuse, unroll)
         self.last: Callable[[], CapturedRow | None] = lambda: None
-        self._on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
-        self._layouts: list[Layout] = []
+        self.on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
+        self.layouts: list[Layout] = []
         self._fixed: dict[tuple[int, ...], _Fixed] = {}
         self._alone = 0
         self._places: list[int | None] = []
@@ -109,20 +113,20 @@ class CapturedStep(CompiledStep):
         outputs, ran = Outputs(), False
         counterparts.launch(inputs)
         try:
-            drawn = graphs.bring([draw() for draw in self._on_host])
+            drawn = graphs.bring([draw() for draw in self.on_host])
             begin = graphs.mark()
-            outputs, ran = self._step(*given, *drawn), True
+            outputs, ran = self.run_there(*given, *drawn), True
             self.blocks.ran(begin, graphs.mark())
-            self._layouts = self._layouts or [layout_of(output) for output in outputs]
+            self.layouts = self.layouts or [layout_of(output) for output in outputs]
         finally:
             outputs = self._end(inputs, outputs, ran=ran)
         return outputs
 
-    def _step(self, *given: Tensor) -> Outputs:
-        """Runs one step on the device: the inputs, and behind them what was drawn on the host."""
-        count = len(given) - len(self._on_host)
+    def run_there(self, *given: Tensor) -> Outputs:
+        """Runs one step there, on inputs that are there, and behind them what was drawn on the host."""
+        count = len(given) - len(self.on_host)
         hosts = iter(given[count:])
-        drawn = [next(hosts) if number in self._placement.draws else draw() for number, draw in enumerate(self._draws)]
+        drawn = [next(hosts) if number in self.placement.draws else draw() for number, draw in enumerate(self._draws)]
         return self._function(*given[:count], *drawn)
 
     def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
@@ -142,7 +146,7 @@ class CapturedStep(CompiledStep):
         try:
             block.run(varying)
             ran = True
-            block.write_back({number: inputs[number] for number in positions if number in self._placement.written})
+            block.write_back({number: inputs[number] for number in positions if number in self.placement.written})
             outputs = block.outputs()
         finally:
             outputs = self._end(fixed, outputs, ran=ran)
@@ -163,23 +167,41 @@ class CapturedStep(CompiledStep):
     def _may_stage_and_write(self, same: _Fixed, inputs: list[Tensor], positions: list[int]) -> bool:
         """Tells whether a step may work on copies of the inputs that differ, and write to them, and be what it is."""
         places = storages(inputs[position] for position in positions)
-        written = self._placement.written.intersection(positions)
+        written = self.placement.written.intersection(positions)
         if not written or not same.leave(places):
             return same.leave(places)
         counts = Counter(places)
         targets = [p for number, p in zip(positions, places, strict=True) if number in written and p is not None]
         alone = all(counts[place] == 1 for place in targets) and not same.hold(targets)
-        return alone and written.isdisjoint(self._placement.inputs)
+        return alone and written.isdisjoint(self.placement.inputs)
 
     @property
     def overlaps(self) -> bool:
         """Whether rows run beside the thread that launches them."""
         return True
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether it may take turns with others in a row: one by one, such steps are replayed; in turns, launched."""
-        return False
+    def in_turns(self, steps: Sequence[CompiledStep]) -> CapturedTurns:
+        """Returns what runs this step and others, of which each has its turn."""
+        return CapturedTurns([cast(CapturedStep, step) for step in steps])
+
+    def of_round(
+        self, steps: Sequence[CapturedStep], function: Callable[..., Outputs], placement: Placement
+    ) -> CapturedStep | None:
+        """Returns a step that is a round of steps, all of which have been called; None where they are not captured.
+
+        Args:
+            steps: The steps, of which this is the first.
+            function: Runs all of them, with the inputs of the round, and what they draw on the host.
+            placement: What the round has on the host.
+        """
+        draws = [draw for step in steps for draw in step.on_host]
+        blocks = Blocks.of_rounds([step.blocks for step in steps])
+        if blocks is None:
+            return None
+        step = CapturedStep(function, self.graphs, placement, draws)
+        step.layouts = [layout for step in steps for layout in step.layouts]
+        step.blocks = blocks
+        return step
 
     def row(
         self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
@@ -187,8 +209,8 @@ class CapturedStep(CompiledStep):
         """Returns steps in a row, to be run; the arguments are those of `Row`."""
         same = self._same(fixed, positions)
         tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in columns)
-        may_stage = self._placement.written.isdisjoint(positions) and same.leave(storages(tensors))
-        if not self._layouts or not may_stage:
+        may_stage = self.placement.written.isdisjoint(positions) and same.leave(storages(tensors))
+        if not self.layouts or not may_stage:
             return super().row(fixed, positions, columns, kept, steps)
         blocks, varying = self._find(same, positions, columns, kept, steps)
         return CapturedRow(self, fixed, blocks, varying, kept, steps)
@@ -196,18 +218,18 @@ class CapturedStep(CompiledStep):
     def _same(self, fixed: list[Tensor | None], positions: list[int]) -> _Fixed:
         same = self._fixed.get(tuple(positions))
         if same is None or not same.are(fixed):
-            given = [*self.counterparts.instead(fixed), *(None for _ in self._on_host)]
-            self._fixed[tuple(positions)] = same = _Fixed(fixed, given, self._placement.written)
+            given = [*self.counterparts.instead(fixed), *(None for _ in self.on_host)]
+            self._fixed[tuple(positions)] = same = _Fixed(fixed, given, self.placement.written)
         return same
 
     def _find(
         self, same: _Fixed, positions: list[int], columns: list[Column], kept: list[int], steps: int
     ) -> tuple[list[Launch], list[Column]]:
         """Returns blocks for steps in a row, and the inputs that differ, on the device, with what the host draws."""
-        varying = self._bring([*columns, *draw_in_a_row(self._on_host, steps)])
-        wanted = {index: self._layouts[index] for index in kept}
-        places = [*positions, *range(len(same.given) - len(self._on_host), len(same.given))]
-        step = BlockStep(self._step, same.given, places, [column[0] for column in varying], wanted)
+        varying = self._bring([*columns, *draw_in_a_row(self.on_host, steps)])
+        wanted = {index: self.layouts[index] for index in kept}
+        places = [*positions, *range(len(same.given) - len(self.on_host), len(same.given))]
+        step = BlockStep(self.run_there, same.given, places, [column[0] for column in varying], wanted)
         return self.blocks.find(step, same.places, steps), varying
 
     def _bring(self, columns: list[Column]) -> list[Column]:

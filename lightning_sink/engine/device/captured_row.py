@@ -63,6 +63,11 @@ class CapturedRow(Row):
             self.wait()  # where nobody has: what the steps did to the host's tensors counts
 
     @property
+    def is_captured(self) -> bool:
+        """Whether what is about to be launched was captured."""
+        return self._blocks[0].is_captured
+
+    @property
     def failed(self) -> bool:
         """Whether a step has failed already where it was launched."""
         return self._error is not None
@@ -70,7 +75,7 @@ class CapturedRow(Row):
     def launch(self) -> None:
         """Gives them to the device, behind what it was given before."""
         counterparts, before = self._captured.counterparts, self._captured.last()
-        is_captured = self._blocks[0].is_captured
+        is_captured = self.is_captured
         counterparts.launch(self._inputs)
         try:
             begin = self._graphs.mark()

@@ -97,9 +97,7 @@ class Program:
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
-        self.takes_turns = function.takes_turns and not (
-            self._reshaped or self.questions or self._twins or self.appends or counts_asked
-        )
+        self.takes_turns = not (self._reshaped or self.questions or self._twins or self.appends or counts_asked)
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None

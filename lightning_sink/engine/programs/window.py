@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.compiler.loop import TurnTaking
 from lightning_sink.engine.compiler.row import Layout, Row
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key
@@ -50,7 +49,7 @@ class Window:
 
     def __init__(self, programs: Sequence[Program], links: Sequence[Links], note: Any) -> None:
         self.turns, self._links, self.note = programs, links, note
-        self.function = TurnTaking([program.function for program in programs])
+        self.function = programs[0].function.in_turns([program.function for program in programs])
         self.appends = Appends([])
         self.grad_mode = any(program.grad_mode for program in programs)
         self.seconds = sum(program.seconds for program in programs) / len(programs)
