@@ -11,6 +11,7 @@ before each step and ends the sink there.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 UNSIZED_SINK = 10_000
@@ -126,6 +127,18 @@ class Awaited:
         if self.max_steps >= 0:
             ends.append(max(1, -((made - self.max_steps) // each)))
         return min(ends, default=math.inf) - 1
+
+    def rounds_before(self, made: int, each: Sequence[int]) -> float:
+        """Returns how many rounds of batches there are before one in which the host has to be there; maybe fewer.
+
+        Args:
+            made: Optimizer steps made since training began.
+            each: Those that each batch of a round makes, in order.
+        """
+        if 0 in each and self.is_met(made, 0):
+            return 0
+        steps = self.batches_before(made, 1)
+        return steps // sum(each) if any(each) and steps < math.inf else math.inf
 
 
 def _batches_to_multiple(made: int, each: int, every: int) -> float:

@@ -206,7 +206,7 @@ class Smooths(Quiet):
     ("make", "in_rows"),
     [
         (CountsByHand, False),
-        (LogsAtEnds, False),
+        (LogsAtEnds, True),
         (Reads, False),
         (Dampens, True),
         (Counted, True),

@@ -95,7 +95,7 @@ class CompiledEngine(Engine):
         self._plain_steps = 0
         self._looked_at = 0
         self._error: Exception | None = None
-        self._unsettled: tuple[Program | Window, tuple[Any, ...]] | None = None
+        self._unsettled: list[tuple[Program, tuple[Any, ...]]] = []
         self._row_runner: CompiledStep | TurnTaking | None = None
         self._ran: Program | None = None
         self._windows = Windows()
@@ -213,7 +213,7 @@ class CompiledEngine(Engine):
             self._plain_steps += 1
             self._verified[program.text] = verified + 1
             return True
-        if program.reads_slots or (self._unsettled is not None and self._unsettled[0] is not program):
+        if program.reads_slots or any(other is not program for other, _ in self._unsettled):
             self._settle()
         arguments = program.arguments(step.leaves)
         if arguments is None:
@@ -228,7 +228,7 @@ class CompiledEngine(Engine):
                 raise
             raise named from error
         program.seconds = time.perf_counter() - began
-        self._unsettled = program, outputs
+        left = self._unsettled = program.left(outputs, 1)
         self.compiled_steps += 1
         if self._ran is not program:
             self._ran = program
@@ -239,7 +239,7 @@ class CompiledEngine(Engine):
             self._settle()
         loss = None if program.loss is None else outputs[program.loss]
         program.collect(outputs, late=False)
-        sink.account(step, self._result_of(program, outputs), loss, logged, program.note)
+        sink.account(step, self._result_of(left), loss, logged, program.note)
         program.collect(outputs, late=True)
         return True
 
@@ -247,18 +247,18 @@ class CompiledEngine(Engine):
 
     def _repeating(self, sink: Sink, step: Step, program: Program) -> Program | Window | None:
         """Returns what may run the steps that come next, behind one that a program has just run."""
-        if self._unsettled is None:
+        if not self._unsettled:
             self._windows.forget()
             return None
-        outputs, turns = self._unsettled[1], sink.turns()
-        if turns == 1:
-            return program if program.may_repeat(outputs) else None
+        outputs, turns = self._unsettled[-1][1], sink.turns()
         self._windows.add(step.key, program, outputs)
-        return self._windows.find(sink, turns) if turns else None
+        window = self._windows.find(sink, turns) if turns else None
+        if window is None and turns == 1 and program.may_repeat(outputs):
+            return program
+        return window
 
     def _run_ahead(self, sink: Sink, step: Step, program: Program | Window) -> None:
         """Runs, many in one call, the steps that come next and need nothing but the program."""
-        self._windows.forget()
         if self._row_runner is not program.function:
             self._rest()
             self._row_runner = program.function
@@ -337,26 +337,30 @@ class CompiledEngine(Engine):
     def _account(self, sink: Sink, program: Program | Window, call: Call) -> None:
         self._error = call.error
         if call.done:
-            if call.outputs is not None:
-                self._unsettled = program, call.outputs
+            if call.done < len(program.turns):
+                self._settle()  # of the turns that were not reached, what they left before counts
+            if call.left is not None:
+                self._unsettled = call.left
             self.compiled_steps += call.done
+            self._windows.add_row(program, call.done)
             program.appends.append_row(call.collected, call.done)
-            result = self._result_of(program, call.outputs or ())  # asked for behind the last call only, which has them
+            result = self._result_of(call.left or [])  # asked for behind the last call only, which has it
             sink.account_chunk(call.done, result, call.losses, call.logged, program.note)
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
-    def _result_of(self, program: Program | Window, outputs: tuple[Any, ...]) -> Callable[[], Result]:
+    def _result_of(self, left: list[tuple[Program, tuple[Any, ...]]]) -> Callable[[], Result]:
         def result() -> Result:
             self._settle()
+            program, outputs = left[-1]
             return program.result(outputs)
 
         return result
 
     def _settle(self) -> None:
-        """Fills the slots that the last program left for later: most are replaced by the next step, unseen."""
-        if self._unsettled is not None:
-            (program, outputs), self._unsettled = self._unsettled, None
+        """Fills the slots that the last programs left for later: most are replaced by the next step, unseen."""
+        left, self._unsettled = self._unsettled, []
+        for program, outputs in left:
             program.store(outputs)
 
     def _look(self, sink: Sink) -> None:

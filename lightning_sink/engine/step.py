@@ -28,6 +28,14 @@ def taken_apart(column: Column) -> list[Tensor]:
     return [*column.unbind()] if isinstance(column, Tensor) else column
 
 
+def in_order(values: Sequence[Tensor], turns: int) -> Tensor:
+    """Returns what steps gave in their order, `[steps, ...]`, of what those of each of so many turns gave."""
+    found = values[0].new_empty((sum(map(len, values)), *values[0].shape[1:]))
+    for turn, own in enumerate(values):
+        found[turn::turns] = own
+    return found
+
+
 @dataclass
 class Step:
     """One step that is about to run.
@@ -224,12 +232,15 @@ class Sink(ABC):
         """
         return 1
 
-    def note_of_turns(self, kinds: Sequence[Hashable], notes: Sequence[Any]) -> Any | None:
+    def note_of_turns(
+        self, kinds: Sequence[Hashable], notes: Sequence[Any], layouts: Sequence[Sequence[Hashable]]
+    ) -> Any | None:
         """Returns a note for steps that take turns; None where they cannot be run in a row.
 
         Args:
-            kinds: The kinds of the last steps, as many as `turns` says.
+            kinds: The kinds of the last steps: as many as `turns` says, or that came again in this order.
             notes: Their notes.
+            layouts: What that looks like which each of them logs.
         """
         return None
 
@@ -283,7 +294,8 @@ class Sink(ABC):
             steps: How many: on the first of the batches that `ahead` returned, and gone through, if any were.
             result: Makes the last one's full result.
             loss: Their losses, of shape `[steps]`; None where they give none.
-            logged: The values that they logged, of the same shape each.
+            logged: The values that they logged, of the same shape each. Of steps that take turns, those of each turn
+                that was reached, one behind the other.
             note: The note of the step that was recorded.
         """
         raise NotImplementedError

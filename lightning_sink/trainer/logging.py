@@ -14,9 +14,11 @@ epoch's first batch, whose values take the place of what was there), `Trainer._r
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -185,6 +187,49 @@ class _Rows:
     selected: bool
 
 
+@dataclass(frozen=True)
+class LoggedTurns:
+    """What some steps in a row logged, those of them that log alike.
+
+    Attributes:
+        calls: What each of them logged.
+        values: The values: `[steps]` each, or lists of what a metric measured; of a single step, that by itself.
+        places: Which of the steps they are that take turns: the first one where all steps are alike.
+        turns: How many take turns.
+    """
+
+    calls: tuple[LogCall, ...]
+    values: list[Any]
+    places: tuple[int, ...] = (0,)
+    turns: int = 1
+
+    def before(self, step: int) -> int:
+        """Returns how many of them there are before a step of the row."""
+        rounds, turn = divmod(step, self.turns)
+        return rounds * len(self.places) + sum(place < turn for place in self.places)
+
+    def step(self, index: int) -> int:
+        """Returns which step of the row one of them is."""
+        rounds, which = divmod(index, len(self.places))
+        return rounds * self.turns + self.places[which]
+
+
+def numbers_in_row(parts: Sequence[LoggedTurns], steps: int) -> dict[str, Tensor]:
+    """Returns the values of so many steps by name, `[steps]` each; NaN for steps that log otherwise."""
+    if len(parts) == 1:
+        return {entry.name: values for entry, values in zip(parts[0].calls, parts[0].values, strict=True)}
+    found = dict[str, Tensor]()
+    for part in parts:
+        for entry, values in zip(part.calls, part.values, strict=True):
+            number = values.dtype if values.is_floating_point() else torch.get_default_dtype()
+            every = found.get(entry.name)
+            if every is None:
+                every = found[entry.name] = torch.full((steps,), torch.nan, dtype=number, device=values.device)
+            for which, place in enumerate(part.places):
+                every[place :: part.turns] = values[which :: len(part.places)].to(every.dtype)
+    return found
+
+
 _MOST_ROWS = 512
 """Rows that are kept before they are delivered in the middle of a sink: memory must not grow with its length."""
 
@@ -211,32 +256,34 @@ class LogBuffer:
         """Whether the values are to be delivered before others are added."""
         return len(self._rows) > _MOST_ROWS
 
-    def add(
-        self, calls: tuple[LogCall, ...], values: list[Any], first: int, steps: int, every: int, turns: int = 1
-    ) -> None:
+    def add(self, parts: Sequence[LoggedTurns], first: int, steps: int, every: int, stretch: int = 1) -> None:
         """Takes the values of a step, or of steps in a row.
 
         Args:
-            calls: What each step logged.
-            values: The values, `[steps]` each, or lists of what a metric measured; of one step, that by itself.
+            parts: What they logged; every step is in one of these.
             first: The first step's number for loggers.
             steps: How many steps.
             every: `log_every_n_steps`; 0 where no logger is to get any of them.
-            turns: How many steps have one number, of which a logger gets the last.
+            stretch: How many steps have one number, of which a logger gets the last.
         """
         if not self._rows:
             self._begins_epoch = self._trainer.fit_loop.batch_idx == 0
         start = 0
         while start < steps:
-            number = first + start // turns
-            end = min(steps, start + (every - number % every) * turns) if every else steps
-            last = first + (end - 1) // turns
-            selected = every > 0 and end % turns == 0 and (last + 1) % every == 0
-            if calls or selected:  # a row is due at its step whether that step logged or an earlier one did
-                part, count = values, end - start
-                if steps > 1:
-                    part = [value[start] if count == 1 else value[start:end] for value in values]
-                self._rows.append(_Rows(calls, count, part, last, selected))
+            number = first + start // stretch
+            end = min(steps, start + (every - number % every) * stretch) if every else steps
+            last = first + (end - 1) // stretch
+            selected = every > 0 and end % stretch == 0 and (last + 1) % every == 0
+            spans = [(part.before(start), part.before(end), part) for part in parts]
+            there = [(part.step(stop - 1), begin, stop, part) for begin, stop, part in spans if begin < stop]
+            # What is logged last is what a metric's last value is.
+            for at, begin, stop, part in sorted(there, key=itemgetter(0)):
+                is_row = selected and at == end - 1
+                if part.calls or is_row:  # a row is due at its step whether that step logged or an earlier one did
+                    values, count = part.values, stop - begin
+                    if steps > 1:
+                        values = [value[begin] if count == 1 else value[begin:stop] for value in values]
+                    self._rows.append(_Rows(part.calls, count, values, last, is_row))
             start = end
 
     def deliver(self, keep: int = 0) -> None:
@@ -247,15 +294,16 @@ class LogBuffer:
         """
         end = max(0, len(self._rows) - keep)
         rows, self._rows = self._rows[:end], self._rows[end:]
-        connector, start = self._trainer._logger_connector, 0
-        for end, row in enumerate(rows, start=1):
-            last = end == len(rows)
-            if row.selected or last or rows[end].calls != row.calls:
+        connector, alike = self._trainer._logger_connector, dict[tuple[LogCall, ...], list[_Rows]]()
+        for row, following in zip_longest(rows, rows[1:]):
+            alike[row.calls] = [*alike.pop(row.calls, ()), row]  # behind others: what is logged last is the last value
+            if row.selected or following is None or (self._begins_epoch and following.calls != row.calls):
                 if connector._first_loop_iter and not self._begins_epoch:
                     # Of an epoch's first batch what a hook logs first takes the place of what was there.
                     connector._first_loop_iter = False
-                self._log(rows[start:end])
-                start, self._begins_epoch = end, False
+                for group in alike.values():
+                    self._log(group)
+                alike, self._begins_epoch = {}, False
             if row.selected:
                 self._write(row.number)
 

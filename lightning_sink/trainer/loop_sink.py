@@ -20,6 +20,8 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.data.run import Part
 from lightning_sink.engine.failures import add_note
 from lightning_sink.engine.step import Result, Step
+from lightning_sink.plan import Awaited
+from lightning_sink.trainer.logging import LoggedTurns, numbers_in_row
 from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.schedules import saved_schedulers, step_by_hand, step_in_row
 from lightning_sink.trainer.sink import Kind, TrainerSink
@@ -71,12 +73,18 @@ class LoopSink(TrainerSink):
         count = self._trainer.accumulate_grad_batches
         return count if (self._loop.batch_idx + 1) % count == 0 else 0
 
-    def note_of_turns(self, kinds: Sequence[Hashable], notes: Sequence[Note]) -> TurnsNote | None:
-        """Returns a note for the steps of whole windows; None where they log other things each."""
+    def note_of_turns(
+        self, kinds: Sequence[Hashable], notes: Sequence[Note], layouts: Sequence[Sequence[Hashable]]
+    ) -> TurnsNote | None:
+        """Returns a note for the steps of whole windows, or for such as are of one kind; None for others."""
         options, last = cast(Kind, kinds[-1])[2], len(kinds) - 1
+        if options != self._options():
+            return None
+        if all(kind == self._kind_of_all for kind in kinds):
+            return TurnsNote.of(notes, 1, layouts)
         if any(kind != (turn == 0, turn == last, options) for turn, kind in enumerate(kinds)):
             return None
-        return TurnsNote.of(notes) if options == self._options() else None
+        return TurnsNote.of(notes, len(kinds), layouts)
 
     def ahead(self, step: Step, note: Note | TurnsNote, most: int, behind: int = 0) -> Part | None:
         """Returns the batches of steps between this one and the sink's last that nobody on the host has to see."""
@@ -88,13 +96,11 @@ class LoopSink(TrainerSink):
             self._deliver()
         turns = len(note.turns)
         room = (self._length - self._index - 1 - behind) // turns  # the last one is met by callbacks
-        number = self._loop._batches_that_stepped + behind // turns
+        number = self._loop._batches_that_stepped + behind // note.stretch
         if self._hooks.monitors and self._selects:
-            room = min(room, self._selects - 1 - number % self._selects)
-        if self._awaited is not None and isinstance(note, Note):
-            not_counted = (behind - self.passages.steps) * note.optimizer_steps
-            made = self._counters.optimization[1] + not_counted
-            room = int(min(room, self._awaited.batches_before(made, note.optimizer_steps)))
+            room = min(room, (self._selects - 1 - number % self._selects) * note.stretch // turns)
+        if self._awaited is not None:
+            room = int(min(room, self._rounds_before(self._awaited, note, behind)))
         if room < 1:
             return None
         self.progress.tell(self.passages.steps)
@@ -109,6 +115,12 @@ class LoopSink(TrainerSink):
             batches = batches.cut(len(batches) - over)
         # Batches of the same signature lie in the same place.
         return batches if flatten(batches.batch(0))[1] == step.signature else None
+
+    def _rounds_before(self, awaited: Awaited, note: Note | TurnsNote, behind: int) -> float:
+        """Returns how many rounds there are behind so many steps before one behind which something waits."""
+        each = [of.optimizer_steps for of in note.turns]
+        made = self._counters.optimization[1] + (behind - self.passages.steps) // len(each) * sum(each)
+        return awaited.batches_before(made, each[0]) if len(each) == 1 else awaited.rounds_before(made, each)
 
     def _is_attended(self, note: Note | TurnsNote) -> bool:
         """Tells whether the host has something to do after every step."""
@@ -145,7 +157,7 @@ class LoopSink(TrainerSink):
             of = turns[present()]
             counters.trained(of.clearings, of.optimizer_steps)
             step_by_hand(of.schedulers)
-            if present() == len(turns) - 1:
+            if (present() + 1) % note.stretch == 0:
                 step_schedulers()  # at a window's end, where gradients are accumulated
             step_by_hand(of.late_schedulers)
             options.set_behind(loop.batch_idx)
@@ -171,18 +183,18 @@ class LoopSink(TrainerSink):
             cleared = sum(count * of.clearings for count, of in pairs)
             self._counters.passed(steps, cleared, sum(count * of.optimizer_steps for count, of in pairs))
         number = loop._batches_that_stepped
-        loop._batches_that_stepped += times[-1]
+        loop._batches_that_stepped += steps // note.stretch
         self._index += steps
-        named = [] if note.measures else zip((entry.name for entry in note.calls), logged, strict=True)
-        self.history.add(loss, named, steps)
+        parts = note.together(logged, steps)
+        self.history.add(loss, () if note.measures else numbers_in_row(parts, steps).items(), steps)
         self._result, self._trained = result, replace(before, batch=batch, leaves=flatten(batch)[0])
         self.progress.trained(self._trained, steps)
         self._batch.take(batch)
         if not note.measures:
-            self._logs.add(note.calls, logged, number, steps, self._selects, len(turns))
+            self._logs.add(parts, number, steps, self._selects, note.stretch)
             return
         self._left = self._left or _Left(note, first, number)
-        if self._left.add(logged, steps):
+        if self._left.add(parts[0].values, steps):
             self._catch_up()
 
     def _catch_up(self) -> None:
@@ -199,8 +211,8 @@ class LoopSink(TrainerSink):
         values, done, error = left.note.values_in_row(left.columns(), left.steps)
         if done:
             by_themselves = values if done > 1 else [value[0] for value in values]
-            turns = len(left.note.turns)
-            self._logs.add(left.note.calls, by_themselves, left.number, done, self._selects, turns)
+            parts = [LoggedTurns(left.note.calls, by_themselves)]
+            self._logs.add(parts, left.number, done, self._selects, left.note.stretch)
         if error is not None:
             self._has_failed = True
             if isinstance(error, Exception):

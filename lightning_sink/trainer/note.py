@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
-from lightning_sink.trainer.logging import LogCall
+from lightning_sink.engine.step import in_order
+from lightning_sink.trainer.logging import LogCall, LoggedTurns
 from lightning_sink.trainer.metric_rows import Column, repeat_in_row
 from lightning_sink.trainer.metrics import MetricCall, repeat
 
@@ -37,6 +39,15 @@ class Note:
     def turns(self) -> tuple[Note, ...]:
         """The notes of steps that take turns: all are alike."""
         return (self,)
+
+    @property
+    def stretch(self) -> int:
+        """How many steps have one number for loggers."""
+        return 1
+
+    def together(self, logged: list[Tensor], steps: int) -> list[LoggedTurns]:
+        """Returns what steps in a row put out: all log alike."""
+        return [LoggedTurns(self.calls, logged)]
 
     @property
     def measures(self) -> bool:
@@ -79,38 +90,61 @@ class Note:
 
 @dataclass(frozen=True)
 class TurnsNote:
-    """What steps did that take turns, those of an accumulation window.
+    """What steps did that take turns.
 
     Attributes:
-        turns: Their notes, in order. All log alike, and call metrics alike.
+        turns: Their notes, in order. All call metrics alike; where they call any, all log alike, too.
+        stretch: How many of them have one number for loggers: those of an accumulation window have.
+        layouts: What that looks like which each logs.
     """
 
     turns: tuple[Note, ...]
+    stretch: int
+    layouts: tuple[tuple[Hashable, ...], ...]
 
     @classmethod
-    def of(cls, notes: Sequence[Note]) -> TurnsNote | None:
-        """Returns the note of steps with these; None where they do not log alike, or do not call metrics alike."""
-        first = notes[0]
+    def of(cls, notes: Sequence[Note], stretch: int, layouts: Sequence[Sequence[Hashable]]) -> TurnsNote | None:
+        """Returns the note of steps with these; None where they measure, and not alike."""
+        found, first = cls((*notes,), stretch, tuple(tuple(own) for own in layouts)), notes[0]
+        if not found.measures:
+            return found
         for note in notes:
             if note.calls != first.calls or len(note.metrics) != len(first.metrics):
                 return None
             if not all(call.is_like(other) for call, other in zip(note.metrics, first.metrics, strict=True)):
                 return None
-        return cls(tuple(notes))
+        return found if len({*found.layouts}) == 1 else None
 
     @property
     def calls(self) -> tuple[LogCall, ...]:
-        """The calls of `self.log` of each of them."""
+        """The calls of `self.log` of each of them that measure."""
         return self.turns[0].calls
 
     @property
     def measures(self) -> bool:
-        """Whether each calls metrics, or logs some."""
-        return self.turns[0].measures
+        """Whether any calls metrics, or logs some."""
+        return any(note.measures for note in self.turns)
 
     def values_in_row(self, logged: list[Tensor], steps: int) -> tuple[list[Column], int, BaseException | None]:
         """Makes the calls of metrics of steps in a row, as `Note` does."""
         return self.turns[0].values_in_row(logged, steps)
+
+    def together(self, logged: list[Tensor], steps: int) -> list[LoggedTurns]:
+        """Returns what steps in a row put out, those of turns that log alike together."""
+        columns, alike = iter(logged), dict[Hashable, list[int]]()
+        for turn, (note, own) in enumerate(zip(self.turns, self.layouts, strict=True)):
+            if turn < steps:  # it was reached
+                alike.setdefault((note.calls, own), []).append(turn)
+        by_turn = [[*islice(columns, len(own))] for own in self.layouts]
+        return [
+            LoggedTurns(
+                self.turns[places[0]].calls,
+                [in_order(values, len(places)) for values in zip(*(by_turn[turn] for turn in places), strict=True)],
+                (*places,),
+                len(self.turns),
+            )
+            for places in alike.values()
+        ]
 
     @property
     def schedulers(self) -> tuple[Any, ...]:

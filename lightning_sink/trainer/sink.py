@@ -31,7 +31,7 @@ from lightning_sink.engine.watch import Hazard
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import awaited
-from lightning_sink.trainer.logging import LogBuffer, Logged, numbers_in, split_late, told_of_logs
+from lightning_sink.trainer.logging import LogBuffer, Logged, LoggedTurns, numbers_in, split_late, told_of_logs
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep
@@ -379,7 +379,7 @@ class TrainerSink(Sink):
 
     def _add(self, pairs: Logged, number: int, selects: int = 0) -> None:
         calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]
-        self._logs.add(calls, values, number, 1, selects)
+        self._logs.add([LoggedTurns(calls, values)], number, 1, selects)
 
     def _processed(self) -> None:
         self._loop.batch_progress.increment_processed()

@@ -64,7 +64,7 @@ class Call:
         steps: How many steps.
         is_whole: Whether they are on all of the batches that come next.
         done: How many were run; known, like the others, when they have been waited for.
-        outputs: What the last of them gave; None where a call that was launched behind this one leaves all of it anew.
+        left: What they left, as `Program.left`; None where a call that was launched behind this one leaves it anew.
         losses: The losses of those that were run; None where they give none.
         logged: What they logged.
         collected: What they append to lists.
@@ -76,7 +76,7 @@ class Call:
     ) -> None:
         self.steps, self.is_whole = numbers.steps, is_whole
         self.done = 0
-        self.outputs: tuple[Tensor, ...] | None = ()
+        self.left: list[tuple[Program, tuple[Tensor, ...]]] | None = None
         self.losses: Tensor | None = None
         self.logged: list[Tensor] = []
         self.collected: list[Tensor] = []
@@ -98,7 +98,9 @@ class Call:
         """Waits for the end of the steps, which were launched."""
         repeated = self._row.wait()
         self._sink.ran_seconds += repeated.seconds
-        self.done, self.outputs, self.error = repeated.done, repeated.outputs, repeated.error
+        self.done, self.error = repeated.done, repeated.error
+        if repeated.outputs is not None:
+            self.left = self._program.left(repeated.outputs, self.done)
         if self.done < self.steps:
             self._sink.pass_again(self.done, self._program.note)
         if self.done:
@@ -147,7 +149,7 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
                 break
             turn = turns[len(found.rows) % len(turns)]
             found.stale = any(stale)
-            if len(stale) != len(found.rows) + 1 or found.stale or not turn.fits():
+            if len(stale) != len(found.rows) + 1 or found.stale or not turn.goes_on():
                 break
             for tensor, get in turn.counts:
                 tensor.fill_(get())

@@ -34,6 +34,8 @@ class Program:
         kept_bytes: What is kept of a step in a row, as of when it was last asked whether it `may_keep` that.
         numbers: The inputs that stand for options and counters, with their positions.
         slots: The inputs that are what a slot holds, by their positions.
+        touches: The slots that a step fills, or clears, with whether there is something in them then.
+        num_losses: One, or none where a step gives none.
         takes_turns: Whether steps that it is for may take turns with others in a row.
     """
 
@@ -83,7 +85,7 @@ class Program:
         self._moving = [*(position for position, _ in self._leaves), *(position for position, _ in self.slots)]
         self.reads_slots = bool(self.slots)
         self._written = observation.recording.written_inputs
-        left = {slot.name: True for slot in self.filled} | {slot.name: False for slot in observation.cleared}
+        self.touches = [(slot, True) for slot in self.filled] + [(slot, False) for slot in observation.cleared]
         self._unread = [(slot, before) for slot, before, _ in observation.unread]
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
         # Another step would compute with what this one left.
@@ -92,9 +94,11 @@ class Program:
         counts_asked = [(count, count.adds) for count in observation.recording.counts]
         self._counted = [(count, adds) for count, adds in counts_asked if adds is not None]
         asks_what_it_writes |= len(self._counted) < len(counts_asked)
+        left = {slot.name: there for slot, there in self.touches}
         self._repeats = self.finds(left) and not (self.reads_slots or self._reshaped or asks_what_it_writes)
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
+        self.num_losses = 0 if self.loss is None else 1
         self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self.takes_turns = not (self._reshaped or self.questions or self._twins or self.appends or counts_asked)
@@ -111,16 +115,17 @@ class Program:
 
     def fits(self) -> bool:
         """Tells whether the step that is about to run goes the way that was recorded, whatever its batch holds."""
-        if not self.guards and not self._gradients and not self._reshaped:
-            return True
         if any(shape_of(slot.get()) != shape for slot, shape in self._reshaped):
             return False
-        present = all((slot.get() is not None) is there for slot, there in self._gradients)
-        return present and all(guard.holds() for guard in self.guards)
+        return all((slot.get() is not None) is there for slot, there in self._gradients) and self.goes_on()
+
+    def goes_on(self) -> bool:
+        """Tells the same of a step in a row, which finds the gradients that it is for."""
+        return all(guard.holds() for guard in self.guards)
 
     @contextmanager
     def gone_through(self, follows: bool) -> Iterator[Callable[[], None]]:
-        """Lets `fits` tell of steps in a row that have not run yet; gives what says that one was gone through.
+        """Lets `goes_on` tell of steps in a row that have not run yet; gives what says that one was gone through.
 
         Args:
             follows: Whether they come right behind those that were gone through last, which may be running.
@@ -256,6 +261,10 @@ class Program:
         """Tells whether leaves that were the same in the recorded steps are so in these batches."""
         pairs = ((taken_apart(columns[i]), taken_apart(columns[j])) for i, j in self._same_leaves)
         return all(all(map(is_, one, other)) for one, other in pairs)
+
+    def left(self, outputs: tuple[Tensor, ...], steps: int) -> list[tuple[Program, tuple[Tensor, ...]]]:
+        """Returns the programs that steps in a row have left something of, and what, in the order of the steps."""
+        return [(self, outputs)]
 
     def store(self, outputs: tuple[Tensor, ...]) -> None:
         """Fills the slots with what the function returned."""

@@ -1,8 +1,9 @@
-"""Programs that take turns: the steps of an accumulation window, one after another, run in a row.
+"""Programs that take turns, run in a row: the steps of an accumulation window, or ways through a step that come again.
 
 The first step of a window makes gradients, later ones add to them, and the last one is the optimizer's. None of their
 programs can be run twice in a row, but all of them together can: what one reads from a slot is what an earlier one of
-the same window has left there. `window_of` links these; a `Window` stands for a `Program` as far as rows go.
+the same window has left there. Likewise with a user's own `if (batch_idx + 1) % 4 == 0`, of which nobody knows but by
+the programs that have run (`Windows`). `window_of` links these; a `Window` stands for a `Program` as far as rows go.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import islice, repeat
 from typing import Any
 
 import torch
@@ -21,10 +22,13 @@ from lightning_sink.engine.compiler.row import Layout, Row
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key
 from lightning_sink.engine.state.appends import Appends
-from lightning_sink.engine.step import Column, Result, Sink
+from lightning_sink.engine.step import Column, Sink, in_order
 
 _MOST_TURNS = 64
 """Steps of a window at most: longer ones run one call each."""
+
+_LONGEST = 16
+"""Steps at most of a window that is found by the programs that have run: as many as wait in line (`buffer_size`)."""
 
 Links = dict[int, tuple[int, int]]
 """As `row.Turn.links`."""
@@ -72,23 +76,21 @@ class Window:
         with torch.enable_grad() if self.grad_mode else nullcontext():
             return self.function.row(turns, steps)
 
-    def store(self, outputs: tuple[Tensor, ...]) -> None:
-        """Fills the slots with what the functions returned that were reached."""
-        for program, own in self._parts(outputs, [program.num_all for program in self.turns]):
-            program.store((*own,))
-
-    def result(self, outputs: tuple[Tensor, ...]) -> Result:
-        """Rebuilds what the last step of a window returned, or the last one that was reached."""
-        program, own = self._parts(outputs, [program.num_all for program in self.turns])[-1]
-        return program.result((*own,))
+    def left(self, outputs: tuple[Tensor, ...], steps: int) -> list[tuple[Program, tuple[Tensor, ...]]]:
+        """Returns the programs that steps in a row have left something of, and what, in the order of the steps."""
+        found = [(program, (*own,)) for program, own in self._parts(outputs, [p.num_all for p in self.turns])]
+        first = steps % len(self.turns) if steps > len(self.turns) else 0
+        return found[first:] + found[:first]
 
     def taken_apart(self, kept: list[Tensor]) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
-        """Returns the losses of steps in a row, None where there are none, what they log, and what they append."""
-        counts = [program.num_kept for program in self.turns]
-        parts = [program.taken_apart(own) for program, own in self._parts(kept, counts)]
+        """Returns the losses of steps in a row, None for none, what those of each turn log, and what they append."""
+        parts = [program.taken_apart(own) for program, own in self._parts(kept, [p.num_kept for p in self.turns])]
         losses = [part[0] for part in parts if part[0] is not None]
-        logged = [self._in_order(columns) for columns in zip(*(part[1] for part in parts), strict=True)]
-        return self._in_order(losses) if losses else None, logged, []
+        return (
+            in_order(losses, len(self.turns)) if losses else None,
+            [column for part in parts for column in part[1]],
+            [],
+        )
 
     def _parts(self, given: Sequence[Tensor], counts: Sequence[int]) -> list[tuple[Program, list[Tensor]]]:
         """Returns what belongs to each program that was reached."""
@@ -102,65 +104,120 @@ class Window:
     def _of_turn(self, columns: list[Column], which: int) -> list[Column]:
         return [column[which :: len(self.turns)] for column in columns]
 
-    def _in_order(self, values: Sequence[Tensor]) -> Tensor:
-        """Returns what steps gave in their order, of what those of each turn gave."""
-        found = values[0].new_empty((sum(map(len, values)), *values[0].shape[1:]))
-        for which, own in enumerate(values):
-            found[which :: len(self.turns)] = own
-        return found
-
 
 def window_of(programs: Sequence[Program], note: Any) -> Window | None:
-    """Returns programs that take turns; None where one needs what no other gives it, or changes what another is for."""
+    """Returns programs that take turns; None where one needs what no other gives it, or changes what another is for.
+
+    Args:
+        programs: The programs, in the order in which they ran the last time.
+        note: The owner's note of such steps.
+    """
     if not all(program.takes_turns for program in programs):
         return None
     if any(not one.is_kept_by(other) for one in programs for other in programs if one is not other):
         return None
     links, left = list[Links](), dict[str, tuple[int, int] | None]()
+    # Before the first turn slots are as the last one leaves them.
+    filled = {slot.name: there for program in programs for slot, there in program.touches}
     for which, program in enumerate(programs):
         places = {position: left.get(slot.name) for position, slot in program.slots}
-        if None in places.values():
+        if None in places.values() or not program.finds(filled):
             return None
         links.append({position: place for position, place in places.items() if place is not None})
-        touched: dict[str, tuple[int, int] | None] = {slot.name: None for slot in program.cleared}
-        touched |= {slot.name: (which, program.num_given + index) for index, slot in enumerate(program.filled)}
-        if left.keys() & touched.keys():
-            return None  # which of them is left would depend on where a row ends
-        left |= touched
-    finds_same = all(program.finds({name: place is not None for name, place in left.items()}) for program in programs)
-    return Window(programs, links, note) if finds_same else None
+        left |= {slot.name: None for slot in program.cleared}
+        left |= {slot.name: (which, program.num_given + index) for index, slot in enumerate(program.filled)}
+        filled |= {slot.name: there for slot, there in program.touches}
+    return Window(programs, links, note)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ran:
+    """A program that has run.
+
+    Attributes:
+        key: Of the steps that it ran.
+        program: The program.
+        layouts: What that looks like which is kept of its steps in a row; None where that does not lie in one piece.
+    """
+
+    key: Key
+    program: Program
+    layouts: list[Layout] | None
 
 
 class Windows:
-    """The programs that have run one after another, each by itself, and the window that was found last."""
+    """The programs that have run one after another, and the windows that were found of them."""
 
     def __init__(self) -> None:
-        self._ran: deque[tuple[Key, Program, list[Layout] | None]] = deque(maxlen=_MOST_TURNS)
-        self._known: tuple[tuple[Program, ...], Window | None] = (), None
+        self._ran: deque[_Ran] = deque(maxlen=2 * _MOST_TURNS)
+        self._alike = 0  # how many of the last ones are one and the same
+        self._known: dict[tuple[Program, ...], Window | None] = {}  # by the programs, of those that ran last
 
     def forget(self) -> None:
-        """Steps have run otherwise, or in a row: those before them and behind them are no window."""
+        """Steps have run otherwise: those before them and behind them are no window."""
         self._ran.clear()
+        self._alike = 0
 
     def add(self, key: Key, program: Program, outputs: tuple[Tensor, ...]) -> None:
         """Takes note of a program that has run a step, and of what that gave."""
-        self._ran.append((key, program, program.kept_layouts(outputs) if program.may_keep(outputs) else None))
+        last = self._ran[-1] if self._ran else None
+        if last is None or last.program is not program or last.key != key:
+            last = _Ran(key, program, program.kept_layouts(outputs) if program.may_keep(outputs) else None)
+            self._alike = 0
+        self._ran.append(last)
+        self._alike += 1
+
+    def add_row(self, of: Program | Window, steps: int) -> None:
+        """Takes note of steps in a row, behind one that was run by itself, or behind a window of such."""
+        turns, count = len(of.turns), min(steps, 2 * _MOST_TURNS)
+        if turns == 1:
+            self._ran.extend(repeat(self._ran[-1], count))
+            self._alike += count
+        elif steps % turns:
+            self.forget()
+        else:
+            last = islice(self._ran, len(self._ran) - turns, None)
+            self._ran.extend([*last] * min(2, steps // turns))
 
     def find(self, sink: Sink, turns: int) -> Window | None:
-        """Returns what may run the steps that come next, where so many take turns; None where nothing does."""
-        if not 1 < turns <= len(self._ran):
+        """Returns what may run the steps that come next.
+
+        Args:
+            sink: Whose steps they are.
+            turns: How many take turns, as the owner says: one where it is seen from the last ones whether any do.
+
+        Returns:
+            The window; None where there is none.
+        """
+        turns = turns if turns > 1 else self._period()
+        if not 1 < turns <= min(_MOST_TURNS, len(self._ran)):
             return None
-        keys, programs, layouts = zip(*islice(self._ran, len(self._ran) - turns, None), strict=True)
-        kinds, signatures = zip(*keys, strict=True)
-        if None in layouts or any(own != layouts[0] for own in layouts):
-            return None
-        if any(signature != signatures[0] for signature in signatures):
+        last = [*islice(self._ran, len(self._ran) - turns, None)]
+        programs = tuple(ran.program for ran in last)
+        if programs not in self._known:
+            if any({*programs} != {*others} for others in self._known):
+                self._known.clear()  # nobody knows whether those are still in use
+            self._known[programs] = self._window_of(sink, last)
+        window = self._known[programs]
+        return window if all(program.looked_at == programs[-1].looked_at for program in programs) else None
+
+    def _window_of(self, sink: Sink, last: Sequence[_Ran]) -> Window | None:
+        """Returns the window of programs that have run one after another; None where they or the owner refuse."""
+        programs, layouts = [ran.program for ran in last], [ran.layouts or [] for ran in last]
+        kinds, signatures = zip(*(ran.key for ran in last), strict=True)
+        losses = {(*own[: program.num_losses],) for program, own in zip(programs, layouts, strict=True)}
+        if any(ran.layouts is None for ran in last) or len(losses) > 1 or len({*signatures}) > 1:
             return None  # the batches that come next are all alike
-        if any(program.looked_at != programs[-1].looked_at for program in programs):
-            return None
-        note = sink.note_of_turns(kinds, [program.note for program in programs])
-        if note is None:
-            return None
-        if self._known[0] != programs:
-            self._known = programs, window_of(programs, note)
-        return self._known[1]
+        logged = [own[program.num_losses :] for program, own in zip(programs, layouts, strict=True)]
+        note = sink.note_of_turns(kinds, [program.note for program in programs], logged)
+        return None if note is None else window_of(programs, note)
+
+    def _period(self) -> int:
+        """Returns after how many steps programs have come again in the same order, the last two times; one for none."""
+        if self._alike == len(self._ran) or not self._ran[-1].program.takes_turns:
+            return 1
+        ran = [ran.program for ran in self._ran]
+        for turns in range(self._alike + 1, min(_LONGEST, len(ran) // 2) + 1):
+            if ran[-turns - 1] is ran[-1] and ran[-turns:] == ran[-2 * turns : -turns]:
+                return turns
+        return 1
