@@ -1,5 +1,6 @@
 """A step that cannot be recorded, which is noticed in its midst, is undone and run again, and nothing of it shows."""
 
+import io
 import itertools
 import json
 import random
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from lightning_sink import SinkStrategy
-from parity import Net, assert_parity, both, loader
+from parity import Net, assert_parity, both, loader, once
 
 WARNED = "recording it failed"
 
@@ -118,3 +119,79 @@ def test_optimizers_that_are_toggled_in_the_step():
 def test_an_error_of_the_users_behind_a_toggle():
     with pytest.raises(ValueError, match="the user's own"):
         both(lambda: Toggles(error=True), loader, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=2)
+
+
+class Connects(Net):
+    """Asks a service that is gone once."""
+
+    def __init__(self, at, error):
+        super().__init__()
+        self.net[3] = nn.Identity()
+        self.at, self.error = at, error
+
+    def training_step(self, batch, batch_idx):
+        ASKED.append(batch_idx)
+        if len(ASKED) == self.at:
+            raise self.error("gone")
+        return super().training_step(batch, batch_idx)
+
+
+ASKED = []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ConnectionError])
+@pytest.mark.parametrize("at", [1, 2, 3, 5, 20])
+def test_an_error_of_the_users_that_comes_once_ends_the_training(at, error):
+    for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced")):
+        ASKED.clear()
+        with pytest.raises(error, match="gone"):
+            once(lambda: Connects(at, error), lambda: loader(100), strategy, max_epochs=1)
+        assert len(ASKED) == at
+
+
+class Writes(Net):
+    """Writes somewhere else, behind which recording fails."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+
+    def training_step(self, batch, batch_idx):
+        if self.where == "a file":
+            self.file.write("x")
+        elif self.where == "a logger":
+            self.logger.log_metrics({"by hand": 1.0}, step=self.global_step)
+        else:
+            print("x", file=self.file)
+        json.dumps({"batch": batch_idx})
+        return super().training_step(batch, batch_idx)
+
+    def on_fit_start(self):
+        self.file = io.StringIO()
+
+
+@pytest.mark.parametrize("where", ["a file", "a logger", "print"])
+def test_what_is_done_twice_outside_is_named_and_not_tried_again(where):
+    strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
+    plain, sink = both(lambda: Writes(where), lambda: loader(30, last=8), strategy, max_epochs=1)
+    (warned,) = [text for text in sink.warned if WARNED in text]
+    assert "it was run again, and with it what it had done before" in warned
+    if where == "a logger":
+        assert len(sink.rows) == len(plain.rows) + 1
+    else:
+        plainly, found = plain.module.file.getvalue(), sink.module.file.getvalue()
+        assert found.count("x") == plainly.count("x") + 1
+
+
+def test_an_error_in_both_runs_says_that_there_were_two():
+    class Both(Net):
+        def training_step(self, batch, batch_idx):
+            json.dumps({"batch": batch_idx})
+            if batch_idx == 3:
+                raise KeyError("the user's own")
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(KeyError) as raised:
+        once(Both, loader, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
+    noted = " ".join(getattr(raised.value, "__notes__", []))
+    assert not noted or "second run of the step: recording it failed" in noted

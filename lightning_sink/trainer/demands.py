@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ def in_step_reason(trainer: Any, loaders: Iterable[Any] = ()) -> str:
         loaders: The training loaders.
     """
     before = torch.get_default_dtype()
-    with trainer.precision_plugin.forward_context():
+    with copy(trainer.precision_plugin).forward_context():  # one of the user's may count how often it is entered
         changed = torch.get_default_dtype()
     if changed != before:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"

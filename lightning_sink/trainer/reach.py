@@ -2,7 +2,8 @@
 
 A program has such values as constants, like attributes of the module. Everything there could be looked at before each
 sink, but callbacks count and datasets are large, so only what the step's code names is: `self.trainer.callbacks`,
-`trainer.datamodule.difficulty`. A name that is made up while the step runs (`getattr`) is not seen.
+`trainer.datamodule.difficulty`. A name that is made up while the step runs (`getattr`) is not seen. A strategy and a
+precision plugin are called by Lightning itself in each step: of the user's own classes, all that they are is looked at.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from lightning_sink.engine.state.attributes import fingerprint
 from lightning_sink.engine.state.granted import Outside
+from lightning_sink.engine.state.holders import class_state, users_classes
 from lightning_sink.trainer.reads import TOLD
 
 _BEGINS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "LOAD_SUPER_ATTR")
@@ -30,17 +32,46 @@ def reached_through(trainer: Any) -> Outside:
     def find(codes: Collection[CodeType]) -> Callable[[], dict[str, Hashable]]:
         paths = {f"trainer.{'.'.join(path)}": path for code in codes for path in _paths(code)}
         names_count = any(_names_a_schedulers_count(code) for code in codes)
+        strategy = trainer.strategy
+        kinds = users_classes([strategy])
+        own = _names_of_users(kinds, type(strategy)) if kinds else frozenset[str]()
 
         def look() -> dict[str, Hashable]:
             module = getattr(trainer, "lightning_module", None)
             known = {id(part) for part in module.modules()} if module is not None else set()
             known |= {id(optimizer) for optimizer in getattr(trainer, "optimizers", ())}
             found = {name: _value(trainer, path, known) for name, path in paths.items()}
+            for kind in kinds:
+                found |= class_state(kind)
+            present = vars(strategy)
+            found |= {f"strategy.{name}": fingerprint(present.get(name), known=known) for name in own}
             return {**found, "scheduler.last_epoch": _counts(trainer)} if names_count else found
 
         return look
 
     return find
+
+
+def users_plugins(trainer: Any) -> list[Any]:
+    """Returns what takes part in each step of a trainer besides callbacks and is of a class of the user's."""
+    plugin = trainer.precision_plugin
+    return [plugin] if users_classes([plugin]) else []
+
+
+def _names_of_users(kinds: Collection[type], strategy: type) -> frozenset[str]:
+    """Returns the attributes that the classes of the user's name in a strategy, and the others of it do not."""
+    others = [kind for kind in strategy.__mro__ if kind not in kinds]
+    theirs, ours = (
+        {name for kind in classes for item in vars(kind).values() for name in _names_in(item)}
+        for classes in (kinds, others)
+    )
+    return frozenset(theirs - ours)
+
+
+def _names_in(item: Any) -> tuple[str, ...]:
+    function = item.fget if isinstance(item, property) else item
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    return () if code is None else code.co_names
 
 
 def _names_a_schedulers_count(code: CodeType) -> bool:

@@ -91,7 +91,7 @@ class Candidate:
         # Way after way and none of them twice: that is why, should the kind be forgotten before there are many.
         suspects = problems or (observation.recording.frozen if len(self.last) > 2 else [])
         self.problem = suspects[0] if suspects else None
-        if problems and (self.recordings >= MAX_RECORDINGS or observation.recording.changed_twice):
+        if problems and (self.recordings >= MAX_RECORDINGS or observation.recording.acts_twice):
             self.give_up(problems[0])
         return None
 

@@ -202,8 +202,10 @@ class ProgramMaker:
         if bindings is not None:
             return self._make(step.key, candidate, observation, bindings)
         if candidate.hazard is not None:
-            self._fail(step.key, candidate.hazard, _MOST_FAILURES if recording.changed_twice else 1)
+            self._fail(step.key, candidate.hazard, _MOST_FAILURES if recording.acts_twice else 1)
             self.report(candidate.hazard)
+        elif recording.failed:
+            self._fail(step.key, recording.hazards[0])  # also where it comes as another candidate the next time
         return False
 
     def _note_volatile(self, observation: Observation) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import CodeType, FrameType
@@ -25,6 +24,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 from torch.optim import Optimizer
 
+from lightning_sink.engine.failures import add_note
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.math_functions import known_to_math
 from lightning_sink.engine.numbers.number import Number, released
@@ -58,13 +58,11 @@ from lightning_sink.engine.tracing.undo import Attributes, Undo
 from lightning_sink.engine.tracing.unfilled import Unfilled
 from lightning_sink.engine.tracing.unrepeatable import why_unrepeatable
 from lightning_sink.engine.tracing.values import Values
+from lightning_sink.engine.tracing.whose_error import may_be_ours
 from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
 
 # Keeps what its backward needs only where gradients are on.
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
-
-
-_MAY_BE_OURS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError)
 
 
 class Recorder(TorchDispatchMode, Tape):
@@ -150,9 +148,9 @@ class Recorder(TorchDispatchMode, Tape):
             return out
         except Exception as error:
             self._release(tell=False)  # the frames of the error hold some
-            if not _is_ours(error):
+            if not may_be_ours(error):
                 raise
-            self.hazard(f"recording it failed: {type(error).__name__}: {error}", user_line(error))
+            self._fails(error)
         self._undo.restore()
         present.restore()
         attributes.restore()
@@ -161,11 +159,25 @@ class Recorder(TorchDispatchMode, Tape):
         self._failed = True
         twice = [name for name, value in self._look().items() if value != python.get(name)]
         if twice:
-            self.recording.changed_twice = True
-            # First, so that this is what the user is told.
+            self.recording.acts_twice = True
             what = "recording it failed, and this step has changed twice: " + ", ".join(f"`{n}`" for n in twice[:5])
-            self.recording.hazards.insert(0, Hazard(what, self.recording.hazards[-1].where))
-        return body()
+            self.recording.hazards.insert(0, Hazard(what, self.recording.hazards[0].where))
+        try:
+            return body()
+        except Exception as error:
+            add_note(
+                error, f"[lightning_sink] raised by the second of two runs of the step: {self.recording.hazards[0]}"
+            )
+            raise
+
+    def _fails(self, error: Exception) -> None:
+        """Notes that recording failed, before all else: that is what the user is to be told."""
+        what, done = f"recording it failed: {type(error).__name__}: {error}", self.recording.hazards
+        if done:
+            # Much of what makes no program, such as writing to a file, cannot be undone.
+            what += f"; it was run again, and with it what it had done before (first: {done[0]})"
+        self.recording.failed, self.recording.acts_twice = True, bool(done)
+        self.recording.hazards.insert(0, Hazard(what, user_line(error)))
 
     def _release(self, tell: bool = True) -> None:
         """Puts plain numbers where the step kept stand-ins, and says so."""
@@ -385,18 +397,6 @@ class Recorder(TorchDispatchMode, Tape):
                 self.hazard(f"an operation gives a tensor with layout {tensor.layout}")
             recording.largest = max(recording.largest, tensor.numel())
             recording.dtypes.add(tensor.dtype)
-
-
-def _is_ours(error: Exception) -> bool:
-    """Tells whether an error may come from recording: a stand-in where a number has to be, or an operation.
-
-    Others are the user's, such as a connection that is lost; a second try would hide them.
-    """
-    through = traceback.walk_tb(error.__traceback__)
-    names = [frame.f_globals.get("__name__", "") for frame, _ in through][1:]
-    is_of_stand_in = f"'{Number.__name__}'" in str(error)  # as code in C names the type that it does not take
-    is_through_us = any(name.startswith("lightning_sink.engine") for name in names)
-    return isinstance(error, _MAY_BE_OURS) or is_of_stand_in or is_through_us
 
 
 def _is_made_of_numbers(func: Any, args: tuple[Any, ...]) -> bool:

@@ -35,7 +35,8 @@ class Recording:
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
         counts: Numbers in optimizers' state by which guards decide.
-        changed_twice: Whether it failed, and not all could be undone before the step was run again.
+        failed: Whether it failed, so that the step was run again.
+        acts_twice: Whether not all that it had done by then was undone, as far as one can tell.
     """
 
     graph: fx.Graph
@@ -54,7 +55,8 @@ class Recording:
     asked: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
-    changed_twice: bool = False
+    failed: bool = False
+    acts_twice: bool = False
 
     @property
     def written_inputs(self) -> frozenset[int]:
