@@ -28,19 +28,8 @@ from torch.utils.data import default_collate
 # What `default_collate` does for each type; its documentation lets users change it, and gives no other name for it.
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-__all__ = [
-    "TensorGuards",
-    "TorchDispatchMode",
-    "dispatching_here",
-    "has_workers",
-    "is_default_generator",
-    "likeness",
-    "python_draws",
-    "pytree",
-    "stacks",
-    "versions",
-    "worker_processes",
-]
+__all__ = ["TorchDispatchMode", "pytree"]
+"""What others import from here under PyTorch's own name."""
 
 
 @contextmanager

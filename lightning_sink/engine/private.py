@@ -23,31 +23,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_sink.engine.operands import members
 
-__all__ = [
-    "MODULE_HOOKS",
-    "TorchDispatchMode",
-    "WeakIdKeyDictionary",
-    "assert_async",
-    "can_repeat_graphs",
-    "capture_repeated",
-    "copy_all",
-    "draws_otherwise",
-    "end_allocating_to_pool",
-    "global_hooks",
-    "has_kernel",
-    "is_all_true",
-    "is_mutable",
-    "is_view",
-    "own_parameters",
-    "own_tensors",
-    "pytree",
-    "schema_name",
-    "version",
-    "takes_dtype",
-    "tensor_hooks",
-    "without_fallback",
-    "written_arguments",
-]
+__all__ = ["TorchDispatchMode", "WeakIdKeyDictionary", "pytree"]
+"""What others import from here under PyTorch's own name."""
 
 T = TypeVar("T")
 
