@@ -88,6 +88,10 @@ class Source:
         """Returns the call, the attribute or the arithmetic that stands there."""
         return self._values.get(span)
 
+    def function(self, code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """Returns the function with some code of the text."""
+        return self._functions.get((code.co_name, code.co_firstlineno))
+
     def receivers(self, value: ast.expr, place: int | None) -> list[Receiver | Returned]:
         """Returns who gets a number that something gives; none where it may go elsewhere.
 
@@ -105,7 +109,7 @@ class Source:
 
     def only_adds(self, code: CodeType, name: str) -> bool:
         """Tells whether a function does nothing with attributes of a name but adding to them."""
-        function = self._functions.get((code.co_name, code.co_firstlineno))
+        function = self.function(code)
         inside = ast.walk(function) if function is not None else ()
         uses = [node for node in inside if isinstance(node, ast.Attribute) and node.attr == name]
         return bool(uses) and all(self._sum_of(node) is not None for node in uses)
