@@ -90,7 +90,7 @@ class SinkStrategy(SingleDeviceStrategy):
         self._engine_callbacks: list[Callback] = []
         self._callbacks: list[Callback] = []
         self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
-        self._sink: LoopSink | None = None
+        self.present_sink: LoopSink | None = None
         self._last: SinkRecord | None = None
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ class SinkStrategy(SingleDeviceStrategy):
 
     @property
     def _record(self) -> SinkRecord | None:
-        sink = self._sink
+        sink = self.present_sink
         return sink.progress.record(sink.ran_seconds) if sink is not None and len(sink.history) else self._last
 
     @property
@@ -201,18 +201,9 @@ class SinkStrategy(SingleDeviceStrategy):
         """Tells the user a line."""
         rank_zero_info(f"lightning_sink: {text}")
 
-    @property
-    def present_sink(self) -> LoopSink | None:
-        """The sink that runs now."""
-        return self._sink
-
-    def begin_sink(self, sink: LoopSink) -> None:
-        """Takes note of a sink that begins."""
-        self._sink = sink
-
     def finish_sink(self) -> None:
-        """Takes note that it has ended."""
-        self._last, self._sink = self._record, None
+        """Takes note that the present sink has ended."""
+        self._last, self.present_sink = self._record, None
 
     # -- Lightning's side -------------------------------------------------------------------------------------------
 
@@ -266,7 +257,7 @@ class SinkStrategy(SingleDeviceStrategy):
         """Sets up as ever, then refuses what cannot be right in a sink."""
         super().setup(trainer)
         if self.dataset_sink_mode and trainer.state.fn == TrainerFn.FITTING:
-            self._sink = self._last = None
+            self.present_sink = self._last = None
             refuse_step_that_fetches(trainer.lightning_module)
             require_optimizer(self.optimizers, trainer.lightning_module)
             self._close_engine()

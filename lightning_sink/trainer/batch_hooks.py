@@ -72,6 +72,10 @@ class BatchHooks:
         alone: Whether the sink is a single step, where everybody sees every step in Lightning's own order.
         late: Whether steps before the sink began without `on_train_batch_start`.
         seen: What was seen of the module around hooks of other sinks.
+
+    Attributes:
+        monitors: Whether somebody is to be shown every step that the loggers are.
+        shows: Whether somebody is to be shown every batch on the host.
     """
 
     def __init__(self, trainer: Any, alone: bool, late: bool, seen: Seen) -> None:
@@ -83,6 +87,7 @@ class BatchHooks:
         self._traced = [item for item in trainer.callbacks if isinstance(item, StepCallback)]  # programs have them in
         self._shown = [] if alone else [item for item in trainer.callbacks if isinstance(item, _SHOWN)]
         self._others = [item for item in trainer.callbacks if item not in self._traced and item not in self._shown]
+        self.monitors, self.shows = bool(self._monitors), bool(self._shown)
         self._showed = -1
 
     @property
@@ -100,11 +105,6 @@ class BatchHooks:
         if self._traced:
             self._call(hook, self._traced, *arguments)
 
-    @property
-    def shows(self) -> bool:
-        """Whether somebody is to be shown every batch on the host."""
-        return bool(self._shown)
-
     def show(self, output: Any, batch: Any, batch_idx: int) -> None:
         """Shows a batch to those that are wrong unless they see every one."""
         self._showed = batch_idx
@@ -116,11 +116,6 @@ class BatchHooks:
             self.show(output, batch, batch_idx)
         with self._compared("on_train_batch_end", batch):
             self._call("on_train_batch_end", self._others, output, batch, batch_idx)
-
-    @property
-    def monitors(self) -> bool:
-        """Whether somebody is to be shown every step that the loggers are."""
-        return bool(self._monitors)
 
     def is_monitored(self) -> bool:
         """Tells whether a monitor would log the next step although it does not begin the sink."""

@@ -210,7 +210,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
                 demands.eager_reason(trainer),
                 interrupt,
             )
-            strategy.begin_sink(sink)
+            strategy.present_sink = sink
             try:
                 strategy.engine.run(sink)
             finally:

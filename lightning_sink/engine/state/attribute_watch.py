@@ -37,6 +37,9 @@ class AttributeWatch:
     Args:
         kind: The class.
         key: The attribute's name.
+
+    Attributes:
+        own: What the class has itself; `ABSENT` for nothing.
     """
 
     _one_at_a_time = Lock()
@@ -44,7 +47,7 @@ class AttributeWatch:
     def __init__(self, kind: type, key: str) -> None:
         self._kind, self._key = kind, key
         self._default: Any
-        self._own = vars(kind).get(key, ABSENT)
+        self.own = vars(kind).get(key, ABSENT)
         found = next((vars(base)[key] for base in kind.__mro__ if key in vars(base)), ABSENT)
         self._default = found._default if type(found) is AttributeWatch else found
         self._watchers: dict[int, Watcher] = {}
@@ -88,19 +91,14 @@ class AttributeWatch:
         """Whether the step has left it there."""
         return vars(self._kind).get(self._key) is self
 
-    @property
-    def own(self) -> Any:
-        """What the class has itself; `ABSENT` for nothing."""
-        return self._own
-
     def end(self) -> None:
         """Leaves the class as it was, or as the step has made it."""
         if not self.is_there:
             return
-        if self._own is ABSENT:
+        if self.own is ABSENT:
             type.__delattr__(self._kind, self._key)
         else:
-            type.__setattr__(self._kind, self._key, self._own)
+            type.__setattr__(self._kind, self._key, self.own)
 
 
 def is_plain(kind: type, key: str) -> bool:
