@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lightning_sink.engine.state.schedulers import SavedSchedulers
 from lightning_sink.engine.step import Tape
 from lightning_sink.trainer.only_options import CLOSURE, NUMBER, OPTIMIZER, what_it_asks_for
 
@@ -65,13 +66,7 @@ class OptionHooks:
             steps: Whether the optimizer is stepped in it.
             seen: Called when the options are what the step computes with; not where the optimizer is not stepped.
         """
-        groups = [group for optimizer in self._trainer.optimizers for group in optimizer.param_groups]
-        before = [(group, dict(group)) for group in groups]
-
-        def take_back() -> None:
-            for group, options in before:
-                group.update(options)
-
+        before = SavedSchedulers((), self._trainer.optimizers)
         try:
             if _START in self._hooks:
                 self._hooks[_START](None, batch_idx)
@@ -82,9 +77,9 @@ class OptionHooks:
                 around = _Around(optimizer, given, lambda **options: seen())
                 self._hooks[_STEP](self._trainer.current_epoch, batch_idx, around, given)
         except BaseException:
-            take_back()
+            before.restore()
             raise
-        return take_back
+        return before.restore
 
     def set_behind(self, batch_idx: int) -> None:
         """Sets the options behind a step."""
