@@ -31,57 +31,29 @@ if TYPE_CHECKING:
     from lightning_sink.trainer.step_callback import StepCallback
 
 _HOMES = {
-    "CompileError": "errors",
-    "DataSink": "functional.data_sink",
-    "DataTimeoutError": "errors",
-    "DatasetHelper": "functional.helper",
-    "EmptyDatasetError": "errors",
-    "LossMonitor": "callbacks",
-    "QueueReport": "data.report",
-    "SinkDataModule": "datamodule",
-    "SinkError": "errors",
-    "SinkProgressBar": "callbacks",
-    "SinkReport": "trainer.progress",
-    "SinkRichProgressBar": "callbacks",
-    "SinkStrategy": "strategy",
-    "SinkWarning": "errors",
-    "StepCallback": "trainer.step_callback",
-    "TimeMonitor": "callbacks",
-    "UnsupportedError": "errors",
-    "VerificationError": "errors",
-    "connect_network_with_dataset": "functional.helper",
-    "data_sink": "functional.data_sink",
+    "callbacks": ["LossMonitor", "SinkProgressBar", "SinkRichProgressBar", "TimeMonitor"],
+    "data.report": ["QueueReport"],
+    "datamodule": ["SinkDataModule"],
+    "errors": ["CompileError", "DataTimeoutError", "EmptyDatasetError", "SinkError", "SinkWarning"],
+    "functional.data_sink": ["DataSink", "data_sink"],
+    "functional.helper": ["DatasetHelper", "connect_network_with_dataset"],
+    "strategy": ["SinkStrategy"],
+    "trainer.progress": ["SinkReport"],
+    "trainer.step_callback": ["StepCallback"],
 }
+_HOMES["errors"] += ["UnsupportedError", "VerificationError"]
 
-__all__ = [
-    "CompileError",
-    "DataSink",
-    "DataTimeoutError",
-    "DatasetHelper",
-    "EmptyDatasetError",
-    "LossMonitor",
-    "QueueReport",
-    "SinkDataModule",
-    "SinkError",
-    "SinkProgressBar",
-    "SinkReport",
-    "SinkRichProgressBar",
-    "SinkStrategy",
-    "SinkWarning",
-    "StepCallback",
-    "TimeMonitor",
-    "UnsupportedError",
-    "VerificationError",
-    "__version__",
-    "connect_network_with_dataset",
-    "data_sink",
-]
+__all__ = ["CompileError", "DataSink", "DataTimeoutError", "DatasetHelper", "EmptyDatasetError", "LossMonitor"]
+__all__ += ["QueueReport", "SinkDataModule", "SinkError", "SinkProgressBar", "SinkReport", "SinkRichProgressBar"]
+__all__ += ["SinkStrategy", "SinkWarning", "StepCallback", "TimeMonitor", "UnsupportedError", "VerificationError"]
+__all__ += ["__version__", "connect_network_with_dataset", "data_sink"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"lightning_sink.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lightning_sink.{home}"), name)
 
 
 def __dir__() -> list[str]:
