@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -152,53 +153,34 @@ def _as_numbers(character: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in character.encode())
 
 
-_LIKELIHOODS = (_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default)
-_COMPARED = (*_LIKELIHOODS, _aten.multi_margin_loss.default, _aten.multilabel_margin_loss_forward.default)
-_INDEXED = (
-    _aten.gather.default,
-    _aten.index_select.default,
-    _aten.index_add.default,
-    _aten.index_add_.default,
-    _aten.index_copy.default,
-    _aten.index_copy_.default,
-    *(getattr(_aten.scatter, name) for name in ("src", "value", "reduce", "value_reduce")),
-    *(getattr(_aten.scatter_, name) for name in ("src", "value", "reduce", "value_reduce")),
-    _aten.scatter_add.default,
-    _aten.scatter_add_.default,
-    _aten.scatter_reduce.two,
-    _aten.scatter_reduce_.two,
+def _named(*names: str) -> list[Any]:
+    """Returns operations of ATen by their names."""
+    return [attrgetter(name)(_aten) for name in names]
+
+
+_LIKELIHOODS = _named("nll_loss_forward.default", "nll_loss2d_forward.default")
+_COMPARED = _named("multi_margin_loss.default", "multilabel_margin_loss_forward.default")
+_INDEXED = _named(
+    *("gather.default", "index_select.default", "scatter_reduce.two", "scatter_reduce_.two"),
+    *("index_add.default", "index_add_.default", "index_copy.default", "index_copy_.default"),
+    *("scatter_add.default", "scatter_add_.default"),
+    *(f"{name}.{form}" for name in ("scatter", "scatter_") for form in ("src", "value", "reduce", "value_reduce")),
 )
-_FILLED = (
-    *(getattr(_aten.index_fill, name) for name in ("int_Scalar", "int_Tensor")),
-    *(getattr(_aten.index_fill_, name) for name in ("int_Scalar", "int_Tensor")),
-)
-_DIVISIONS = (
-    _aten.div.Tensor_mode,
-    _aten.div_.Tensor_mode,
-    _aten.floor_divide.default,
-    _aten.floor_divide_.Tensor,
-    _aten.remainder.Tensor,
-    _aten.remainder_.Tensor,
-    _aten.remainder.Scalar_Tensor,
-    _aten.fmod.Tensor,
-    _aten.fmod_.Tensor,
+_FILLED = _named(*(f"{name}.int_{kind}" for name in ("index_fill", "index_fill_") for kind in ("Scalar", "Tensor")))
+_DIVISIONS = _named(
+    *("div.Tensor_mode", "div_.Tensor_mode", "floor_divide.default", "floor_divide_.Tensor", "fmod.Tensor"),
+    *("fmod_.Tensor", "remainder.Tensor", "remainder_.Tensor", "remainder.Scalar_Tensor"),
 )
 
 _CHECKS: dict[Any, Callable[[fx.Graph, fx.Node], None]] = {
     _aten.binary_cross_entropy.default: _cross_entropy,
     _aten.bernoulli.default: _probability,
-    _aten._assert_async.default: _assertion,
-    _aten._assert_async.msg: _assertion,
-    _aten.max_unpool2d.default: _unpooled,
-    _aten.max_unpool3d.default: _unpooled,
     _aten.embedding.default: _embedded,
-    _aten.index.Tensor: _indexed,
-    _aten.index_put.default: _indexed,
-    _aten.index_put_.default: _indexed,
-    _aten.take.default: _taken,
-    _aten.put.default: _taken,
-    _aten.put_.default: _taken,
-    **dict.fromkeys(_COMPARED, _classes),
+    **dict.fromkeys(_named("_assert_async.default", "_assert_async.msg"), _assertion),
+    **dict.fromkeys(_named("max_unpool2d.default", "max_unpool3d.default"), _unpooled),
+    **dict.fromkeys(_named("index.Tensor", "index_put.default", "index_put_.default"), _indexed),
+    **dict.fromkeys(_named("take.default", "put.default", "put_.default"), _taken),
+    **dict.fromkeys((*_LIKELIHOODS, *_COMPARED), _classes),
     **dict.fromkeys((*_INDEXED, *_FILLED), _index),
     **dict.fromkeys(_DIVISIONS, _division),
 }
