@@ -27,11 +27,7 @@ def _copying(index: int) -> torch.cuda.Stream:
 
 
 class CudaStreams(Streams):
-    """A CUDA device with a stream for copies, which all of the process's trainings share.
-
-    Args:
-        device: The device.
-    """
+    """A CUDA device with a stream for copies, which all of the process's trainings share."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index

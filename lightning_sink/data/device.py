@@ -27,9 +27,6 @@ class Device:
 
     A batch that holds more than tensors, numbers and texts in containers is not sent: whoever made it knows how it is
     moved.
-
-    Args:
-        streams: The device.
     """
 
     def __init__(self, streams: Streams) -> None:

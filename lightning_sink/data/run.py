@@ -82,11 +82,7 @@ class Run(ABC):
 
 
 class HeldRun(Run):
-    """A run of batches as they were fetched.
-
-    Args:
-        found: The first.
-    """
+    """A run of batches as they were fetched."""
 
     def __init__(self, found: Found) -> None:
         super().__init__()
@@ -116,11 +112,7 @@ class HeldRun(Run):
 
 
 class GatheredRun(Run):
-    """A run of batches that were gathered, several at a time.
-
-    Args:
-        found: The first.
-    """
+    """A run of batches that were gathered, several at a time."""
 
     def __init__(self, found: Found) -> None:
         super().__init__()

@@ -12,11 +12,7 @@ from lightning_sink.data.traversals import LazyPlace, Traversals, name_of
 
 
 class TraversalSource(Source):
-    """Gives a queue the batches of traversals; the note of each is the place behind it.
-
-    Args:
-        traversals: The traversals.
-    """
+    """Gives a queue the batches of traversals; the note of each is the place behind it."""
 
     def __init__(self, traversals: Traversals) -> None:
         self.traversals = traversals

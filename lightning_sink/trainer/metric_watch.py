@@ -45,12 +45,7 @@ def _words(metric: nn.Module, method: str) -> str:
 
 
 class _Watcher:
-    """Stands before the methods of some metrics while a step is recorded.
-
-    Args:
-        calls: Takes the calls.
-        tape: The step's tape.
-    """
+    """Stands before the methods of some metrics while a step is recorded."""
 
     def __init__(self, calls: MetricCalls, tape: Tape) -> None:
         self._calls = calls
@@ -152,11 +147,7 @@ def _tensors(metric: nn.Module) -> Iterator[Tensor]:
 
 
 class MetricStates:
-    """What the metrics of a module hold at one moment, to go back to.
-
-    Args:
-        module: The module.
-    """
+    """What the metrics of a module hold at one moment, to go back to."""
 
     def __init__(self, module: nn.Module) -> None:
         metrics = [item for item in module.modules() if is_metric(item)]

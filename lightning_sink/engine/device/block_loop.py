@@ -74,12 +74,7 @@ class BlockLoop:
 
 
 class Turns:
-    """Some turns of a loop, as one launch of a row.
-
-    Args:
-        loop: The loop.
-        turns: How many.
-    """
+    """Some turns of a loop, as one launch of a row."""
 
     is_captured = True
 

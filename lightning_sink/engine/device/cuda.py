@@ -31,9 +31,6 @@ class CudaGraphs(Graphs):
 
     Its graphs share the memory that steps need and leave: they are replayed one behind the other on the trainer's
     stream, and what they leave is copied out before the next one.
-
-    Args:
-        device: The device.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -43,10 +43,6 @@ class Placement:
 def place(recording: Recording, device: torch.device) -> Placement:
     """Changes a recording's graph, whose random draws have been taken out, so that it computes on a device alone.
 
-    Args:
-        recording: The recording.
-        device: The device.
-
     Raises:
         ValueError: For what is large, or written through two inputs, on the host.
     """

@@ -21,11 +21,7 @@ _KNOWN = frozenset([int, float, Tensor, nn.Parameter])
 
 
 class Operands:
-    """The values of a source that are operands.
-
-    Args:
-        source: The source.
-    """
+    """The values of a source that are operands."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -34,10 +34,6 @@ class Watcher(Protocol):
 class AttributeWatch:
     """Stands before an attribute; the value stays where it is.
 
-    Args:
-        kind: The class.
-        key: The attribute's name.
-
     Attributes:
         own: What the class has itself; `ABSENT` for nothing.
     """

@@ -141,11 +141,7 @@ def are_the_same(one: list[Any], other: list[Any]) -> bool:
 
 
 class Same:
-    """An object that counts as the same while it is the same; holds it, so that no other takes its identity.
-
-    Args:
-        value: The object.
-    """
+    """An object that counts as the same while it is the same; holds it, so that no other takes its identity."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -82,9 +82,6 @@ def outside_state(
 class Variables:
     """Where the variables outside some functions are, to be looked at once more in little time.
 
-    Args:
-        functions: The functions.
-
     Attributes:
         attributes: Of the functions.
     """

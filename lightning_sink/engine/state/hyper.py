@@ -35,11 +35,7 @@ def _plain_form(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, bool]:
 
 
 class Hyperparameters:
-    """Reads, lifts and puts back the entries of optimizers' parameter groups.
-
-    Args:
-        optimizers: The optimizers, in order.
-    """
+    """Reads, lifts and puts back the entries of optimizers' parameter groups."""
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
         self._optimizers = optimizers

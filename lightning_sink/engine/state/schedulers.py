@@ -22,12 +22,7 @@ _INNER = "_schedulers"
 
 
 class SavedSchedulers:
-    """Schedulers, and the optimizers' options, as they are now.
-
-    Args:
-        schedulers: The schedulers.
-        optimizers: The optimizers.
-    """
+    """Schedulers, and the optimizers' options, as they are now."""
 
     def __init__(self, schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) -> None:
         self._schedulers = [(scheduler, dict(scheduler.state_dict())) for scheduler in schedulers]
