@@ -106,9 +106,7 @@ class GatherLoader:
     """Gives the batches of `loader` by gathering; each `iter()` is one traversal. Made by `gathered`."""
 
     def __init__(self, loader: DataLoader[Any], ahead: Callable[[], int], cache: Cache) -> None:
-        self.loader = loader
-        self.ahead = ahead
-        self.cache = cache
+        self.loader, self.ahead, self.cache = loader, ahead, cache
         self.resumed = False  # whether the next traversal stands for one of workers that had been there before
         self._workers_saw: Seen | None = None
         columns = [cache.of(tensor) for tensor in look(loader.dataset).tensors]

@@ -69,9 +69,7 @@ class CompiledEngine(Engine):
         ignore: frozenset[str] = frozenset(),
         outside: Outside = lambda codes: dict,
     ) -> None:
-        self.name = name
-        self._verify = verify
-        self._parts = parts
+        self.name, self._verify, self._parts = name, verify, parts
         self._granted = Granted(parts, optimizers, ignore, outside)
         self._generators = Generators(parts.device)
         self._glance: Glance = [], []

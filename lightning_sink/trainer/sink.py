@@ -75,9 +75,7 @@ class TrainerSink(Sink):
         self._module = self._trainer.lightning_module
         self._fetcher = fetcher
         self.progress = SinkProgress(loop, fetcher.queue, self.history)
-        self._length = length
-        self._deadline = deadline
-        self._interrupt = interrupt
+        self._length, self._deadline, self._interrupt = length, deadline, interrupt
         self._transfer = Transfer(self._trainer, done=fetcher.queue.prepares)
         self._logs = LogBuffer(self._trainer, self._module)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0

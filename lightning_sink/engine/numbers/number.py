@@ -63,14 +63,8 @@ class Number:
         whole: Tensor | None = None,
         goes_on: Callable[[FrameType], bool] | None = None,
     ) -> None:
-        self._tensor = tensor
-        self.value = value
-        self._uses = uses
-        self._name = name
-        self._host = host
-        self._counts = counts
-        self.whole = whole
-        self._goes_on = goes_on
+        self._tensor, self.value, self._uses, self._name = tensor, value, uses, name
+        self._host, self._counts, self.whole, self._goes_on = host, counts, whole, goes_on
         uses.add(self)
 
     @property  # type: ignore[misc]

@@ -70,14 +70,8 @@ class ProgramMaker:
         codes: Mapping[CodeType, str],
         fallback: Callable[[Hazard], None],
     ) -> None:
-        self._programs = programs
-        self._parts = parts
-        self._optimizers = optimizers
-        self._hyper = hyper
-        self._counts = counts
-        self._granted = granted
-        self._costly = costly
-        self._codes = codes
+        self._programs, self._parts, self._optimizers, self._hyper = programs, parts, optimizers, hyper
+        self._counts, self._granted, self._costly, self._codes = counts, granted, costly, codes
         self._fallback = fallback
         self._functions = Functions(compiler, Generators(parts.device))
         self._candidates = Candidates()

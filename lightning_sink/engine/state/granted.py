@@ -76,9 +76,7 @@ class Granted:
     ) -> None:
         self._parts = parts
         self._module = parts.module
-        self._optimizers = optimizers
-        self._ignore = ignore
-        self._outside = outside
+        self._optimizers, self._ignore, self._outside = optimizers, ignore, outside
         self._codes: dict[int, CodeType] = {}
         self._look_outside = outside(())
         self._nested: list[Iterable[Any]] = []

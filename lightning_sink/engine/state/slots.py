@@ -62,9 +62,7 @@ class Slot:
     """
 
     def __init__(self, name: str, owner: Any, key: Any = None) -> None:
-        self.name = name
-        self._owner = owner
-        self._key = key
+        self.name, self._owner, self._key = name, owner, key
 
     def __repr__(self) -> str:
         return f"Slot({self.name!r})"

@@ -97,9 +97,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._look = look
         self._hyper = hyper
         self._options = RecordedOptions(hyper, self._uses, self.paused, set_in_step=sets_options)
-        self._counts = counts
-        self._before = before
-        self._codes = codes
+        self._counts, self._before, self._codes = counts, before, codes
         self._writer = GraphWriter(self.recording, self._take_input)
         self._undo = Undo()
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)

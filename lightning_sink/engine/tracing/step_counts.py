@@ -120,10 +120,7 @@ class StepCounts:
         equal: list[tuple[Tensor, Tensor]],
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._before = before
-        self._node = node
-        self._uses = uses
-        self._equal = equal
+        self._before, self._node, self._uses, self._equal = before, node, uses, equal
         self._paused = paused
         self._known: dict[float, tuple[Tensor, Number]] = {}
         self._counts: list[Count] = []
