@@ -103,7 +103,7 @@ class Load(Run):
         """Issues the copies."""
         assert self._sent is None, "a load is sent once"  # noqa: S101
         packed = [memory.bytes(len(self)) for memory in self._memory]
-        self._memory, self._pack = [], _take_no_more
+        self._memory, self._pack = [], lambda batch, number: False
         self._sent = Arriving(self._streams, packed, list)  # what knows of this load would keep itself alive
 
     def _arrive(self) -> list[Tensor]:
@@ -122,10 +122,6 @@ class Load(Run):
     def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
         """Returns each tensor of some batches, side by side."""
         return [column[begin:end] for column in self._arrive()]
-
-
-def _take_no_more(batch: Any, number: int) -> bool:
-    return False
 
 
 class _Layout:

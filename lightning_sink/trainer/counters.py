@@ -31,9 +31,8 @@ class Counters:
 
     def ready(self, batches: int = 1) -> None:
         """Batches are there; below zero, they are given back."""
-        total, current = self._batch
-        total.ready += batches
-        current.ready += batches
+        for tracker in self._batch:
+            tracker.ready += batches
 
     @property
     def optimization(self) -> tuple[int, int]:
@@ -83,9 +82,8 @@ class Counters:
 
     def completed(self, batches: int = 1) -> None:
         """All that belongs to batches is done; below zero, it is not."""
-        total, current = self._batch
-        total.completed += batches
-        current.completed += batches
+        for tracker in self._batch:
+            tracker.completed += batches
 
     @contextmanager
     def as_before(self, announced: int) -> Iterator[None]:

@@ -140,7 +140,8 @@ class Number:
             is_known = type(other) is Number or is_real(other)
             if not is_known or is_large(left) or is_large(right):
                 return symbol(*map(_frozen, operands))
-            host, counts = self._hosted(symbol, other, reflected), self._counts or _is_counted(other)
+            host = self._hosted(symbol, other, reflected)
+            counts = self._counts or (type(other) is Number and other._counts)
             # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
             may_fail = counts and may_be_another_kind(symbol, right, varies=type(operands[1]) is Number)
             # What a tensor gives is of one type, and whether a division by a counter is an error is the counter's.
@@ -352,10 +353,6 @@ def _frozen(value: Any) -> Any:
 def _is_plain_operand(value: Any) -> bool:
     """Tells whether nobody's own code, and none of numpy's, sees what a value is computed with."""
     return type(value) in (int, float, Tensor, nn.Parameter, Number)
-
-
-def _is_counted(value: Any) -> bool:
-    return type(value) is Number and value._counts
 
 
 def _key(value: Any) -> Any:
