@@ -188,12 +188,7 @@ def _turning(kind: type[Any]) -> type[Any]:
         plain.state = kind.state.__get__(self)
         return plain.__reduce__()
 
-    members = {
-        "lock": property(lock),
-        "state": property(state, set_state),
-        "knows_turns": True,
-        "__reduce__": reduce,
-    }
+    members = {"lock": property(lock), "state": property(state, set_state), "knows_turns": True, "__reduce__": reduce}
     if hasattr(kind, "_legacy_seeding"):
         members["_legacy_seeding"] = seed
     return type(kind.__name__, (kind,), members)

@@ -35,10 +35,8 @@ assert_async = torch._assert_async
 # `Distribution._validate_sample` raise where it is false and do nothing else with it.
 is_all_true = torch._is_all_true
 
-
 # Hooks of a module: `register_forward_hook` and its like add to these, and nothing public lists them.
 MODULE_HOOKS = frozenset(["_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"])
-
 
 _GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
@@ -75,11 +73,7 @@ def end_allocating_to_pool(device: torch.device, pool: Any) -> None:
             end(torch.cuda.current_device() if device.index is None else device.index, pool)
 
 
-_LOOPS = (
-    "begin_capture_to_while_node",
-    "set_conditional_handle_for_current_node",
-    "end_capture_to_conditional_node",
-)
+_LOOPS = ("begin_capture_to_while_node", "set_conditional_handle_for_current_node", "end_capture_to_conditional_node")
 
 
 def can_repeat_graphs() -> bool:

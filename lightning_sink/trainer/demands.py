@@ -63,9 +63,7 @@ def awaited(trainer: Trainer) -> Awaited | None:
     With manual optimization, nobody knows beforehand which batches make them.
     """
     found = Awaited(
-        max_steps=trainer.max_steps,
-        save_every=_save_every(trainer),
-        judge_every=_save_every(trainer, judged=True),
+        max_steps=trainer.max_steps, save_every=_save_every(trainer), judge_every=_save_every(trainer, judged=True)
     )
     return None if trainer.lightning_module.automatic_optimization or found == Awaited() else found
 

@@ -203,12 +203,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
         with DeferredInterrupt() as interrupt:
             data_fetcher.queue.expect(length)
             sink = LoopSink(
-                self,
-                data_fetcher,
-                length,
-                demands.deadline(trainer),
-                demands.eager_reason(trainer),
-                interrupt,
+                self, data_fetcher, length, demands.deadline(trainer), demands.eager_reason(trainer), interrupt
             )
             strategy.present_sink = sink
             try:

@@ -34,10 +34,7 @@ class Blocks:
     """
 
     def __init__(
-        self,
-        graphs: Graphs,
-        refuse: Callable[[Exception], None] | None,
-        unroll: Callable[[str], None] | None,
+        self, graphs: Graphs, refuse: Callable[[Exception], None] | None, unroll: Callable[[str], None] | None
     ) -> None:
         self._graphs, self._refuse, self._unroll = graphs, refuse, unroll
         self._why_no_loop, self._is_capturable, self._most = "", False, _SIZES[0][0]

@@ -31,7 +31,6 @@ from lightning_sink.engine.tracing.draws import Draw
 _OFTEN = 8
 """Steps that are launched one by one before a graph is captured for those that are run so."""
 
-
 _LAUNCHED = 1e-2
 """Seconds of a step that is launched operation by operation, from which on it is known not to be the launching."""
 

@@ -21,7 +21,6 @@ from lightning_sink.engine.private import can_repeat_graphs, capture_repeated, e
 _FAILED: list[Any] = []
 """Graphs whose capture failed, for as long as the process lasts: to let go of one may change the current stream."""
 
-
 _REPEATS: dict[torch.device, bool] = {}
 """Which devices repeat graphs by themselves."""
 

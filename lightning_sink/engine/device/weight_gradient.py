@@ -98,12 +98,7 @@ def share_of(gradient: Sequence[int], weight: Sequence[int]) -> int:
 
 @torch.library.custom_op("lightning_sink::weight_gradient", mutates_args=())
 def _weight_gradient(
-    gradient: Tensor,
-    images: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    share: int,
+    gradient: Tensor, images: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], share: int
 ) -> Tensor:
     gradient, images = gradient.contiguous(), images.contiguous()
     count, outputs, rows, columns = gradient.shape
@@ -133,12 +128,7 @@ def _weight_gradient(
 
 @_weight_gradient.register_fake
 def _(
-    gradient: Tensor,
-    images: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    share: int,
+    gradient: Tensor, images: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], share: int
 ) -> Tensor:
     count, outputs, rows, columns = gradient.shape
     return gradient.new_empty((-(-count * rows * columns // share), outputs, images.shape[1], *size))

@@ -341,7 +341,6 @@ def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
 
 PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not by `self.log`, torch, `math.cos`)"
 
-
 _UFUNCS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv}
 """Numpy's own numbers ask these functions, and not the other one, for what is computed of both."""
 

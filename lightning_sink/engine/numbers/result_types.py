@@ -26,7 +26,6 @@ COMPARE = frozenset([name for plain in ("eq", "ne", "lt", "le", "gt", "ge") for 
 _OF_WHOLE_NUMBERS = DIVIDE | COMPARE | {"add", "sub", "mul", "multiply", "floor_divide", "remainder", "fmod", "pow"}
 _OF_WHOLE_NUMBERS |= {*_OPERATORS, "where", "clamp", "minimum", "maximum"}
 
-
 MOST_WHOLE = 1 << 53
 """The largest whole number up to which float64 has all of them."""
 

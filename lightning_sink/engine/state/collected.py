@@ -22,7 +22,6 @@ from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 
 _ASKS = frozenset(["type", "__class__"])
 
-
 NUMBERS = frozenset([int, float])
 
 

@@ -68,11 +68,7 @@ class Granted:
     """
 
     def __init__(
-        self,
-        parts: Parts,
-        optimizers: list[Optimizer],
-        ignore: frozenset[str],
-        outside: Outside = lambda codes: dict,
+        self, parts: Parts, optimizers: list[Optimizer], ignore: frozenset[str], outside: Outside = lambda codes: dict
     ) -> None:
         self._parts = parts
         self._module = parts.module

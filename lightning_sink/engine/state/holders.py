@@ -94,10 +94,7 @@ def _is_empty(name: str, value: Any) -> bool:
 
 
 def python_state(
-    parts: Parts,
-    optimizers: Collection[Optimizer] = (),
-    ignore: frozenset[str] = frozenset(),
-    seen: Seen | None = None,
+    parts: Parts, optimizers: Collection[Optimizer] = (), ignore: frozenset[str] = frozenset(), seen: Seen | None = None
 ) -> dict[str, Hashable]:
     """Returns a fingerprint of everything about a training that is no tensor.
 

@@ -29,12 +29,7 @@ from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.math_functions import known_to_math
 from lightning_sink.engine.numbers.number import Number, released
 from lightning_sink.engine.operands import members
-from lightning_sink.engine.private import (
-    TorchDispatchMode,
-    is_mutable,
-    schema_name,
-    written_arguments,
-)
+from lightning_sink.engine.private import TorchDispatchMode, is_mutable, schema_name, written_arguments
 from lightning_sink.engine.state.appends import containers_in
 from lightning_sink.engine.state.attributes import changed_names, random_state
 from lightning_sink.engine.state.collected import Place, Watched

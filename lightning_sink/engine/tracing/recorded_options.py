@@ -30,11 +30,7 @@ class RecordedOptions:
     """
 
     def __init__(
-        self,
-        hyper: Hyperparameters,
-        uses: Uses,
-        paused: Callable[[], AbstractContextManager[None]],
-        set_in_step: bool,
+        self, hyper: Hyperparameters, uses: Uses, paused: Callable[[], AbstractContextManager[None]], set_in_step: bool
     ) -> None:
         self._hyper, self._uses, self._paused = hyper, uses, paused
         self.are_being_set = False
