@@ -47,39 +47,27 @@ class Program:
         counts: list[tuple[Tensor, Callable[[], int]]],
         lifted: Collection[Tensor] = (),
     ) -> None:
-        self.turns = [self]
-        self.function = function
-        self.bindings = bindings
-        self.counts = counts
-        self.text = observation.recording.text
-        self.homes = {b.name for b in bindings if b.home}
-        self.filled = observation.filled
-        self.guards = observation.recording.guards
-        self.questions = observation.recording.questions
-        self.dtypes = observation.recording.dtypes
-        self.grad_mode = observation.recording.grad_mode
-        self.note = observation.note
-        self._gradients = observation.gradients
-        self.loss = observation.loss
-        self.num_outputs = observation.num_outputs
-        self.num_results = observation.num_outputs + observation.num_logged
-        self.appends = observation.appends
+        recording = observation.recording
+        self.turns, self.function, self.bindings, self.counts = [self], function, bindings, counts
+        self.text, self.dtypes, self.grad_mode = recording.text, recording.dtypes, recording.grad_mode
+        self.guards, self.questions, self._equal = recording.guards, recording.questions, recording.equal
+        self.note, self.loss, self.appends = observation.note, observation.loss, observation.appends
+        self.filled, self.cleared, self._gradients = observation.filled, observation.cleared, observation.gradients
+        self._spec, self._constants = observation.spec, observation.constants
+        self._same_leaves, self.num_outputs = observation.same_leaves, observation.num_outputs
+        self.num_results = self.num_outputs + observation.num_logged
         self.num_given = self.num_results + len(self.appends.names)
         self.num_all = self.num_given + len(self.filled)
-        self.cleared = observation.cleared
-        self._spec = observation.spec
-        self._constants = observation.constants
-        self._equal = observation.recording.equal
-        read = (observation.recording.inputs[i] for i in sorted(observation.recording.read))
+        self.homes = {b.name for b in bindings if b.home}
+        read = (recording.inputs[i] for i in sorted(recording.read))
         self._read = [(tensor, tensor.detach().clone()) for tensor in read]
-        fixed = ((i, b.tensor) for i, b in enumerate(bindings) if i in observation.recording.written_inputs)
-        self._writes = [tensor for _, tensor in fixed if tensor is not None]
-        self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
+        self._written = recording.written_inputs
+        fixed = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None]
+        self._writes = [tensor for i, tensor in fixed if i in self._written]
         known = {id(tensor) for tensor in (*lifted, *(tensor for tensor, _ in counts))}
-        self.numbers = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None and id(b.tensor) in known]
-        self._layouts = layouts = [
-            (tensor.shape, tensor.dtype, tensor.stride()) for tensor in observation.recording.inputs
-        ]
+        self.numbers = [(i, tensor) for i, tensor in fixed if id(tensor) in known]
+        self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
+        self._layouts = layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in recording.inputs]
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
         self.slots = [(position, slot) for position, slot, _ in self._slots]
         self._moving = [*(position for position, _ in self._leaves), *(position for position, _ in self.slots)]
@@ -88,11 +76,11 @@ class Program:
         self.touches = [(slot, True) for slot in self.filled] + [(slot, False) for slot in observation.cleared]
         self._unread = [(slot, before) for slot, before, _ in observation.unread]
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
+        # Of the counts by which Python decides, those that a step adds something to, always the same, are known ahead.
+        counts_asked = [(count, count.adds) for count in recording.counts]
+        self._counted = [(count, adds) for count, adds in counts_asked if adds is not None]
         # Another step would compute with what this one left.
         asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
-        # Of the counts by which Python decides, those that a step adds something to, always the same, are known ahead.
-        counts_asked = [(count, count.adds) for count in observation.recording.counts]
-        self._counted = [(count, adds) for count, adds in counts_asked if adds is not None]
         asks_what_it_writes |= len(self._counted) < len(counts_asked)
         left = {slot.name: there for slot, there in self.touches}
         self._repeats = self.finds(left) and not (self.reads_slots or self._reshaped or asks_what_it_writes)
@@ -105,9 +93,7 @@ class Program:
         self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
-        self.looked_at = -1
-        self.seconds = 1.0
-        self.kept_bytes = 0
+        self.looked_at, self.seconds, self.kept_bytes = -1, 1.0, 0
 
     def finds(self, left: dict[str, bool]) -> bool:
         """Tells whether it finds gradients where there were some, behind steps that leave these slots so."""
