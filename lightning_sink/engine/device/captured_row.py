@@ -52,10 +52,9 @@ class CapturedRow(Row):
             for index, column in zip(kept, blocks[0].columns, strict=True)
         }
         self._marks: tuple[Any, Any] | None = None
-        self._error: Exception | None = None
         self._outputs: Callable[[], Outputs] | None = Outputs
         self._is_superseded = False
-        self._done = 0
+        self._result = Repeated(0)
 
     def __del__(self) -> None:
         if getattr(self, "_marks", None) is not None:
@@ -80,18 +79,18 @@ class CapturedRow(Row):
         try:
             begin = self._graphs.mark()
             self._run()
-            self._values = counterparts.fetch({i: column[: self._done] for i, column in self._values.items()})
+            self._values = counterparts.fetch({i: column[: self._result.done] for i, column in self._values.items()})
             self._marks = begin, self._graphs.mark()
         except BaseException:
             if before is not None and is_captured:
                 before._outputs = None  # some of these steps may have filled that memory
-            if self._done:
+            if self._result.done:
                 counterparts.bring_back(self._inputs, Outputs())
             else:
                 counterparts.give_up()
             raise
         self._blocks, self._varying = [], []
-        if self._done:
+        if self._result.done:
             self._captured.last = ref(self)
             if before is not None and is_captured:
                 before._is_superseded = True
@@ -104,25 +103,26 @@ class CapturedRow(Row):
             try:
                 block.run(given)
             except Exception as error:
-                self._error = with_type(error)
+                self._result.error = with_type(error)
                 break
-            self._done += block.size
+            self._result.done += block.size
             for parts, column in zip(kept, block.columns, strict=True):
                 parts[number].copy_(column)
             self._outputs = block.outputs
-        if self._done and not self._blocks[0].is_captured:
+        if self._result.done and not self._blocks[0].is_captured:
             outputs = self._blocks[0].outputs()  # while they are those of the last step that did not fail
             self._outputs = lambda: outputs
 
     def wait(self) -> Repeated:
         """Waits for their end; returns what became of them."""
         assert self._marks is not None, "a row is launched before it is waited for"  # noqa: S101
-        (begin, end), self._marks = self._marks, None
+        (begin, end), self._marks, result = self._marks, None, self._result
         self._graphs.wait(end)
-        seconds = self._graphs.seconds(begin, end)
-        if self._done:
-            self._captured.blocks.took(seconds / self._done)
-        return Repeated(self._done, self._bring_back(), [*self._values.values()], seconds, self._error)
+        result.seconds = self._graphs.seconds(begin, end)
+        if result.done:
+            self._captured.blocks.took(result.seconds / result.done)
+        result.outputs, result.kept = self._bring_back(), [*self._values.values()]
+        return result
 
     def _bring_back(self) -> Outputs | None:
         """Returns what the last step gave, if nothing else has taken its place; brings back what the steps left."""
