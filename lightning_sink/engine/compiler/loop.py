@@ -32,22 +32,18 @@ class CompiledStep:
         one_thread: Whether it runs faster on one thread.
 
     Attributes:
+        takes_turns: Whether it may take turns with others in a row.
         rounding: By how much of a gradient's largest number its gradients may differ from the step's, where that is
             more than what types round.
     """
 
+    takes_turns = True
     rounding = 0.0
 
     def __init__(
-        self,
-        function: Callable[..., Outputs],
-        draws: Sequence[Draw] = (),
-        *,
-        one_thread: bool = False,
+        self, function: Callable[..., Outputs], draws: Sequence[Draw] = (), *, one_thread: bool = False
     ) -> None:
-        self._function = function
-        self._draws = draws
-        self.one_thread = one_thread
+        self._function, self._draws, self.one_thread = function, draws, one_thread
 
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step."""
@@ -98,11 +94,7 @@ class NativeStep(CompiledStep):
     """
 
     def __init__(
-        self,
-        function: Callable[..., Outputs],
-        loop: NativeLoop,
-        draws: Sequence[Draw] = (),
-        **options: bool,
+        self, function: Callable[..., Outputs], loop: NativeLoop, draws: Sequence[Draw] = (), **options: bool
     ) -> None:
         super().__init__(function, draws, **options)
         self.draws, self.loop = draws, loop
