@@ -32,12 +32,10 @@ class CompiledStep:
         one_thread: Whether it runs faster on one thread.
 
     Attributes:
-        takes_turns: Whether it may take turns with others in a row.
         rounding: By how much of a gradient's largest number its gradients may differ from the step's, where that is
             more than what types round.
     """
 
-    takes_turns = True
     rounding = 0.0
 
     def __init__(

@@ -85,9 +85,6 @@ class CapturedStep(CompiledStep):
         last: The row that was launched last, unless nobody has it any more.
     """
 
-    overlaps = True
-    takes_turns = False  # one by one, such steps are replayed; in turns they would be launched
-
     def __init__(
         self,
         function: Callable[..., Outputs],

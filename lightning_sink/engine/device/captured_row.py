@@ -66,11 +66,6 @@ class CapturedRow(Row):
         """Whether what is about to be launched was captured."""
         return self._blocks[0].is_captured
 
-    @property
-    def failed(self) -> bool:
-        """Whether a step has failed already where it was launched."""
-        return self._error is not None
-
     def launch(self) -> None:
         """Gives them to the device, behind what it was given before."""
         counterparts, before = self._captured.counterparts, self._captured.last()
