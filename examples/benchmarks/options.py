@@ -90,6 +90,43 @@ class ByHand(MLP):
         return loss
 
 
+class AccumulatesByHand(ByHand):
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        optimizer: Any = self.optimizers()
+        loss = MLP.training_step(self, batch, batch_idx)
+        self.manual_backward(loss / 4)
+        if (batch_idx + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
+class Critic(ByHand):
+    """A critic that is trained at each batch, and a generator at each fifth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.critic = nn.Linear(16, 64), nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        optimizers: Any = self.optimizers()
+        made = self.generator(torch.randn(len(batch[0]), 16))
+        loss: Tensor = self.critic(made.detach()).mean() - self.critic(batch[0]).mean()
+        self._descend(optimizers[0], loss, "critic")
+        if batch_idx % 5 == 0:
+            self._descend(optimizers[1], -self.critic(made).mean(), "generator")
+        return loss
+
+    def _descend(self, optimizer: Any, loss: Tensor, name: str) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.log(name, loss)
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.Adam(part.parameters(), lr=1e-3) for part in (self.critic, self.generator)]
+
+
 class StepsItsSchedule(ByHand):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
@@ -153,6 +190,8 @@ OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "logs `grad_norm`": (LogsGradientNorms, {}),
     "an optimizer stepped by hand": (ByHand, {}),
     "that, with `max_steps`": (ByHand, {"max_steps": 1_000_000}),
+    "gradients accumulated by hand, over 4 batches": (AccumulatesByHand, {}),
+    "a critic at each batch, a generator at every fifth": (Critic, {}),
     "an optimizer and a cosine schedule stepped by hand": (StepsItsSchedule, {}),
     "a warmup by hand in `optimizer_step`": (WarmsUp, {}),
     "its losses kept in a list": (KeepsItsLosses, {}),
