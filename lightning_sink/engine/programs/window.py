@@ -78,7 +78,8 @@ class Window:
 
     def left(self, outputs: tuple[Tensor, ...], steps: int) -> list[tuple[Program, tuple[Tensor, ...]]]:
         """Returns the programs that steps in a row have left something of, and what, in the order of the steps."""
-        found = [(program, (*own,)) for program, own in self._parts(outputs, [p.num_all for p in self.turns])]
+        parts = self._parts(outputs, [program.num_all for program in self.turns])
+        found = [(program, (*own,)) for program, own in parts[:steps]]
         first = steps % len(self.turns) if steps > len(self.turns) else 0
         return found[first:] + found[:first]
 
@@ -93,7 +94,7 @@ class Window:
         )
 
     def _parts(self, given: Sequence[Tensor], counts: Sequence[int]) -> list[tuple[Program, list[Tensor]]]:
-        """Returns what belongs to each program that was reached."""
+        """Returns what belongs to each program that was reached, and to such as there is nothing of."""
         rest, found = iter(given), []
         for program, count in zip(self.turns, counts, strict=True):
             own = [*islice(rest, count)]
