@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 UNSIZED_SINK = 10_000
 """Longest sink of `sink_size=-1` over data of unknown length, so that an endless stream meets its callbacks."""
@@ -137,7 +137,8 @@ class Awaited:
         """
         if 0 in each and self.is_met(made, 0):
             return 0
-        steps = self.batches_before(made, 1)
+        every = replace(self, save_every=(*self.save_every, *self.judge_every))
+        steps = every.batches_before(made, 1)
         return steps // sum(each) if any(each) and steps < math.inf else math.inf
 
 

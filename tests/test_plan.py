@@ -235,6 +235,30 @@ def test_batches_before_one_that_is_awaited(most, save_every, judge_every, made,
     assert before == (met[0] - 1 if met else math.inf)
 
 
+@given(
+    most=st.just(-1) | st.integers(0, 60), save_every=everies, judge_every=everies,
+    made=st.integers(0, 60), each=st.lists(st.integers(0, 4), min_size=2, max_size=6),
+)  # fmt: skip
+def test_rounds_before_one_in_which_a_batch_is_awaited(most, save_every, judge_every, made, each):
+    awaited = Awaited(max_steps=most, save_every=save_every, judge_every=judge_every)
+    rounds, count, met = awaited.rounds_before(made, each), made, math.inf
+    for number in range(200):
+        for by in each:
+            count += by
+            if awaited.is_met(count, by):
+                met = min(met, number)
+    assert rounds <= met
+    if not save_every and not judge_every and any(each):
+        assert rounds == (math.inf if most < 0 else max(0, most - made - 1) // sum(each))
+
+
+def test_rounds_are_as_many_as_there_are():
+    assert Awaited(save_every=(12,), judge_every=(12,)).rounds_before(0, [1, 0, 0]) == 0
+    assert Awaited(save_every=(12,), judge_every=(12,)).rounds_before(1, [1, 0, 0]) == 10
+    assert Awaited(save_every=(12,)).rounds_before(0, [1, 0, 0]) == 11
+    assert Awaited(save_every=(12,)).rounds_before(0, [0, 0]) == math.inf
+
+
 def test_what_is_awaited():
     awaited = Awaited(max_steps=9, save_every=(4,), judge_every=(4,))
     assert [made for made in range(1, 12) if awaited.is_met(made, by=1)] == [4, 8, 9, 10, 11]
