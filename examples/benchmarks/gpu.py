@@ -8,6 +8,7 @@ the host waiting for the GPU included. Fed is the same with gaps of up to 5 us c
 kernel of a graph to the next; for the rest of the time it waits for its host. The host's time is that of the trainer's
 thread on a processor, in other sinks, which nobody profiles; medians of several. What it spends waiting for the GPU is
 not counted, and what the driver takes to launch graphs, which waits where the GPU has much before it, stands beside it.
+Of the host's time, what it takes to copy batches into pinned memory is taken in a sink of its own: looking costs time.
 What a user's callback might change at a batch is not looked for here: without such callbacks it is not, and the ones
 that measure change nothing.
 `suite.py --accelerator cuda --peers loop-reduce-overhead plain sink` has the speeds beside others'.
@@ -39,6 +40,7 @@ from torch.profiler import ProfilerActivity, profile
 from workload import DISTINCT, WORKLOADS
 
 from lightning_sink import SinkDataModule, SinkStrategy
+from lightning_sink.data import load
 from lightning_sink.engine.device.cuda import CudaGraphs
 from lightning_sink.trainer.batch_hooks import BatchHooks
 
@@ -46,7 +48,8 @@ _GAP = 5.0
 """Microseconds between two kernels that no host is to blame for."""
 
 _WARM, _TIMED = 3, 5
-"""Sinks before the first that counts, and sinks whose host time is taken; the one behind them is profiled."""
+"""Sinks before the first that counts, and sinks whose host time is taken. In the one behind them copies of batches are
+timed, and the next is profiled."""
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Found:
 
     host: list[float] = field(default_factory=list)
     launching: list[float] = field(default_factory=list)
+    packing: float = 0.0
     step: list[float] = field(default_factory=list)
     busy: float = 0.0
     fed: float = 0.0
@@ -76,7 +80,8 @@ class Watch(L.Callback):
 
     def __init__(self, steps: int) -> None:
         self.found, self._steps, self._sinks = Found(), steps, 0
-        self._waited = self._launched = 0.0
+        self._waited = self._launched = self._packed = 0.0
+        self._packs = False
         self._profiler: Any = None
         self._began = (0.0, 0.0)
 
@@ -86,7 +91,7 @@ class Watch(L.Callback):
 
         Looks for no user's changes.
         """
-        wait, capture = CudaGraphs.wait, CudaGraphs.capture
+        wait, capture, make_packer = CudaGraphs.wait, CudaGraphs.capture, load.packer
 
         def timed(graphs: CudaGraphs, mark: Any) -> None:
             began = time.thread_time()
@@ -103,9 +108,23 @@ class Watch(L.Callback):
 
             return launch, outputs
 
+        def packer(*arguments: Any) -> Any:
+            pack = make_packer(*arguments)
+
+            def timed_pack(batch: Any, number: int) -> bool:
+                if not self._packs:
+                    return pack(batch, number)
+                began = time.thread_time()
+                found = pack(batch, number)
+                self._packed += time.thread_time() - began
+                return found
+
+            return timed_pack
+
         with (  # a name that is no longer there is an error
             patch.object(CudaGraphs, "wait", timed),
             patch.object(CudaGraphs, "capture", captured),
+            patch.object(load, "packer", packer),
             patch.object(BatchHooks, "_compared", lambda *_: nullcontext()),
         ):
             yield
@@ -113,7 +132,8 @@ class Watch(L.Callback):
     def on_train_batch_start(self, *_: Any) -> None:
         self._sinks += 1
         torch.cuda.synchronize()
-        if self._sinks == _WARM + _TIMED + 1:
+        self._packs = self._sinks == _WARM + _TIMED + 1
+        if self._sinks == _WARM + _TIMED + 2:
             self._profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
             self._profiler.start()
         self._waited = self._launched = 0.0
@@ -127,6 +147,8 @@ class Watch(L.Callback):
             self._profiler.stop()
             self._read(self._profiler.events(), wall)
             self._profiler = None
+        elif self._packs:
+            self.found.packing, self._packs = self._packed / self._steps, False
         elif self._sinks > _WARM:
             self.found.host.append(host / self._steps)
             self.found.launching.append(self._launched / self._steps)
@@ -147,7 +169,7 @@ def measure(model: str, sink_size: int, engine: str, buffer_size: int | None, ac
     kind = MODELS[model]
     watch = Watch(sink_size)
     strategy = SinkStrategy(sink_size, engine=engine, fallback="error")
-    epochs = _WARM + _TIMED + 1
+    epochs = _WARM + _TIMED + 2
     options = {"strategy": strategy, "callbacks": [watch], "accumulate_grad_batches": accumulate, **OFF}
     trainer = L.Trainer(accelerator="cuda", devices=1, max_epochs=epochs, **options)
     data = Cycle(kind.batches(DISTINCT), sink_size)
@@ -161,7 +183,7 @@ def row(model: str, sink_size: int, found: Found) -> str:
     step, host, launching = (median(each) * 1e6 for each in (found.step, found.host, found.launching))
     return (
         f"| {model} | {sink_size} | {step:.1f} | {found.busy:.0%} | {found.fed:.0%} | {found.kernels:.1f} |"
-        f" {found.launches:.2f} | {host:.1f} | {launching:.1f} |"
+        f" {found.launches:.2f} | {host:.1f} | {found.packing * 1e6:.1f} | {launching:.1f} |"
     )
 
 
@@ -178,7 +200,15 @@ def main() -> None:
         sys.exit("gpu.py needs a CUDA device, and there is none here.")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    named = ["GPU busy", "fed", "kernels and copies a step", "launches a step", "host us a step", "and launching"]
+    named = [
+        "GPU busy",
+        "fed",
+        "kernels and copies a step",
+        "launches a step",
+        "host us a step",
+        "of it copying batches",
+    ]
+    named += ["and launching"]
     lines = [f"| model | sink | us a step | {' | '.join(named)} |", f"|---|{'--:|' * (2 + len(named))}"]
     for model in args.models:
         found = measure(model, args.sink_size, args.engine, args.buffer_size, args.accumulate)
