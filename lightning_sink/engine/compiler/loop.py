@@ -88,7 +88,7 @@ class NativeStep(CompiledStep):
         options: As for `CompiledStep`.
 
     Attributes:
-        layouts: What its outputs look like that lie in one piece; known when it has been called.
+        layouts: What its outputs look like that lie in one piece; None until it has been called.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class NativeStep(CompiledStep):
     ) -> None:
         super().__init__(function, draws, **options)
         self.draws, self.loop = draws, loop
-        self.layouts: dict[int, Layout] = {}
+        self.layouts: dict[int, Layout] | None = None
         self._alone: TurnTaking | None = None
 
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step."""
         outputs = super().__call__(*inputs)
-        if not self.layouts:
+        if self.layouts is None:
             self.layouts = {i: layout_of(t) for i, t in enumerate(outputs) if t.is_contiguous()}
         return outputs
 
@@ -112,13 +112,13 @@ class NativeStep(CompiledStep):
 
         Those of several threads do not: they would wait for each other longer (`Producer.retire` says why).
         """
-        return self.one_thread and self.loop.is_bare and bool(self.layouts)
+        return self.one_thread and self.loop.is_bare and self.layouts is not None
 
     def row(
         self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
     ) -> Row:
         """Returns steps in a row, to be run, all of them alike; the arguments are those of `Turn` and `Row`."""
-        if self._alone is None and self.layouts:
+        if self._alone is None and self.layouts is not None:
             self._alone = TurnTaking([self])
         if self._alone is None:
             return super().row(fixed, positions, columns, kept, steps)
@@ -138,7 +138,7 @@ class TurnTaking:
 
     def __init__(self, steps: Sequence[CompiledStep]) -> None:
         self._steps = steps
-        native = [step for step in steps if isinstance(step, NativeStep) and step.layouts]
+        native = [step for step in steps if isinstance(step, NativeStep) and step.layouts is not None]
         self._native = native if len(native) == len(steps) else []
         self._row_draws = RowDraws([draw for step in native for draw in step.draws], native[0].loop) if native else None
 
@@ -168,7 +168,7 @@ class TurnTaking:
         return NativeRow(
             [_with_draws(turn, [*islice(drawn, len(step.draws))]) for turn, step in zip(turns, native, strict=True)],
             [step.loop for step in native],
-            [step.layouts for step in native],
+            [step.layouts or {} for step in native],
             steps,
             one_thread=all(step.one_thread for step in native),
             beside=self.overlaps,

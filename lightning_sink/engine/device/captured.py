@@ -80,7 +80,7 @@ class CapturedStep(CompiledStep):
         placement: As given.
         counterparts: What the step has on the host.
         on_host: The draws that are made there.
-        layouts: What its outputs look like; known when it has been called.
+        layouts: What its outputs look like; None until it has been called.
         blocks: The graphs.
         last: The row that was launched last, unless nobody has it any more.
     """
@@ -100,7 +100,7 @@ class CapturedStep(CompiledStep):
         self.blocks = Blocks(graphs, refuse, unroll)
         self.last: Callable[[], CapturedRow | None] = lambda: None
         self.on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
-        self.layouts: list[Layout] = []
+        self.layouts: list[Layout] | None = None
         self._fixed: dict[tuple[int, ...], _Fixed] = {}
         self._alone = 0
         self._places: list[int | None] = []
@@ -116,7 +116,8 @@ class CapturedStep(CompiledStep):
             begin = graphs.mark()
             outputs, ran = self.run_there(*given, *drawn), True
             self.blocks.ran(begin, graphs.mark())
-            self.layouts = self.layouts or [layout_of(output) for output in outputs]
+            if self.layouts is None:
+                self.layouts = [layout_of(output) for output in outputs]
         finally:
             outputs = self._end(inputs, outputs, ran=ran)
         return outputs
@@ -127,6 +128,11 @@ class CapturedStep(CompiledStep):
         hosts = iter(given[count:])
         drawn = [next(hosts) if number in self.placement.draws else draw() for number, draw in enumerate(self._draws)]
         return self._function(*given[:count], *drawn)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs it has; known when it has been called."""
+        return len(self.layouts or ())
 
     def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
         """Runs one step, by a graph of its own where steps are often run so and their launch counts."""
@@ -198,7 +204,7 @@ class CapturedStep(CompiledStep):
         if blocks is None:
             return None
         step = CapturedStep(function, self.graphs, placement, draws)
-        step.layouts = [layout for step in steps for layout in step.layouts]
+        step.layouts = [layout for step in steps for layout in step.layouts or ()]
         step.blocks = blocks
         return step
 
@@ -209,7 +215,7 @@ class CapturedStep(CompiledStep):
         same = self._same(fixed, positions)
         tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in columns)
         may_stage = self.placement.written.isdisjoint(positions) and same.leave(storages(tensors))
-        if not self.layouts or not may_stage:
+        if self.layouts is None or not may_stage:
             return super().row(fixed, positions, columns, kept, steps)
         blocks, varying = self._find(same, positions, columns, kept, steps)
         return CapturedRow(self, fixed, blocks, varying, kept, steps)
@@ -226,7 +232,8 @@ class CapturedStep(CompiledStep):
     ) -> tuple[list[Launch], list[Column]]:
         """Returns blocks for steps in a row, and the inputs that differ, on the device, with what the host draws."""
         varying = self._bring([*columns, *draw_in_a_row(self.on_host, steps)])
-        wanted = {index: self.layouts[index] for index in kept}
+        layouts = self.layouts or []
+        wanted = {index: layouts[index] for index in kept}
         places = [*positions, *range(len(same.given) - len(self.on_host), len(same.given))]
         step = BlockStep(self.run_there, same.given, places, [column[0] for column in varying], wanted)
         return self.blocks.find(step, same.places, steps), varying

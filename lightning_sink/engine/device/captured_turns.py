@@ -81,7 +81,7 @@ class Round:
             inputs |= {place for i in own.inputs if isinstance(place := sources[i], int)}
             written |= {place for i in own.written if isinstance(place := sources[i], int)}
             outputs |= {given + i for i in own.outputs}
-            given, drawn = given + len(step.layouts), drawn + len(step.on_host)
+            given, drawn = given + step.num_outputs, drawn + len(step.on_host)
         return Placement(frozenset(inputs), frozenset(range(drawn)), frozenset(outputs), frozenset(written))
 
 
@@ -109,7 +109,7 @@ class CapturedTurns(TurnTaking):
 
     def row(self, turns: list[Turn], steps: int) -> Row:
         """Returns steps in a row, to be run; launched one by one where they cannot be captured."""
-        found = Round.of(turns, [len(step.layouts) for step in self._captured])
+        found = Round.of(turns, [step.num_outputs for step in self._captured])
         if self._sources != found.sources:
             self._step = None  # before another one takes memory
             self._step, self._sources = self._step_for(found), found.sources

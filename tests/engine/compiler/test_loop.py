@@ -16,6 +16,7 @@ import leaks
 from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor, compile_traced
 from lightning_sink.engine.compiler.loop import CompiledStep, NativeStep
+from lightning_sink.engine.compiler.row import NativeRow
 from lightning_sink.engine.tracing.recording import Recording
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
@@ -126,6 +127,25 @@ def test_a_tensor_that_is_put_out_twice(convolved):
         )
         assert found.done == 6
         torch.testing.assert_close((found.outputs, found.kept), (expected.outputs, expected.kept))
+
+
+def silent():
+    """Adds the row to a total, in place, and gives nothing."""
+    graph = fx.Graph()
+    total, row = graph.placeholder("total"), graph.placeholder("row")
+    graph.call_function(torch.ops.aten.add_.Tensor, (total, row))
+    graph.output(())
+    return with_layouts(Recording(graph, inputs=[torch.zeros(4), torch.zeros(4)], largest=4))
+
+
+@missing
+def test_a_step_that_gives_nothing_goes_round_in_machine_code():
+    step, total, rows = compile_inductor(silent()), torch.zeros(4), torch.randn(21, 4)
+    step(torch.zeros(4), torch.zeros(4))
+    assert isinstance(in_a_row(step, [total, None], [1], [[row] for row in rows], []), NativeRow)
+    found = repeat(step, [total, None], [1], [[row] for row in rows], [])
+    assert (found.done, found.error, found.kept, found.outputs) == (21, None, [], ())
+    torch.testing.assert_close(total, rows.sum(0))
 
 
 def owners(tensor):

@@ -210,6 +210,19 @@ def test_what_has_much_memory_is_put_there_at_once(monkeypatch):
     assert max(waiting) == 1
 
 
+def test_a_step_that_gives_nothing_is_captured():
+    graph = fx.Graph()
+    total, row = graph.placeholder("total"), graph.placeholder("row")
+    graph.call_function(torch.ops.aten.add_.Tensor, (total, row))
+    graph.output(())
+    parts, total = Parts(Recording(graph, inputs=[torch.zeros(4), torch.zeros(4)], largest=4)), zeros()
+    parts(zeros(), zeros())
+    found = parts.repeat([total, None], [1], [[there(torch.ones(4))]] * 21, [])
+    assert (found.done, found.kept, found.outputs) == (21, [], ())
+    assert torch.equal(total.cpu(), torch.full((4,), 21.0))
+    assert parts.graphs.replays
+
+
 def test_nothing_need_be_kept():
     assert adding().repeat([zeros(), None], [1], [[zeros()]] * 3, []).kept == []
 
