@@ -131,12 +131,13 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
         steps: How many.
         behind: How many were gone through before them, and are being run.
     """
-    turns = program.turns
-    if not (sink.schedules(program.note) or any(turn.counts or turn.guards for turn in turns)):
+    turns, schedules = program.turns, sink.schedules(program.note)
+    if not (schedules or any(turn.counts or turn.guards for turn in turns)):
         return Numbers(steps)
+    look = hyper.update if schedules else bool  # nothing else changes options between steps in a row
     found, stale, too_many = Numbers(0), list[bool](), 0
     with (
-        closing(sink.passing(steps, program.note, lambda: stale.append(hyper.update()))) as passing,
+        closing(sink.passing(steps, program.note, lambda: stale.append(look()))) as passing,
         turns[0].gone_through(behind > 0) as passed,  # of those that take turns, none decides by a count
     ):
         while True:
@@ -148,7 +149,7 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
                 too_many = 1
                 break
             turn = turns[len(found.rows) % len(turns)]
-            found.stale = any(stale)
+            found.stale = stale[-1:] == [True]
             if len(stale) != len(found.rows) + 1 or found.stale or not turn.goes_on():
                 break
             for tensor, get in turn.counts:
