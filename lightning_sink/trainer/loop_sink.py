@@ -21,7 +21,7 @@ from lightning_sink.data.run import Part
 from lightning_sink.engine.failures import add_note
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.plan import Awaited
-from lightning_sink.trainer.logging import LoggedTurns, numbers_in_row
+from lightning_sink.trainer.logged_turns import LoggedTurns, numbers_in_row
 from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.schedules import saved_schedulers, step_by_hand, step_in_row
 from lightning_sink.trainer.sink import Kind, TrainerSink

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_sink.engine.step import in_order
-from lightning_sink.trainer.logging import LogCall, LoggedTurns
+from lightning_sink.trainer.logged_turns import LoggedTurns
+from lightning_sink.trainer.logging import LogCall
 from lightning_sink.trainer.metric_rows import Column, repeat_in_row
 from lightning_sink.trainer.metrics import MetricCall, repeat
 

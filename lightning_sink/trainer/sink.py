@@ -31,7 +31,9 @@ from lightning_sink.engine.watch import Hazard
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import awaited
-from lightning_sink.trainer.logging import LogBuffer, Logged, LoggedTurns, numbers_in, split_late, told_of_logs
+from lightning_sink.trainer.log_buffer import LogBuffer
+from lightning_sink.trainer.logged_turns import LoggedTurns
+from lightning_sink.trainer.logging import Logged, numbers_in, split_late, told_of_logs
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep

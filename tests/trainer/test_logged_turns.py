@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_sink.trainer.logging import LogCall, LoggedTurns, numbers_in_row
+from lightning_sink.trainer.logged_turns import LoggedTurns, numbers_in_row
+from lightning_sink.trainer.logging import LogCall
 
 
 def call(name):

@@ -1,0 +1,181 @@
+"""The delivery of what many steps logged, at once.
+
+Owns the values that compiled steps logged until they are delivered. A value reaches Lightning through `self.log`
+itself, with the arguments that the user's call had, so defaults, checks, resets and reductions stay Lightning's; a run
+of steps is delivered as one call whose value and batch size have the same sum.
+
+Private names of Lightning (checked against 2.6), each here because no public one exists:
+`LightningModule._current_fx_name` (which hook is logging), `_LoggerConnector._first_loop_iter` (whether it is the
+epoch's first batch, whose values take the place of what was there), `Trainer._results` and
+`_ResultMetric._forward_cache` (the value of the last step beside the sum of all), `_LoggerConnector.log_metrics` /
+`.metrics` (rows for the loggers), `_TrainingEpochLoop._batches_that_stepped` (the step number of a row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_sink.trainer.logged_turns import LoggedTurns
+from lightning_sink.trainer.logging import LogCall, number_type
+
+
+@dataclass
+class _Rows:
+    """What compiled steps in a row logged, the last of them selected for the loggers or not.
+
+    Attributes:
+        calls: What each of them logged.
+        steps: How many these are.
+        values: The values, by call: a tensor with one element for each step, or a list of what a metric measured in
+            each; of one step, that by itself.
+        number: The last one's number for loggers.
+        selected: Whether the last one is a row for loggers.
+    """
+
+    calls: tuple[LogCall, ...]
+    steps: int
+    values: list[Any]
+    number: int
+    selected: bool
+
+
+_MOST_ROWS = 512
+"""Rows that are kept before they are delivered in the middle of a sink: memory must not grow with its length."""
+
+
+class LogBuffer:
+    """Values that compiled steps logged and Lightning has not seen yet.
+
+    Args:
+        trainer: The trainer.
+        module: The module whose `log` was called.
+    """
+
+    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
+        self._trainer = trainer
+        self._module = module
+        self._rows: list[_Rows] = []
+        self._begins_epoch = False
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the values are to be delivered before others are added."""
+        return len(self._rows) > _MOST_ROWS
+
+    def add(self, parts: Sequence[LoggedTurns], first: int, steps: int, every: int, stretch: int = 1) -> None:
+        """Takes the values of a step, or of steps in a row.
+
+        Args:
+            parts: What they logged; every step is in one of these.
+            first: The first step's number for loggers.
+            steps: How many steps.
+            every: `log_every_n_steps`; 0 where no logger is to get any of them.
+            stretch: How many steps have one number, of which a logger gets the last.
+        """
+        if not self._rows:
+            self._begins_epoch = self._trainer.fit_loop.batch_idx == 0
+        start = 0
+        while start < steps:
+            number = first + start // stretch
+            end = min(steps, start + (every - number % every) * stretch) if every else steps
+            last = first + (end - 1) // stretch
+            selected = every > 0 and end % stretch == 0 and (last + 1) % every == 0
+            spans = [(part.before(start), part.before(end), part) for part in parts]
+            there = [(part.step(stop - 1), begin, stop, part) for begin, stop, part in spans if begin < stop]
+            # What is logged last is what a metric's last value is.
+            for at, begin, stop, part in sorted(there, key=itemgetter(0)):
+                is_row = selected and at == end - 1
+                if part.calls or is_row:  # a row is due at its step whether that step logged or an earlier one did
+                    values, count = part.values, stop - begin
+                    if steps > 1:
+                        values = [value[begin] if count == 1 else value[begin:stop] for value in values]
+                    self._rows.append(_Rows(part.calls, count, values, last, is_row))
+            start = end
+
+    def deliver(self, keep: int = 0) -> None:
+        """Hands values to Lightning; every selected step becomes a row of its own.
+
+        Args:
+            keep: How many of those that were added last are left.
+        """
+        end = max(0, len(self._rows) - keep)
+        rows, self._rows = self._rows[:end], self._rows[end:]
+        connector, alike = self._trainer._logger_connector, dict[tuple[LogCall, ...], list[_Rows]]()
+        for row, following in zip_longest(rows, rows[1:]):
+            alike[row.calls] = [*alike.pop(row.calls, ()), row]  # behind others: what is logged last is the last value
+            if row.selected or following is None or (self._begins_epoch and following.calls != row.calls):
+                if connector._first_loop_iter and not self._begins_epoch:
+                    # Of an epoch's first batch what a hook logs first takes the place of what was there.
+                    connector._first_loop_iter = False
+                for group in alike.values():
+                    self._log(group)
+                alike, self._begins_epoch = {}, False
+            if row.selected:
+                self._write(row.number)
+
+    def _log(self, rows: list[_Rows]) -> None:
+        module = self._module
+        hook = module._current_fx_name
+        for index, call in enumerate(rows[0].calls):
+            module._current_fx_name = call.hook
+            try:
+                if call.source is not None and call.source.metric is not None:
+                    measured = rows[-1].values[index]
+                    self._log_metric(call, call.source.metric.value, measured if rows[-1].steps == 1 else measured[-1])
+                else:
+                    self._log_values(call, torch.cat([row.values[index].reshape(-1) for row in rows]))
+            finally:
+                module._current_fx_name = hook
+
+    def _log_values(self, call: LogCall, values: Tensor) -> None:
+        options = dict(call.options)
+        value, weight = _reduced(values, options.get("reduce_fx", "mean"), call.batch_size)
+        self._module.log(call.name, value, batch_size=weight, **options)
+        self._set_last(call, values[-1])
+
+    def _log_metric(self, call: LogCall, metric: Metric, measured: Any) -> None:
+        """Logs a metric as an object, with what it measured at the row's step; later steps may be in it by now."""
+        present, metric._forward_cache = metric._forward_cache, measured
+        try:
+            self._module.log(call.name, metric, batch_size=call.batch_size, **dict(call.options))
+        finally:
+            metric._forward_cache = present
+
+    def _set_last(self, call: LogCall, value: Tensor) -> None:
+        results: Any = self._trainer._results
+        metric = results.get(f"{call.hook}.{call.name}") if results is not None else None
+        if metric is not None and metric.meta.on_step:
+            metric._forward_cache = value.to(metric._forward_cache.dtype)
+            if not metric.meta.on_epoch:
+                metric.value = metric._forward_cache
+
+    def _write(self, number: int) -> None:
+        connector = self._trainer._logger_connector
+        loop = self._trainer.fit_loop.epoch_loop
+        present, loop._batches_that_stepped = loop._batches_that_stepped, number
+        try:
+            connector.log_metrics(connector.metrics["log"])
+        finally:
+            loop._batches_that_stepped = present
+
+
+def _reduced(values: Tensor, reduction: Any, batch_size: int) -> tuple[Tensor, int]:
+    """One value and weight that change an epoch's reduction as all the values, one by one, would."""
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.to(number_type())
+    name = (reduction if isinstance(reduction, str) else reduction.__name__).lower()
+    if name in ("max", "min", "sum"):
+        return getattr(values, name)(), batch_size
+    return values.mean(), batch_size * len(values)

@@ -1,0 +1,55 @@
+"""What steps in a row log that take turns, and not all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.trainer.logging import LogCall
+
+
+@dataclass(frozen=True)
+class LoggedTurns:
+    """What some steps in a row logged, those of them that log alike.
+
+    Attributes:
+        calls: What each of them logged.
+        values: The values: `[steps]` each, or lists of what a metric measured; of a single step, that by itself.
+        places: Which of the steps they are that take turns: the first one where all steps are alike.
+        turns: How many take turns.
+    """
+
+    calls: tuple[LogCall, ...]
+    values: list[Any]
+    places: tuple[int, ...] = (0,)
+    turns: int = 1
+
+    def before(self, step: int) -> int:
+        """Returns how many of them there are before a step of the row."""
+        rounds, turn = divmod(step, self.turns)
+        return rounds * len(self.places) + sum(place < turn for place in self.places)
+
+    def step(self, index: int) -> int:
+        """Returns which step of the row one of them is."""
+        rounds, which = divmod(index, len(self.places))
+        return rounds * self.turns + self.places[which]
+
+
+def numbers_in_row(parts: Sequence[LoggedTurns], steps: int) -> dict[str, Tensor]:
+    """Returns the values of so many steps by name, `[steps]` each; NaN for steps that log otherwise."""
+    if len(parts) == 1:
+        return {entry.name: values for entry, values in zip(parts[0].calls, parts[0].values, strict=True)}
+    found = dict[str, Tensor]()
+    for part in parts:
+        for entry, values in zip(part.calls, part.values, strict=True):
+            number = values.dtype if values.is_floating_point() else torch.get_default_dtype()
+            every = found.get(entry.name)
+            if every is None:
+                every = found[entry.name] = torch.full((steps,), torch.nan, dtype=number, device=values.device)
+            for which, place in enumerate(part.places):
+                every[place :: part.turns] = values[which :: len(part.places)].to(every.dtype)
+    return found
