@@ -26,6 +26,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 
 import leaks
 from lightning_sink.data.turn import NumpyTurns
+from lightning_sink.engine.programs.window import Window
 from lightning_sink.engine.state import closures, referrers
 from lightning_sink.trainer.loop_sink import LoopSink
 
@@ -103,6 +104,19 @@ def pytest_collection_finish() -> None:
     closures.functions_of = lambda codes: search(codes) + [f for code in codes for f in FROZEN.get(id(code), ())]
     referrers._unfreeze = lambda: None
     freeze()
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """The lengths of rows in windows, in order, each with the number of its turns."""
+    made, original = [], Window.row
+
+    def row(self, columns, numbers, steps):
+        made.append((steps, len(self.turns)))
+        return original(self, columns, numbers, steps)
+
+    monkeypatch.setattr(Window, "row", row)
+    return made
 
 
 @pytest.fixture

@@ -8,24 +8,10 @@ from torch import nn
 
 from lightning_sink import SinkStrategy
 from lightning_sink.engine.compiler.generated import missing_compiler
-from lightning_sink.engine.programs.window import Window
 from parity import Net, assert_parity, compare, loader, once
 from test_steps_in_a_row import InMemory, assert_left_the_same, failed
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
-
-
-@pytest.fixture(autouse=True)
-def rows(monkeypatch):
-    """The lengths of rows in windows, in order, each with the number of its turns."""
-    made, original = [], Window.row
-
-    def row(self, columns, numbers, steps):
-        made.append((steps, len(self.turns)))
-        return original(self, columns, numbers, steps)
-
-    monkeypatch.setattr(Window, "row", row)
-    return made
 
 
 def many():

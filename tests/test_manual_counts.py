@@ -64,8 +64,8 @@ def test_min_steps(kind, size):
 class Saved(ModelCheckpoint):
     """Writes down when it saves, and what."""
 
-    def __init__(self, every, **options):
-        super().__init__("kept", every_n_train_steps=every, save_top_k=-1, **options)
+    def __init__(self, every, folder="kept", **options):
+        super().__init__(folder, every_n_train_steps=every, save_top_k=-1, **options)
         self.saved = []
 
     def _save_checkpoint(self, trainer, filepath):

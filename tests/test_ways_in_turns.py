@@ -5,14 +5,16 @@ import math
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
 
 from lightning_sink import SinkDataModule, SinkStrategy
+from lightning_sink.data import pace
 from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.programs import chunks
 from lightning_sink.engine.programs.program import Program
-from lightning_sink.engine.programs.window import Window
 from parity import Net, assert_parity, compare, loader, once
+from test_manual_counts import Saved
 from test_steps_in_a_row import InMemory, assert_left_the_same, failed
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
@@ -20,16 +22,10 @@ ENGINES = pytest.mark.parametrize("engine", ["traced", pytest.param("inductor", 
 
 
 @pytest.fixture(autouse=True)
-def rows(monkeypatch):
-    """The lengths of rows in windows, in order, each with the number of its turns."""
-    made, original = [], Window.row
-
-    def row(self, columns, numbers, steps):
-        made.append((steps, len(self.turns)))
-        return original(self, columns, numbers, steps)
-
-    monkeypatch.setattr(Window, "row", row)
-    return made
+def long_rows(monkeypatch):
+    """By the clock of a busy machine rows would be short, and batches fetched one by one."""
+    monkeypatch.setattr(chunks, "_SECONDS", 1e3)
+    monkeypatch.setattr(pace, "_CHEAP", float("inf"))
 
 
 def in_rows(rows):
@@ -268,26 +264,12 @@ def test_max_steps_ends_at_plain_lightnings_batch(rows, kind, steps):
     assert in_rows(rows) > 4 or steps < 24
 
 
-class Saved(ModelCheckpoint):
-    """Writes down when it saves, and what."""
-
-    def __init__(self, folder, every, **options):
-        super().__init__(folder, every_n_train_steps=every, save_top_k=-1, **options)
-        self.saved = []
-
-    def _save_checkpoint(self, trainer, filepath):
-        batch = trainer.fit_loop.epoch_loop.batch_progress.total.ready
-        weights = [parameter.detach().clone() for parameter in trainer.lightning_module.parameters()]
-        self.saved.append((trainer.global_step, batch, sum(float(weight.double().sum()) for weight in weights)))
-        super()._save_checkpoint(trainer, filepath)
-
-
 @pytest.mark.parametrize("every", [3, 7])
 @pytest.mark.parametrize("kind", [Accumulates, Critic, Penalizes], ids=lambda kind: kind.__name__)
 def test_checkpoints_are_saved_where_plain_lightning_saves_them(rows, kind, every, tmp_path):
     saved = []
     for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced")):
-        save = Saved(tmp_path / str(len(saved)), every)
+        save = Saved(every, tmp_path / str(len(saved)))
         callbacks = [save, *([LearningRateMonitor("step")] if kind is Penalizes else [])]
         once(kind, many, strategy, callbacks=lambda all=callbacks: all, max_epochs=2, enable_checkpointing=True)
         saved.append(save.saved)

@@ -33,3 +33,17 @@ def repeat(step, fixed, positions, rows, kept):
         return row.wait()
     finally:
         step.rest()
+
+
+def window_one_by_one(rounds):
+    """What the steps of windows of four give, in their order, and what is held and the total at the end.
+
+    The first makes twice its row, two add theirs to that, and the last adds it to the total; row follows row from 1 on.
+    """
+    given, total, held = [], 0.0, 0.0
+    for number in range(4 * rounds):
+        row, turn = number + 1.0, number % 4
+        held = 2 * row if turn == 0 else held + row * (turn < 3)
+        total += held * (turn == 3)
+        given.append([4 * row, 4 * held, 4 * held, 4 * (total + row)][turn])
+    return given, held, total

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from loop import with_layouts
+from rows import window_one_by_one
 from torch import fx
 
 from lightning_sink.engine.compiler.generated import missing_compiler
@@ -86,21 +87,10 @@ def run(steps, rounds, indices):
         taking.rest()
 
 
-def one_by_one(rounds):
-    """What the steps give, in their order, and what is held and the total at the end."""
-    given, total, held = [], 0.0, 0.0
-    for number in range(4 * rounds):
-        row, turn = number + 1.0, number % 4
-        held = 2 * row if turn == 0 else held + row * (turn < 3)
-        total += held * (turn == 3)
-        given.append([4 * row, 4 * held, 4 * held, 4 * (total + row)][turn])
-    return given, held, total
-
-
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_each_finds_what_the_one_before_has_left(steps, rounds):
     row, found, total = run(steps, rounds, [0] * rounds)
-    given, held, expected = one_by_one(rounds)
+    given, held, expected = window_one_by_one(rounds)
     assert (found.done, found.error) == (4 * rounds, None)
     assert [values.tolist() for values in found.kept] == [given[turn::4] for turn in range(4)]
     assert total.item() == expected
@@ -114,10 +104,10 @@ def test_each_finds_what_the_one_before_has_left(steps, rounds):
 def test_a_step_that_fails_leaves_those_before_it(steps, at):
     """Also those of its own round, of which later ones have what they gave the last time, or nothing."""
     _, found, total = run(steps, 4, [99 if number == at else 0 for number in range(4)])
-    given, _, _ = one_by_one(4)
+    given, _, _ = window_one_by_one(4)
     assert found.done == 4 * at + 3
     assert isinstance(found.error, IndexError)
     assert [values.tolist() for values in found.kept] == [given[turn : found.done : 4] for turn in range(3 + (at > 0))]
     assert len(found.outputs) == 4 + (at > 0)
-    assert total.item() == one_by_one(at)[2]
-    assert found.outputs[1].tolist() == [one_by_one(at + 1)[1]] * 4
+    assert total.item() == window_one_by_one(at)[2]
+    assert found.outputs[1].tolist() == [window_one_by_one(at + 1)[1]] * 4

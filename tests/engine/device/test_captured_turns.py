@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rows import window_one_by_one
 from test_captured import DEVICE, ON_HOST, Parts, counting, drawing, refuse, there, zeros
 from torch import fx
 
@@ -82,12 +83,7 @@ def taking_of(turns):
 
 def one_by_one(rounds):
     """What the steps give, in their order, and the total at the end."""
-    given, total, held = [], 0.0, 0.0
-    for number in range(4 * rounds):
-        row, turn = number + 1.0, number % 4
-        held = 2 * row if turn == 0 else held + row * (turn < 3)
-        total += held * (turn == 3)
-        given.append([4 * row, 4 * held, 4 * held, 4 * (total + row)][turn])
+    given, _, total = window_one_by_one(rounds)
     return given, total
 
 
