@@ -32,6 +32,7 @@ from lightning_sink.engine.programs import chunks
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, both, loader, once
+from test_ways_in_turns import Accumulates, Critic, NamingCritic, Penalizes, Toggling
 
 UNCOMPILED = "Inductor cannot compile the training step"
 """Inductor has no code for the fake device, so the recorded operations are captured as they are."""
@@ -383,6 +384,32 @@ def test_windows_of_accumulation_are_replayed_in_rows(name, accumulate, fake, ch
         assert sum(chunks) > 50
         (graphs,) = fake.graphs
         assert graphs.replays < 240
+    assert not [text for text in found.warned if "runs eagerly" in text or "captured" in text]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_draws_on_the_host_where_nothing_can_be_captured(accumulate, fake, monkeypatch):
+    def refuse(self, body, left=None):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(FakeGraphs, "capture", refuse)
+    data, given = lambda: loader(61), options(accumulate_grad_batches=accumulate)
+    plain = plainly(lambda: DrawsOnHost("adam"), data, accumulate_grad_batches=accumulate)
+    strategy = SinkStrategy(40, epoch="dataset", engine="cudagraph", fallback="warn")
+    sink = once(lambda: DrawsOnHost("adam"), data, strategy, **given)
+    assert plain.generators == sink.generators
+    assert_parity(plain, sink)
+
+
+BY_TURNS = [Accumulates, Critic, NamingCritic, Toggling, Penalizes]
+
+
+@pytest.mark.parametrize("make", BY_TURNS, ids=lambda make: make.__name__)
+def test_ways_through_a_step_that_come_again_are_replayed_in_rows(make, fake, rows):
+    found = compared(make, "cudagraph", -1, data=lambda: loader(120))
+    assert sum(steps for steps, _ in rows) > 40
+    (graphs,) = fake.graphs
+    assert graphs.replays < 240
     assert not [text for text in found.warned if "runs eagerly" in text or "captured" in text]
 
 

@@ -17,6 +17,7 @@ from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, loader, once
 from test_on_device import (
     ACCUMULATE,
+    BY_TURNS,
     MODULES,
     MORE,
     OPTIMIZERS,
@@ -97,6 +98,13 @@ def test_steps_that_are_not_run_in_rows_are_replayed_too(monkeypatch):
 def test_windows_of_accumulation_are_replayed_in_rows(name, accumulate, chunks):
     compared(ACCUMULATE[name], "cudagraph", 40, data=lambda: loader(120), accumulate_grad_batches=accumulate)
     assert sum(chunks) > 50
+
+
+@needs_gpu
+@pytest.mark.parametrize("make", BY_TURNS, ids=lambda make: make.__name__)
+def test_ways_through_a_step_that_come_again_are_replayed_in_rows(make, rows):
+    compared(make, "cudagraph", -1, data=lambda: loader(120))
+    assert rows
 
 
 @needs_gpu

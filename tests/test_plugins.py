@@ -122,11 +122,12 @@ class OnItsOwn:
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.seen = 0
+        self.seen, self.active = 0, 1.0
 
     def backward(self, closure_loss, *args, **kwargs):
         self.seen += self.counts
-        return super().backward(closure_loss * (1.0 if self.seen <= 10 else 0.5) * self.factor, *args, **kwargs)
+        scale = (lambda: self.factor * self.active)()
+        return super().backward(closure_loss * (1.0 if self.seen <= 10 else 0.5) * scale, *args, **kwargs)
 
 
 class Plain(OnItsOwn, SingleDeviceStrategy):
@@ -138,18 +139,24 @@ class Sinks(OnItsOwn, SinkStrategy):
 
 
 class SetsFactor(L.Callback):
+    """Sets what the strategy looks at, under a name of its own or one that ours use for something else."""
+
+    def __init__(self, name):
+        self.name = name
+
     def on_train_epoch_end(self, trainer, pl_module):
-        trainer.strategy.factor *= 0.3
+        setattr(trainer.strategy, self.name, 0.3 * getattr(trainer.strategy, self.name))
 
 
 @ENGINES
+@pytest.mark.parametrize("name", ["factor", "active"])
 @pytest.mark.parametrize("counts", [0, 1])
-def test_a_strategy_of_the_users_own(engine, counts, monkeypatch):
+def test_a_strategy_of_the_users_own(engine, counts, name, monkeypatch):
     for kind in (Plain, Sinks):
         monkeypatch.setattr(kind, "counts", counts)
     strategies = Plain("cpu"), Sinks(-1, epoch="dataset", engine=engine)
     runs = [
-        once(Net, lambda: loader(60), strategy, callbacks=lambda: [SetsFactor()], max_epochs=3)
+        once(Net, lambda: loader(60), strategy, callbacks=lambda: [SetsFactor(name)], max_epochs=3)
         for strategy in strategies
     ]
     assert_parity(*runs, exact=engine == "eager")

@@ -103,7 +103,7 @@ class Critic(L.LightningModule):
 
     def training_step(self, batch, batch_idx):
         generator, critic = self.optimizers()
-        made = self.generator(torch.randn(len(batch[0]), 3))
+        made = self.generator(torch.randn(len(batch[0]), 3, device=self.device))
         loss = self.critic(made.detach()).mean() - self.critic(batch[0]).mean()
         critic.zero_grad()
         self.manual_backward(loss)
@@ -138,7 +138,7 @@ class Toggling(Critic):
         which = batch_idx % 3 == 2
         optimizer = self.optimizers()[0 if which else 1]
         self.toggle_optimizer(optimizer)
-        made = self.generator(torch.randn(len(batch[0]), 3))
+        made = self.generator(torch.randn(len(batch[0]), 3, device=self.device))
         loss = -self.critic(made).mean() if which else self.critic(made).mean() - self.critic(batch[0]).mean()
         optimizer.zero_grad()
         self.manual_backward(loss)

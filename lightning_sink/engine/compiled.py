@@ -8,7 +8,7 @@ branches that numbers decide, and `_state`, looked at when a sink begins.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from types import CodeType
 from typing import Any
@@ -137,7 +137,7 @@ class CompiledEngine(Engine):
                     begun = True
                     self._begin(sink)
                 if self._hyper.update():
-                    self._maker.forget()
+                    self._forget()
                 if sink.disturbed and not self._maker.has_given_up:
                     self._look(sink)
                 key = step.key
@@ -168,8 +168,13 @@ class CompiledEngine(Engine):
         stale: list[bool] = []
         sink.set_options(lambda: stale.append(self._hyper.update()))
         if any(stale):
-            self._maker.forget()
+            self._forget()
         return stale == [False]
+
+    def _forget(self, changed: Sequence[str] = ()) -> None:
+        """Lets go of the programs, and of the windows of such: what they take for granted has changed."""
+        self._maker.forget(changed)
+        self._windows = Windows()
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -288,7 +293,7 @@ class CompiledEngine(Engine):
             return None
         numbers = pass_through(sink, program, self._hyper, leading, behind)
         if numbers.stale:
-            self._maker.forget()
+            self._forget()
             if behind:
                 sink.pass_again(behind, program.note)
                 return None
@@ -377,12 +382,12 @@ class CompiledEngine(Engine):
     def _begin(self, sink: Sink) -> None:
         """Looks at what programs take for granted and forgets those that are no longer right."""
         if self._hyper.refresh() or self._hyper.update():
-            self._maker.forget()
+            self._forget()
         self._parts.varying.update()
         state = self._present_state(sink)
         changed = self._changed(state)
         if changed is not None:
-            self._maker.forget(changed)
+            self._forget(changed)
             self._parts.varying.suspect(changed)
         self._state = state
         self._plain_steps += 1

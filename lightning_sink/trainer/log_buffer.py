@@ -112,16 +112,18 @@ class LogBuffer:
         """
         end = max(0, len(self._rows) - keep)
         rows, self._rows = self._rows[:end], self._rows[end:]
-        connector, alike = self._trainer._logger_connector, dict[tuple[LogCall, ...], list[_Rows]]()
+        connector, alike = self._trainer._logger_connector, list[list[_Rows]]()
         for row, following in zip_longest(rows, rows[1:]):
-            alike[row.calls] = [*alike.pop(row.calls, ()), row]  # behind others: what is logged last is the last value
+            known = next((i for i, group in enumerate(alike) if group[0].calls == row.calls), None)
+            alike.append([] if known is None else alike.pop(known))  # what is logged last is the last value
+            alike[-1].append(row)
             if row.selected or following is None or (self._begins_epoch and following.calls != row.calls):
                 if connector._first_loop_iter and not self._begins_epoch:
                     # Of an epoch's first batch what a hook logs first takes the place of what was there.
                     connector._first_loop_iter = False
-                for group in alike.values():
+                for group in alike:
                     self._log(group)
-                alike, self._begins_epoch = {}, False
+                alike, self._begins_epoch = [], False
             if row.selected:
                 self._write(row.number)
 

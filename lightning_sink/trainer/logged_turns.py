@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -38,18 +39,26 @@ class LoggedTurns:
         rounds, which = divmod(index, len(self.places))
         return rounds * self.turns + self.places[which]
 
+    def by_name(self) -> dict[str, Any]:
+        """Returns the values by the names that they were logged under; of two of one name, the last."""
+        return {entry.name: values for entry, values in zip(self.calls, self.values, strict=True)}
+
 
 def numbers_in_row(parts: Sequence[LoggedTurns], steps: int) -> dict[str, Tensor]:
     """Returns the values of so many steps by name, `[steps]` each; NaN for steps that log otherwise."""
     if len(parts) == 1:
-        return {entry.name: values for entry, values in zip(parts[0].calls, parts[0].values, strict=True)}
+        return parts[0].by_name()
     found = dict[str, Tensor]()
-    for part in parts:
-        for entry, values in zip(part.calls, part.values, strict=True):
-            number = values.dtype if values.is_floating_point() else torch.get_default_dtype()
-            every = found.get(entry.name)
-            if every is None:
-                every = found[entry.name] = torch.full((steps,), torch.nan, dtype=number, device=values.device)
+    for name in dict.fromkeys(entry.name for part in parts for entry in part.calls):
+        named = [(part, own[name]) for part in parts if name in (own := part.by_name())]
+        number = reduce(torch.promote_types, [values.dtype for _, values in named])
+        if not number.is_floating_point and sum(len(part.places) for part, _ in named) < parts[0].turns:
+            number = torch.get_default_dtype()
+        every = torch.empty(steps, dtype=number, device=named[0][1].device)
+        if number.is_floating_point:
+            every.fill_(torch.nan)
+        for part, values in named:
             for which, place in enumerate(part.places):
-                every[place :: part.turns] = values[which :: len(part.places)].to(every.dtype)
+                every[place :: part.turns] = values[which :: len(part.places)].to(number)
+        found[name] = every
     return found

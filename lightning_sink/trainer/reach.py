@@ -3,7 +3,7 @@
 A program has such values as constants, like attributes of the module. Everything there could be looked at before each
 sink, but callbacks count and datasets are large, so only what the step's code names is: `self.trainer.callbacks`,
 `trainer.datamodule.difficulty`. A name that is made up while the step runs (`getattr`) is not seen. A strategy and a
-precision plugin are called by Lightning itself in each step: of the user's own classes, all that they are is looked at.
+precision plugin are called by Lightning itself in each step: of the user's own classes, what these hold is looked at.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -32,8 +32,8 @@ def reached_through(trainer: Any) -> Outside:
     def find(codes: Collection[CodeType]) -> Callable[[], dict[str, Hashable]]:
         paths = {f"trainer.{'.'.join(path)}": path for code in codes for path in _paths(code)}
         names_count = any(_names_a_schedulers_count(code) for code in codes)
-        strategy = trainer.strategy
-        kinds = users_classes([strategy])
+        strategy = getattr(trainer, "strategy", None)
+        kinds = () if strategy is None else users_classes([strategy])
         own = _names_of_users(kinds, type(strategy)) if kinds else frozenset[str]()
 
         def look() -> dict[str, Hashable]:
@@ -43,7 +43,7 @@ def reached_through(trainer: Any) -> Outside:
             found = {name: _value(trainer, path, known) for name, path in paths.items()}
             for kind in kinds:
                 found |= class_state(kind)
-            present = vars(strategy)
+            present = vars(strategy) if kinds else {}
             found |= {f"strategy.{name}": fingerprint(present.get(name), known=known) for name in own}
             return {**found, "scheduler.last_epoch": _counts(trainer)} if names_count else found
 
@@ -59,19 +59,23 @@ def users_plugins(trainer: Any) -> list[Any]:
 
 
 def _names_of_users(kinds: Collection[type], strategy: type) -> frozenset[str]:
-    """Returns the attributes that the classes of the user's name in a strategy, and the others of it do not."""
+    """Returns the attributes that the classes of the user's name in a strategy, and the others of it do not set."""
     others = [kind for kind in strategy.__mro__ if kind not in kinds]
-    theirs, ours = (
-        {name for kind in classes for item in vars(kind).values() for name in _names_in(item)}
-        for classes in (kinds, others)
-    )
+    theirs = {name for code in _codes_of(kinds) for name in code.co_names}
+    ours = {name for code in _codes_of(others) for operation, name in _instructions(code) if operation == "STORE_ATTR"}
     return frozenset(theirs - ours)
 
 
-def _names_in(item: Any) -> tuple[str, ...]:
-    function = item.fget if isinstance(item, property) else item
-    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-    return () if code is None else code.co_names
+def _codes_of(kinds: Iterable[type]) -> Iterator[CodeType]:
+    """Yields the code of what classes hold, and of the functions in it."""
+    for item in (item for kind in kinds for item in vars(kind).values()):
+        function = item.fget if isinstance(item, property) else getattr(item, "func", item)
+        code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+        codes = [code] if code is not None else []
+        while codes:
+            code = codes.pop()
+            yield code
+            codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
 
 
 def _names_a_schedulers_count(code: CodeType) -> bool:

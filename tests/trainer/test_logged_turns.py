@@ -65,3 +65,21 @@ def test_whole_numbers_are_floats_where_some_are_missing():
     assert found.dtype == torch.get_default_dtype()
     assert found[::2].tolist() == [1.0, 3.0]
     assert found[1::2].isnan().all()
+
+
+def test_numbers_that_all_steps_log_stay_what_they_are():
+    large = (1 << 24) + torch.arange(4)
+    parts = [
+        LoggedTurns((call("a"), call("b")), [large[::2], torch.tensor([1.0, 2.0])], (0,), 2),
+        LoggedTurns((call("a"),), [large[1::2]], (1,), 2),
+    ]
+    assert torch.equal(numbers_in_row(parts, 4)["a"], large)
+
+
+def test_the_wider_of_two_types_is_taken():
+    wide = torch.tensor([1.0 + 1e-12, 2.0], dtype=torch.float64)
+    parts = [
+        LoggedTurns((call("a"), call("b")), [torch.ones(2), torch.ones(2)], (0,), 2),
+        LoggedTurns((call("a"),), [wide], (1,), 2),
+    ]
+    assert torch.equal(numbers_in_row(parts, 4)["a"][1::2], wide)

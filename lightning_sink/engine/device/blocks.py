@@ -49,13 +49,18 @@ class Blocks:
         Args:
             steps: The blocks of each step of a round.
         """
-        if any(own._refuse is None for own in steps):
+        if not all(own.captures for own in steps):
             return None
         unrolled = any(own._unroll is None or own._why_no_loop for own in steps)
         blocks = cls(steps[0]._graphs, steps[0]._refuse, None if unrolled else steps[0]._unroll)
         blocks._most = max(1, blocks._most // len(steps))
         blocks._seconds = sum(own._took() for own in steps)
         return blocks
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured, as far as one knows."""
+        return self._refuse is not None
 
     def ran(self, begin: Any, end: Any) -> None:
         """Takes note of the events around a step: how long it took is looked at when it has to be known."""
@@ -104,8 +109,8 @@ class Blocks:
         return block
 
     def take_less(self, seconds: float) -> bool:
-        """Tells whether steps are captured and take less time than this."""
-        return self._refuse is not None and self._took() < seconds
+        """Tells whether steps are captured and take less time than this; may wait for the last one."""
+        return self.captures and self._took() < seconds
 
     def _took(self) -> float:
         """Returns how long a step took. Waits for the one that was launched last, unless it is known by then."""

@@ -190,7 +190,11 @@ class CapturedStep(CompiledStep):
         return CapturedTurns([cast(CapturedStep, step) for step in steps])
 
     def of_round(
-        self, steps: Sequence[CapturedStep], function: Callable[..., Outputs], placement: Placement
+        self,
+        steps: Sequence[CapturedStep],
+        function: Callable[..., Outputs],
+        placement: Placement,
+        layouts: list[Layout],
     ) -> CapturedStep | None:
         """Returns a step that is a round of steps, all of which have been called; None where they are not captured.
 
@@ -198,14 +202,14 @@ class CapturedStep(CompiledStep):
             steps: The steps, of which this is the first.
             function: Runs all of them, with the inputs of the round, and what they draw on the host.
             placement: What the round has on the host.
+            layouts: What its outputs look like.
         """
         draws = [draw for step in steps for draw in step.on_host]
         blocks = Blocks.of_rounds([step.blocks for step in steps])
         if blocks is None:
             return None
         step = CapturedStep(function, self.graphs, placement, draws)
-        step.layouts = [layout for step in steps for layout in step.layouts or ()]
-        step.blocks = blocks
+        step.layouts, step.blocks = layouts, blocks
         return step
 
     def row(

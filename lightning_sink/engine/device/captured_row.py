@@ -61,15 +61,10 @@ class CapturedRow(Row):
             self._outputs = None
             self.wait()  # where nobody has: what the steps did to the host's tensors counts
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether what is about to be launched was captured."""
-        return self._blocks[0].is_captured
-
     def launch(self) -> None:
         """Gives them to the device, behind what it was given before."""
         counterparts, before = self._captured.counterparts, self._captured.last()
-        is_captured = self.is_captured
+        is_captured = self._blocks[0].is_captured
         counterparts.launch(self._inputs)
         try:
             begin = self._graphs.mark()

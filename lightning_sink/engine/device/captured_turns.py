@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_sink.engine.compiler.loop import TurnTaking
 from lightning_sink.engine.compiler.row import Outputs, Repeated, Row, Turn
-from lightning_sink.engine.device.captured_row import CapturedRow
+from lightning_sink.engine.device.block_memory import memory_places
 from lightning_sink.engine.device.placement import Placement
 from lightning_sink.engine.state.slots import place_of, share_memory
 from lightning_sink.engine.step import Column
@@ -36,28 +36,22 @@ class Round:
         fixed: The inputs that are the same for each round; None for those that are not.
         positions: Which are not.
         columns: These, of all rounds.
-        kept: Outputs of which every round's is wanted, all turns' in one line.
+        kept: For each turn, its outputs of which every round's is wanted.
     """
 
     sources: list[list[Source]]
     fixed: list[Tensor | None]
     positions: list[int]
     columns: list[Column]
-    kept: list[int]
+    kept: list[list[int]]
 
     @classmethod
-    def of(cls, turns: Sequence[Turn], outputs: Sequence[int]) -> Round:
-        """Returns that of some turns.
-
-        Args:
-            turns: The turns.
-            outputs: How many outputs each has.
-        """
-        found, known = cls([], [], [], [], []), dict[Any, int]()
-        for number, turn in enumerate(turns):
+    def of(cls, turns: Sequence[Turn]) -> Round:
+        """Returns that of some turns."""
+        found, known = cls([], [], [], [], [turn.kept for turn in turns]), dict[Any, int]()
+        for turn in turns:
             varying = dict(zip(turn.positions, turn.columns, strict=True))
             found.sources.append([found._source(turn, i, varying.get(i), known) for i in range(len(turn.fixed))])
-            found.kept += [sum(outputs[:number]) + index for index in turn.kept]
         return found
 
     def _source(self, turn: Turn, position: int, column: Column | None, known: dict[Any, int]) -> Source:
@@ -74,15 +68,41 @@ class Round:
         return place
 
     def placement(self, steps: Sequence[CapturedStep]) -> Placement:
-        """Returns what the steps have on the host, as a round has it."""
-        inputs, written, given, drawn, outputs = set[int](), set[int](), 0, 0, set[int]()
-        for step, sources in zip(steps, self.sources, strict=True):
+        """Returns what a round has on the host: what one step gives another never leaves the device."""
+        inputs, written, outputs, kept = set[int](), set[int](), list[bool](), list[bool]()
+        for step, sources, wanted in zip(steps, self.sources, self.kept, strict=True):
             own = step.placement
             inputs |= {place for i in own.inputs if isinstance(place := sources[i], int)}
             written |= {place for i in own.written if isinstance(place := sources[i], int)}
-            outputs |= {given + i for i in own.outputs}
-            given, drawn = given + step.num_outputs, drawn + len(step.on_host)
-        return Placement(frozenset(inputs), frozenset(range(drawn)), frozenset(outputs), frozenset(written))
+            outputs += [i in own.outputs for i in range(step.num_outputs)]
+            kept += [i in own.outputs for i in wanted]
+        drawn, hosts = (
+            sum(len(step.on_host) for step in steps),
+            {i for i, on_host in enumerate(outputs + kept) if on_host},
+        )
+        return Placement(frozenset(inputs), frozenset(range(drawn)), frozenset(hosts), frozenset(written))
+
+    def run_by(self, steps: Sequence[CapturedStep]) -> Callable[..., Outputs]:
+        """Returns what runs a round on its inputs, and what its steps draw on the host, one behind the other.
+
+        Behind all outputs it gives those that are kept, as their step leaves them: a later turn may write to them.
+        """
+        count, sources, wanted = len(self.fixed), self.sources, self.kept
+        taken = {place for places in sources for place in places if not isinstance(place, int)}
+
+        def run(*given: Tensor) -> Outputs:
+            outputs, kept, drawn = list[Outputs](), list[Tensor](), iter(given[count:])
+            for turn, (step, places) in enumerate(zip(steps, sources, strict=True)):
+                inputs = [given[p] if isinstance(p, int) else outputs[p[0]][p[1]] for p in places]
+                own = step.run_there(*inputs, *(next(drawn) for _ in step.on_host))
+                outputs.append(own)
+                others = {*memory_places([*inputs, *(own[i] for i in range(len(own)) if (turn, i) in taken)])}
+                at_hand = [own[index] for index in wanted[turn]]
+                places_of_kept = memory_places(at_hand)
+                kept += [t.clone() if p in others else t for t, p in zip(at_hand, places_of_kept, strict=True)]
+            return *chain(*outputs), *kept
+
+        return run
 
 
 def _identity(tensor: Tensor) -> Any:
@@ -107,24 +127,39 @@ class CapturedTurns(TurnTaking):
         self._step: CapturedStep | None = None
         self._sources: list[list[Source]] | None = None
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether rows run beside the thread that launches them.
+
+        Steps that are launched one by one take from the host what those before them have brought back by then.
+        """
+        return self._sources is None or self._captures
+
+    @property
+    def _captures(self) -> bool:
+        return self._step is not None and self._step.blocks.captures
+
     def row(self, turns: list[Turn], steps: int) -> Row:
-        """Returns steps in a row, to be run; launched one by one where they cannot be captured."""
-        found = Round.of(turns, [step.num_outputs for step in self._captured])
-        if self._sources != found.sources:
+        """Returns steps in a row, to be run; launched one by one where it is known that they cannot be captured."""
+        found = Round.of(turns)
+        if self._sources != found.sources:  # not beside a row: inputs stay what they are until a step runs by itself
             self._step = None  # before another one takes memory
             self._step, self._sources = self._step_for(found), found.sources
-        if self._step is not None:
-            row = self._step.row(found.fixed, found.positions, found.columns, found.kept, steps // len(turns))
-            if isinstance(row, CapturedRow) and row.is_captured:
-                return _Rounds(row, len(turns))
-        return Row(turns, steps)
+        if self._step is None or not self._captures:
+            return Row(turns, steps)
+        first = sum(step.num_outputs for step in self._captured)
+        kept = [first + index for index in range(sum(map(len, found.kept)))]
+        row = self._step.row(found.fixed, found.positions, found.columns, kept, steps // len(turns))
+        return _Rounds(row, len(turns), first)
 
     def _step_for(self, found: Round) -> CapturedStep | None:
         """Returns what runs a round; None where there can be none."""
         steps, placement = self._captured, found.placement(self._captured)
         if share_memory(found.fixed, placement.inputs & placement.written):
             return None  # one would not see on the device what another one has left there
-        return steps[0].of_round(steps, _in_turns(steps, found.sources, len(found.fixed)), placement)
+        layouts = [step.layouts or [] for step in steps]
+        kept = [own[index] for own, wanted in zip(layouts, found.kept, strict=True) for index in wanted]
+        return steps[0].of_round(steps, found.run_by(steps), placement, [*chain(*layouts), *kept])
 
 
 class _Rounds(Row):
@@ -133,10 +168,11 @@ class _Rounds(Row):
     Args:
         row: The rounds.
         turns: How many steps a round has.
+        outputs: How many outputs of a round are those of its steps.
     """
 
-    def __init__(self, row: CapturedRow, turns: int) -> None:
-        self._row, self._length = row, turns
+    def __init__(self, row: Row, turns: int, outputs: int) -> None:
+        self._row, self._length, self._outputs = row, turns, outputs
 
     @property
     def failed(self) -> bool:
@@ -150,17 +186,5 @@ class _Rounds(Row):
     def wait(self) -> Repeated:
         """Waits for their end; returns what became of the steps."""
         result = self._row.wait()
-        return replace(result, done=result.done * self._length)
-
-
-def _in_turns(steps: Sequence[CapturedStep], sources: Sequence[Sequence[Source]], count: int) -> Callable[..., Outputs]:
-    """Returns what runs a round on its inputs, so many, and what its steps draw on the host, one behind the other."""
-
-    def run(*given: Tensor) -> Outputs:
-        outputs, drawn = list[Outputs](), iter(given[count:])
-        for step, places in zip(steps, sources, strict=True):
-            inputs = [given[p] if isinstance(p, int) else outputs[p[0]][p[1]] for p in places]
-            outputs.append(step.run_there(*inputs, *(next(drawn) for _ in step.on_host)))
-        return (*chain(*outputs),)
-
-    return run
+        outputs = result.outputs and result.outputs[: self._outputs]
+        return replace(result, done=result.done * self._length, outputs=outputs)

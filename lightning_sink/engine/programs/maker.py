@@ -200,6 +200,8 @@ class ProgramMaker:
             self.report(candidate.hazard)
         elif recording.failed:
             self._fail(step.key, recording.hazards[0])  # also where it comes as another candidate the next time
+        if recording.failed_by_raise:
+            self.report(recording.hazards[0])  # it may have been the user's own, which is gone now
         return False
 
     def _note_volatile(self, observation: Observation) -> None:

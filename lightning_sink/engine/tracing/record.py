@@ -53,7 +53,7 @@ from lightning_sink.engine.tracing.undo import Attributes, Undo
 from lightning_sink.engine.tracing.unfilled import Unfilled
 from lightning_sink.engine.tracing.unrepeatable import why_unrepeatable
 from lightning_sink.engine.tracing.values import Values
-from lightning_sink.engine.tracing.whose_error import may_be_ours
+from lightning_sink.engine.tracing.whose_error import is_raised_by_user, may_be_ours
 from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
 
 # Keeps what its backward needs only where gradients are on.
@@ -169,7 +169,8 @@ class Recorder(TorchDispatchMode, Tape):
         if done:
             # Much of what makes no program, such as writing to a file, cannot be undone.
             what += f"; it was run again, and with it what it had done before (first: {done[0]})"
-        self.recording.failed, self.recording.acts_twice = True, bool(done)
+        self.recording.failed, self.recording.failed_by_raise = True, is_raised_by_user(error)
+        self.recording.acts_twice = bool(done)
         self.recording.hazards.insert(0, Hazard(what, user_line(error)))
 
     def _release(self, tell: bool = True) -> None:

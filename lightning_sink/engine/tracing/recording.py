@@ -36,6 +36,7 @@ class Recording:
         equal: Pairs of optimizer state of which the second was taken to be the first.
         counts: Numbers in optimizers' state by which guards decide.
         failed: Whether it failed, so that the step was run again.
+        failed_by_raise: Whether by an error that code of the user's raised by itself.
         acts_twice: Whether not all that it had done by then was undone, as far as one can tell.
     """
 
@@ -56,6 +57,7 @@ class Recording:
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
     failed: bool = False
+    failed_by_raise: bool = False
     acts_twice: bool = False
 
     @property

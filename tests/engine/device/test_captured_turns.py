@@ -1,5 +1,7 @@
 """Steps that take turns on a device are the same steps one by one: a round of them is captured as one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from rows import window_one_by_one
@@ -225,6 +227,75 @@ def test_draws_are_those_of_steps_one_by_one_wherever_they_are_made():
             kept = torch.stack([parts(total, row)[0] for row in rows])
         totals.append((total.cpu(), kept.cpu(), torch.get_rng_state(), torch.fake.get_rng_state()))
     assert all(map(torch.equal, *totals))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_draws_where_rounds_cannot_be_captured(refused):
+    """The row in which that is found out has drawn already."""
+    rand, results = ATEN.rand.default, []
+    draws = [Draw(rand, ([4],), {"device": torch.device(place)}) for place in ("cpu", DEVICE)]
+    rows = [there(torch.full((4,), float(number))) for number in range(42)]
+    for in_rows in (False, True):
+        torch.manual_seed(3)
+        said, kept = [], []
+        parts, total = Parts(drawing(), Placement(draws=frozenset({0})), draws, refuse=said.append), zeros()
+        parts(total, there(torch.ones(4)))
+        if refused:
+            parts.graphs.capture = lambda body, left=None: refuse(RuntimeError("no"))
+        halves = [
+            [Turn(parts.step, [total, None], [1], [half[turn::3]], [0]) for turn in range(3)]
+            for half in (rows[:21], rows[21:])
+        ]
+        taking = taking_of(halves[0])
+        for turns in halves if in_rows else ():
+            kept.append(torch.stack(run(taking, turns, 21).kept, 1).flatten(0, 1))
+        kept = torch.cat(kept) if in_rows else torch.stack([parts(total, row)[0] for row in rows])
+        assert [str(error) for error in said] == ["no"] * (refused and in_rows)
+        results.append((total.cpu(), kept.cpu(), torch.get_rng_state(), torch.fake.get_rng_state()))
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_row_beside_one_that_has_not_been_waited_for(refused):
+    """It takes from the host what that one will have left there, also where it cannot be captured."""
+    count, rates, said = torch.zeros(()), [torch.tensor(0.5), torch.tensor(2.0)], []
+    turns = counted(count, rates, [there(torch.ones(4))] * 10)
+    for turn in turns:
+        turn.run.blocks._refuse = said.append
+    taking = taking_of(turns)
+    first = taking.row(turns, 10)
+    first.launch()
+    if refused:
+        turns[0].run.graphs.capture = lambda body, left=None: refuse(RuntimeError("no memory"))
+    more = [replace(turn, columns=[[there(torch.ones(4))] * 20]) for turn in turns]
+    second = taking.row(more, 40)
+    second.launch()
+    assert first.wait().done == 10
+    found = second.wait()
+    assert (found.done, float(count)) == (40, 50.0)
+    assert torch.equal(found.kept[1][:, 0].cpu(), torch.arange(12.0, 51.0, 2) * 2)
+    assert len(said) == refused
+    assert taking.overlaps is not refused  # from now on those before it are waited for
+    run(taking, turns, 10)
+    assert float(count) == 60.0
+
+
+def standing():
+    """Adds the row to a total, in place, and gives the total itself."""
+    graph = fx.Graph()
+    total, row = graph.placeholder("total"), graph.placeholder("row")
+    graph.output((graph.call_function(ATEN.add_.Tensor, (total, row)),))
+    return Recording(graph, inputs=[torch.zeros(4), torch.zeros(4)], largest=4)
+
+
+def test_what_is_kept_of_a_step_is_what_it_was_then():
+    parts = Parts(standing(), Placement(written=frozenset({0})))
+    parts(zeros(), zeros())
+    total, rows = zeros(), [there(torch.ones(4))] * 12
+    turns = [Turn(parts.step, [total, None], [1], [rows[turn::3]], [0]) for turn in range(3)]
+    found = run(taking_of(turns), turns, 12)
+    assert [values[:, 0].tolist() for values in found.kept] == [[1.0 + t + 3 * i for i in range(4)] for t in range(3)]
+    assert parts.graphs.replays
 
 
 def test_what_cannot_be_captured_is_launched_one_by_one_and_that_is_said_once():

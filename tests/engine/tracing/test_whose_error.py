@@ -34,9 +34,7 @@ def holds(values):
 
 USERS = {
     "a connection that is lost": lambda number: is_lost(LostError),
-    "a `raise` where no stand-in is": lambda number: is_lost(TypeError),
     "another type": lambda number: [][3],
-    "a `raise` beside a stand-in of an error that is not about types": lambda number: raises_beside(number),
 }
 
 OURS = {
@@ -44,8 +42,21 @@ OURS = {
     "what C makes of numbers": lambda number: math.comb(number.value + 0.5, 2),
     "a type that is looked at": lambda number: refuses(number),
     "types that are looked at": lambda number: holds({"a": number}),
+    "a type that an attribute has": lambda number: looks(Holder(number)),
+    "what is deep in containers": lambda number: looks([{"a": (number,)}]),
+    "code that refuses to be recorded": lambda number: is_lost(RuntimeError),
+    "an error of the user's own beside a stand-in": lambda number: raises_beside(number),
     "an operation": lambda number: torch.ones(2) + torch.ones(3),
 }
+
+
+class Holder:
+    def __init__(self, index):
+        self.index = index
+
+
+def looks(held):
+    raise LostError("a whole number is expected")
 
 
 def raises_beside(number):
