@@ -183,7 +183,10 @@ class CompiledEngine(Engine):
         self._plain_steps += 1
         self._ran = None
         self._windows.forget()
-        if self._maker.run(sink, step, self._sinks):
+        has_program = self._maker.run(sink, step, self._sinks)
+        if self._state is not None:
+            self._state = self._granted.with_learned(self._state[0]), self._state[1]
+        if has_program:
             # Attributes that the first steps set are there now; what was looked at when the sink began is not.
             state = self._present_state(sink)
             if self._changed(state) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
@@ -66,7 +67,12 @@ def outside_state(
     known = set(inside.modules())
     identities = {id(item) for item in (*known, *optimizers)}
     state: dict[str, tuple[Hashable, ...]] = {}
+    met = Counter[str]()
     for function in functions:
+        where = function.__qualname__
+        met[where] += 1
+        if met[where] > 1:  # as of two lambdas: one that is met later on is no change of the other
+            where = f"{where} {met[where]}"
         for name, value in _variables(function):
             if is_a(value, nn.Module):
                 found: Hashable = None if value in known else _module(value)
@@ -74,7 +80,7 @@ def outside_state(
                 found = tuple(class_state(value).items())
             else:
                 found = fingerprint(value, known=identities)
-            key = f"{name} in {function.__qualname__}"
+            key = f"{name} in {where}"
             state[key] = (*state.get(key, ()), found)
     return dict(state)
 

@@ -79,12 +79,14 @@ class Granted:
         self._variables = Variables()
         self._finds_outside = False
         self._functions: list[FunctionType] = []
+        self._learned: dict[str, Hashable] = {}
         self._seen = Seen()
 
     def learn(self, codes: Mapping[int, CodeType]) -> None:
         """Looks from now on at the functions with these codes, by identity, too."""
         new = {key: code for key, code in codes.items() if key not in self._codes}
         if new:
+            known = self._outside_values()
             self._codes |= new
             self._functions += find_functions(new.values())
             classes = users_classes(holder for _, holder in self._parts.holders())
@@ -92,11 +94,20 @@ class Granted:
             self._functions += kept
             self._codes |= {id(function.__code__): function.__code__ for function in kept}
             self._look_outside = self._outside(self._codes.values())
+            self._learned |= {name: value for name, value in self._outside_values().items() if name not in known}
+
+    def with_learned(self, state: State) -> State:
+        """Returns a state with what has been learned since, as it was then: to be looked at is no change of it."""
+        learned, self._learned = self._learned, {}
+        return (*state[:2], (*state[2], *learned.items()), *state[3:])
+
+    def _outside_values(self) -> dict[str, Hashable]:
+        return {**outside_state(self._functions, self._module, self._optimizers), **self._look_outside()}
 
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
         state = python_state(self._parts, self._optimizers, self._ignore, self._seen)
-        return {**state, **outside_state(self._functions, self._module, self._optimizers), **self._look_outside()}
+        return {**state, **self._outside_values()}
 
     def glance(self) -> Glance:
         """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer."""
@@ -171,5 +182,6 @@ class Granted:
         self._seen = Seen()
         self._codes.clear()
         self._functions.clear()
+        self._learned.clear()
         self._nested.clear()
         self._variables = Variables()

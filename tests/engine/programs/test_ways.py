@@ -6,6 +6,7 @@ from loop import batches, both, loss_of, mlp
 from test_compiled import of
 from torch import nn
 
+from lightning_sink.engine.programs.maker import ProgramMaker
 from lightning_sink.engine.programs.program import Program
 
 
@@ -73,3 +74,31 @@ def test_programs_that_are_no_longer_right_after_a_few_steps_are_not_made_for_ev
     _, sink = both(of(step, module=Counting), [batches(200)] * 3)
     assert len(made) < 25
     assert "whose values decide what Python does, keep changing" in sink.reasons
+
+
+SHARES = {"late": 1.0}
+
+
+def share():
+    return SHARES["late"]
+
+
+def calls_late(module, batch, index):
+    """A function of its own is called at every third batch, from the 30th on; what it looks at is set in between."""
+    loss = loss_of(module, batch)
+    return loss * (2.0 + share()) if index >= 30 and index % 3 == 0 else loss
+
+
+def sets_shares(training, sink):
+    SHARES["late"] = 1.0 if sink < 2 else 0.25
+
+
+@ENGINES
+def test_a_function_that_is_met_later_is_no_change_and_its_changes_are_seen(engine, monkeypatch):
+    forgotten, forget = [], ProgramMaker.forget
+    monkeypatch.setattr(
+        ProgramMaker, "forget", lambda self, changed=(): (forgotten.append(changed), forget(self, changed))
+    )
+    sinks = [batches(80), batches(80), batches(80)]
+    both(of(calls_late, module=mlp, between=sets_shares), sinks, **engine)
+    assert [names for names in forgotten if names] == [["SHARES in share"]]
