@@ -118,7 +118,7 @@ class TurnsNote:
 
     @property
     def calls(self) -> tuple[LogCall, ...]:
-        """The calls of `self.log` of each of them that measure."""
+        """The calls of `self.log` of the first: where they measure, of each."""
         return self.turns[0].calls
 
     @property

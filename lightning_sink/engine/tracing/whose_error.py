@@ -22,9 +22,8 @@ def may_be_ours(error: Exception) -> bool:
     Others are the user's, such as a connection that is lost; a second try would hide them.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if is_users(type(error).__module__) and is_raised_by_user(
-        error
-    ):  # code that refuses to be recorded raises Python's
+    # Code that refuses to be recorded raises an error of Python's.
+    if is_users(type(error).__module__) and is_raised_by_user(error):
         is_steps_own = frames[-1] is next(filter(is_user_frame, frames))
         if is_steps_own or not _has_stand_ins(frames[-1]):
             return False
