@@ -355,7 +355,7 @@ def blind(patch):
     patch.setattr(Hyperparameters, "update", lambda self: False)
     patch.setattr(Guard, "holds", lambda self: True)
     patch.setattr(Question, "holds", lambda self, leaves: True)
-    patch.setattr(Granted, "state", lambda self: None)
+    patch.setattr(Granted, "state", lambda self: ((), (), (), (), ()))
     patch.setattr(Granted, "python", lambda self: {})
 
 

@@ -20,7 +20,7 @@ from lightning_sink.data import pace, supply
 from lightning_sink.data.reuse import Reuse
 from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.programs import chunks as engine_chunks
-from lightning_sink.trainer import logging
+from lightning_sink.trainer import log_buffer
 from lightning_sink.trainer.loop_sink import LoopSink
 from parity import QUIET, Net, Rows, assert_parity, both, compare, loader, once, train
 
@@ -783,7 +783,7 @@ class FailingLogger(DummyLogger):
 
 @pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 def test_a_logger_that_fails_leaves_no_step_uncounted(chunks, monkeypatch):
-    monkeypatch.setattr(logging, "_MOST_ROWS", 20)
+    monkeypatch.setattr(log_buffer, "_MOST_ROWS", 20)
     monkeypatch.setattr(pace, "_WARM_UP", 0)
     monkeypatch.setattr(pace, "_TRIAL", 3)
     logger, off = (

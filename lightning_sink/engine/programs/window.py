@@ -171,6 +171,8 @@ class Windows:
     def add_row(self, of: Program | Window, steps: int) -> None:
         """Takes note of steps in a row, behind one that was run by itself, or behind a window of such."""
         turns, count = len(of.turns), min(steps, 2 * _MOST_TURNS)
+        if len(self._ran) < turns:
+            return  # what the programs take for granted has changed while the row ran
         if turns == 1:
             self._ran.extend(repeat(self._ran[-1], count))
             self._alike += count
