@@ -129,12 +129,16 @@ class Awaited:
         return min(ends, default=math.inf) - 1
 
     def rounds_before(self, made: int, each: Sequence[int]) -> float:
-        """Returns how many rounds of batches there are before one in which the host has to be there; maybe fewer.
+        """Returns how many rounds of batches there are before one in which the host has to be there.
+
+        Maybe fewer, where a round has more batches than one.
 
         Args:
             made: Optimizer steps made since training began.
             each: Those that each batch of a round makes, in order.
         """
+        if len(each) == 1:
+            return self.batches_before(made, each[0])
         if 0 in each and self.is_met(made, 0):
             return 0
         every = replace(self, save_every=(*self.save_every, *self.judge_every))

@@ -20,7 +20,6 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.data.run import Part
 from lightning_sink.engine.failures import add_note
 from lightning_sink.engine.step import Result, Step
-from lightning_sink.plan import Awaited
 from lightning_sink.trainer.logged_turns import LoggedTurns, numbers_in_row
 from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.schedules import saved_schedulers, step_by_hand, step_in_row
@@ -100,7 +99,9 @@ class LoopSink(TrainerSink):
         if self._hooks.monitors and self._selects:
             room = min(room, (self._selects - 1 - number % self._selects) * note.stretch // turns)
         if self._awaited is not None:
-            room = int(min(room, self._rounds_before(self._awaited, note, behind)))
+            each = [of.optimizer_steps for of in note.turns]
+            made = self._counters.optimization[1] + (behind - self.passages.steps) // turns * sum(each)
+            room = int(min(room, self._awaited.rounds_before(made, each)))
         if room < 1:
             return None
         self.progress.tell(self.passages.steps)
@@ -115,12 +116,6 @@ class LoopSink(TrainerSink):
             batches = batches.cut(len(batches) - over)
         # Batches of the same signature lie in the same place.
         return batches if flatten(batches.batch(0))[1] == step.signature else None
-
-    def _rounds_before(self, awaited: Awaited, note: Note | TurnsNote, behind: int) -> float:
-        """Returns how many rounds there are behind so many steps before one behind which something waits."""
-        each = [of.optimizer_steps for of in note.turns]
-        made = self._counters.optimization[1] + (behind - self.passages.steps) // len(each) * sum(each)
-        return awaited.batches_before(made, each[0]) if len(each) == 1 else awaited.rounds_before(made, each)
 
     def _is_attended(self, note: Note | TurnsNote) -> bool:
         """Tells whether the host has something to do after every step."""
