@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from types import CodeType
 from typing import Any
 
+from lightning_sink.engine.numbers.passed_on import codes_in
 from lightning_sink.engine.state.attributes import fingerprint
 from lightning_sink.engine.state.granted import Outside
 from lightning_sink.engine.state.holders import class_state, users_classes
@@ -71,11 +72,8 @@ def _codes_of(kinds: Iterable[type]) -> Iterator[CodeType]:
     for item in (item for kind in kinds for item in vars(kind).values()):
         function = item.fget if isinstance(item, property) else getattr(item, "func", item)
         code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-        codes = [code] if code is not None else []
-        while codes:
-            code = codes.pop()
-            yield code
-            codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        if code is not None:
+            yield from codes_in(code)
 
 
 def _names_a_schedulers_count(code: CodeType) -> bool:

@@ -77,7 +77,7 @@ class Source:
     """
 
     def __init__(self, tree: ast.Module, code: CodeType) -> None:
-        self.codes = frozenset(_codes_in(code))
+        self.codes = frozenset(codes_in(code))
         self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self._values = {_span(node): node for node in self.parents if isinstance(node, _VALUES)}
         functions = [node for node in self.parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
@@ -294,8 +294,9 @@ def _span(node: ast.expr) -> _Span:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yields some code, and that of the functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes_in(constant)
+            yield from codes_in(constant)
