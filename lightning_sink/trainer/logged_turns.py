@@ -48,9 +48,9 @@ def numbers_in_row(parts: Sequence[LoggedTurns], steps: int) -> dict[str, Tensor
     """Returns the values of so many steps by name, `[steps]` each; NaN for steps that log otherwise."""
     if len(parts) == 1:
         return parts[0].by_name()
-    found = dict[str, Tensor]()
-    for name in dict.fromkeys(entry.name for part in parts for entry in part.calls):
-        named = [(part, own[name]) for part in parts if name in (own := part.by_name())]
+    found, given = dict[str, Tensor](), [(part, part.by_name()) for part in parts]
+    for name in dict.fromkeys(name for _, own in given for name in own):
+        named = [(part, own[name]) for part, own in given if name in own]
         number = reduce(torch.promote_types, [values.dtype for _, values in named])
         if not number.is_floating_point and sum(len(part.places) for part, _ in named) < parts[0].turns:
             number = torch.get_default_dtype()

@@ -76,11 +76,9 @@ class Round:
             written |= {place for i in own.written if isinstance(place := sources[i], int)}
             outputs += [i in own.outputs for i in range(step.num_outputs)]
             kept += [i in own.outputs for i in wanted]
-        drawn, hosts = (
-            sum(len(step.on_host) for step in steps),
-            {i for i, on_host in enumerate(outputs + kept) if on_host},
-        )
-        return Placement(frozenset(inputs), frozenset(range(drawn)), frozenset(hosts), frozenset(written))
+        drawn = range(sum(len(step.on_host) for step in steps))
+        hosts = (number for number, on_host in enumerate(outputs + kept) if on_host)
+        return Placement(frozenset(inputs), frozenset(drawn), frozenset(hosts), frozenset(written))
 
     def run_by(self, steps: Sequence[CapturedStep]) -> Callable[..., Outputs]:
         """Returns what runs a round on its inputs, and what its steps draw on the host, one behind the other.

@@ -99,7 +99,7 @@ class Granted:
     def with_learned(self, state: State) -> State:
         """Returns a state with what has been learned since, as it was then: to be looked at is no change of it."""
         learned, self._learned = self._learned, {}
-        return (*state[:2], (*state[2], *learned.items()), *state[3:])
+        return state if not learned else (*state[:2], (*state[2], *learned.items()), *state[3:])
 
     def _outside_values(self) -> dict[str, Hashable]:
         return {**outside_state(self._functions, self._module, self._optimizers), **self._look_outside()}
