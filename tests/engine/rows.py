@@ -3,6 +3,7 @@
 import torch
 from torch import fx
 
+from lightning_sink.engine.compiler.row import Turn
 from lightning_sink.engine.tracing.recording import Recording
 
 
@@ -47,3 +48,13 @@ def window_one_by_one(rounds):
         total += held * (turn == 3)
         given.append([4 * row, 4 * held, 4 * held, 4 * (total + row)][turn])
     return given, held, total
+
+
+def makes_and_adds(make, add, rows):
+    """The first three turns of such a window, of steps that make a tensor and add to it, on rows of all four."""
+    link = {0: (0, 1)}
+    return [
+        Turn(make, [None], [0], [rows[0::4]], [0]),
+        Turn(add, [None, None], [1], [rows[1::4]], [0], link),
+        Turn(add, [None, None], [1], [rows[2::4]], [0], link),
+    ]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from loop import with_layouts
-from rows import window_one_by_one
+from rows import makes_and_adds, window_one_by_one
 from torch import fx
 
 from lightning_sink.engine.compiler.generated import missing_compiler
@@ -66,12 +66,9 @@ def steps(request):
 def turns_of(steps, rows, indices, total):
     """A round of four: one makes what two add to and the last one takes."""
     make, add, take = steps
-    link = {0: (0, 1)}
     return [
-        Turn(make, [None], [0], [rows[0::4]], [0]),
-        Turn(add, [None, None], [1], [rows[1::4]], [0], link),
-        Turn(add, [None, None], [1], [rows[2::4]], [0], link),
-        Turn(take, [None, total, None, None], [2, 3], [rows[3::4], indices], [0], link),
+        *makes_and_adds(make, add, rows),
+        Turn(take, [None, total, None, None], [2, 3], [rows[3::4], indices], [0], {0: (0, 1)}),
     ]
 
 

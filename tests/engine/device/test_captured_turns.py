@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rows import window_one_by_one
+from rows import makes_and_adds, window_one_by_one
 from test_captured import DEVICE, ON_HOST, Parts, counting, drawing, refuse, there, zeros
 from torch import fx
 
@@ -64,13 +64,7 @@ def windows(**options):
 
 def turns_of(steps, rows, totals):
     make, add, take = steps
-    link = {0: (0, 1)}
-    return [
-        Turn(make, [None], [0], [rows[0::4]], [0]),
-        Turn(add, [None, None], [1], [rows[1::4]], [0], link),
-        Turn(add, [None, None], [1], [rows[2::4]], [0], link),
-        Turn(take, [None, totals, None], [2], [rows[3::4]], [0], link),
-    ]
+    return [*makes_and_adds(make, add, rows), Turn(take, [None, totals, None], [2], [rows[3::4]], [0], {0: (0, 1)})]
 
 
 def run(taking, turns, steps):
