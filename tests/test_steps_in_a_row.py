@@ -331,18 +331,19 @@ def failed(make, data, error, engine="traced", **options):
     left = []
     for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine=engine)):
         rows = Rows()
-        trainer = L.Trainer(strategy=strategy, logger=rows, max_epochs=3, log_every_n_steps=1, **{**QUIET, **options})
+        options = {"log_every_n_steps": 1, **QUIET, **options}
+        trainer = L.Trainer(strategy=strategy, logger=rows, max_epochs=3, **options)
         torch.manual_seed(5)
         module = make()
         with mock.patch.multiple(pace, _WARM_UP=0, _TRIAL=3), pytest.raises(error) as raised:
             trainer.fit(module, data())
         loop = trainer.fit_loop.epoch_loop
         schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        counts = trainer.global_step, loop._batches_that_stepped, loop.batch_progress.total.processed, schedules
-        counts = *counts, loop.scheduler_progress.state_dict()
+        counts = trainer.global_step, loop._batches_that_stepped, schedules
+        counts = *counts, loop.state_dict()
         notes = " ".join(getattr(raised.value, "__notes__", []))
         seen = [(step, sorted(row)) for step, row in rows.rows]
-        left.append((module.state_dict(), counts, seen, notes, torch.get_rng_state()))
+        left.append((module.state_dict(), counts, seen, notes, torch.get_rng_state(), trainer.logged_metrics))
     return left
 
 
@@ -351,6 +352,7 @@ def assert_left_the_same(plain, sink):
         torch.testing.assert_close(sink[0][name], expected, rtol=1e-4, atol=1e-5)
     assert sink[1] == plain[1]
     assert sink[2] == plain[2]
+    torch.testing.assert_close(sink[5], plain[5], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("total", [26, 30, 33, 38, 40])
@@ -376,6 +378,19 @@ def test_steps_before_one_that_fails_are_counted(chunks, schedule, at):
     # Whether running statistics are updated before the error is an order of operations, the same in each step.
     assert_left_the_same(plain, sink)
     assert f"in a compiled step, of batch {at} of epoch 0" in sink[3]
+
+
+class Monitored(Quiet):
+    def configure_callbacks(self):
+        return [LearningRateMonitor("step")]
+
+
+@pytest.mark.parametrize("at", [47, 54])  # a step that the monitor meets, and one that it does not
+def test_what_was_logged_before_a_step_that_fails_under_a_monitor(chunks, at):
+    data = with_a_wrong_label(at)
+    plain, sink = failed(Monitored, lambda: data, IndexError, log_every_n_steps=4)
+    assert chunks
+    assert_left_the_same(plain, sink)
 
 
 class Counts(Quiet):

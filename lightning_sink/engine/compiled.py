@@ -131,8 +131,7 @@ class CompiledEngine(Engine):
             for step in sink.steps():
                 if self._error is not None:  # of this step, when it was run ahead: now is its turn
                     error, self._error = self._error, None
-                    note_step(error, sink.place())
-                    raise error
+                    raise self._failed(sink, step, error)
                 if not begun:  # not before callbacks have seen the first batch, and changed what they change
                     begun = True
                     self._begin(sink)
@@ -228,8 +227,7 @@ class CompiledEngine(Engine):
         try:
             outputs = program(arguments)
         except Exception as error:
-            named = with_type(error)
-            note_step(named, sink.place())
+            named = self._failed(sink, step, with_type(error))
             if named is error:
                 raise
             raise named from error
@@ -248,6 +246,12 @@ class CompiledEngine(Engine):
         sink.account(step, self._result_of(left), loss, logged, program.note)
         program.collect(outputs, late=True)
         return True
+
+    @staticmethod
+    def _failed(sink: Sink, step: Step, error: Exception) -> Exception:
+        sink.begun(step)
+        note_step(error, sink.place())
+        return error
 
     # -- steps in a row ----------------------------------------------------------------------------------------------
 

@@ -225,6 +225,9 @@ class Sink(ABC):
             note: The note of the step that was recorded.
         """
 
+    def begun(self, step: Step) -> None:  # noqa: B027  # owners that count no more than what has ended need none
+        """Takes note that a program has begun a step and fails in it; the error is raised behind this."""
+
     def turns(self) -> int:
         """Returns how many of the last steps will be repeated, in turns, by those behind the present one.
 

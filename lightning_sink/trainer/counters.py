@@ -39,6 +39,18 @@ class Counters:
         """How often gradients were cleared at Lightning's bidding, and optimizer steps made, since training began."""
         return self._zero_grad[0].completed, self._step[0].completed
 
+    def begun(self, steps: bool) -> None:
+        """A program began to train the batch, and did not end.
+
+        Args:
+            steps: Whether Lightning makes an optimizer step in it.
+        """
+        for tracker in self._batch:
+            tracker.started += 1
+        if steps:
+            for tracker in self._step:
+                tracker.ready += 1
+
     def trained(self, clearings: int, steps: int) -> None:
         """A program trained the batch.
 

@@ -154,7 +154,8 @@ class TrainerSink(Sink):
                     self._last = self._last or trainer.should_stop
                     self._look_at_schedules()
                 elif self._hooks.is_monitored():
-                    self._deliver()
+                    self._catch_up()
+                    self._hand_over()
                     self._hooks.monitor(batch, loop.batch_idx)
                 leaves, signature = flatten(batch)
                 kind = self._kind()
@@ -312,6 +313,10 @@ class TrainerSink(Sink):
         stepped = tuple(plain.schedulers), tuple(plain.late_schedulers)
         result.note = Note(tuple(log.calls), tuple(log.metrics.calls), cleared, made, *stepped)
         return result
+
+    def begun(self, step: Step) -> None:
+        """Counts what Lightning has counted by the time at which the module's own code fails."""
+        self._counters.begun(self._automatic and cast(Kind, step.kind)[1])
 
     # -- around a step ----------------------------------------------------------------------------------------------
 
