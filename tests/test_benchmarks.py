@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +63,24 @@ def test_a_gpu_is_busy_while_spans_cover_the_time(gpu):
     assert covered(spans, gap=1.0) == 10.0
     assert covered(spans, gap=5.0) == 15.0
     assert covered([]) == 0.0
+
+
+def test_what_calls_of_cuda_take_is_added_up_by_name(gpu):
+    cpu, cuda = gpu.DeviceType.CPU, gpu.DeviceType.CUDA
+    seen = [
+        ("cudaMemcpyAsync", cpu, 0.0, 2.0),
+        ("cudaMemcpyAsync", cpu, 5.0, 6.5),
+        ("cuLaunchKernel", cpu, 2.0, 2.5),
+        ("cudaEventSynchronize", cpu, 7.0, 99.0),
+        ("aten::mm", cpu, 0.0, 9.0),
+        ("cutlass_gemm", cuda, 0.0, 9.0),
+    ]
+    spans = [(name, kind, SimpleNamespace(start=start, end=end)) for name, kind, start, end in seen]
+    events = [SimpleNamespace(name=name, device_type=kind, time_range=span) for name, kind, span in spans]
+    found = gpu.Found(calls=gpu.calls_of_cuda(events))
+    assert found.calls == {"cudaMemcpyAsync": 3.5, "cuLaunchKernel": 0.5}
+    said = "* MLP, us a step in all calls of CUDA's: 0.4 (cudaMemcpyAsync 0.35, cuLaunchKernel 0.05)"
+    assert gpu.said_of_calls("MLP", 10, found) == said
 
 
 def test_the_suite_compares_sides_and_skips_what_is_absent(tmp_path):

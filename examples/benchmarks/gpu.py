@@ -9,6 +9,8 @@ kernel of a graph to the next; for the rest of the time it waits for its host. T
 thread on a processor, in other sinks, which nobody profiles; medians of several. What it spends waiting for the GPU is
 not counted, and what the driver takes to launch graphs, which waits where the GPU has much before it, stands beside it.
 Of the host's time, what it takes to copy batches into pinned memory is taken in a sink of its own: looking costs time.
+What all calls of CUDA's take, by their names, is said below the table: in the sink that is profiled, which makes them
+slower, of all threads, those that wait for the GPU left out. The rest of the host's time is Python's.
 What a user's callback might change at a batch is not looked for here: without such callbacks it is not, and the ones
 that measure change nothing.
 `suite.py --accelerator cuda --peers loop-reduce-overhead plain sink` has the speeds beside others'.
@@ -18,10 +20,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -64,6 +68,7 @@ class Found:
     fed: float = 0.0
     kernels: float = 0.0
     launches: float = 0.0
+    calls: Counter[str] = field(default_factory=Counter)
 
 
 def covered(spans: list[tuple[float, float]], gap: float = 0.0) -> float:
@@ -73,6 +78,15 @@ def covered(spans: list[tuple[float, float]], gap: float = 0.0) -> float:
         total += max(0.0, end - (reached if begin - reached <= gap else begin))
         reached = max(reached, end)
     return total
+
+
+def calls_of_cuda(events: Iterable[Any]) -> Counter[str]:
+    """Returns the microseconds on the host in calls of CUDA's runtime and driver, by name, but for those that wait."""
+    found = Counter[str]()
+    for event in events:
+        if event.device_type == DeviceType.CPU and re.match(r"cu(da)?[A-Z](?!.*Synchronize)", event.name):
+            found[event.name] += event.time_range.end - event.time_range.start
+    return found
 
 
 class Watch(L.Callback):
@@ -161,6 +175,7 @@ class Watch(L.Callback):
         self.found.busy, self.found.fed = (covered(spans, gap) / 1e6 / wall for gap in (0.0, _GAP))
         self.found.kernels = len(on_gpu) / self._steps
         self.found.launches = len(launched) / self._steps
+        self.found.calls = calls_of_cuda(events)
 
 
 def measure(model: str, sink_size: int, engine: str, buffer_size: int | None, accumulate: int) -> Found:
@@ -187,6 +202,12 @@ def row(model: str, sink_size: int, found: Found) -> str:
     )
 
 
+def said_of_calls(model: str, sink_size: int, found: Found) -> str:
+    """What the calls of CUDA's take, those first that take most."""
+    named = [f"{name} {spent / sink_size:.2f}" for name, spent in found.calls.most_common(6)]
+    return f"* {model}, us a step in all calls of CUDA's: {found.calls.total() / sink_size:.1f} ({', '.join(named)})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a GPU and its host do during a sink.")
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=["MLP", "LeNet", "SmallGPT"])
@@ -200,21 +221,16 @@ def main() -> None:
         sys.exit("gpu.py needs a CUDA device, and there is none here.")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    named = [
-        "GPU busy",
-        "fed",
-        "kernels and copies a step",
-        "launches a step",
-        "host us a step",
-        "of it copying batches",
-    ]
-    named += ["and launching"]
+    named = ["GPU busy", "fed", "kernels and copies a step", "launches a step"]
+    named += ["host us a step", "of it copying batches", "and launching"]
     lines = [f"| model | sink | us a step | {' | '.join(named)} |", f"|---|{'--:|' * (2 + len(named))}"]
+    notes = []
     for model in args.models:
         found = measure(model, args.sink_size, args.engine, args.buffer_size, args.accumulate)
         lines.append(row(model, args.sink_size, found))
-        print(lines[-1], flush=True)
-    lines += ["", f"* machine: {machine()}; {torch.cuda.get_device_name()}"]
+        notes.append(said_of_calls(model, args.sink_size, found))
+        print(lines[-1], notes[-1], sep="\n", flush=True)
+    lines += ["", *notes, f"* machine: {machine()}; {torch.cuda.get_device_name()}"]
     lines += [f"* versions: torch {version('torch')}, lightning {version('lightning')}"]
     lines += [f"* command: `{command('gpu.py')}`"]
     print(*lines, sep="\n")
