@@ -33,6 +33,8 @@ from test_on_device import (
     pinned,
     states,
 )
+from test_scaled_gradients import Halved
+from test_scaled_gradients import data as some_infinite
 
 ENGINES = ["eager", "traced", "inductor", "cudagraph"]
 
@@ -81,6 +83,26 @@ def test_options_of_the_trainer(name, engine):
         compared(Wide, engine, tolerance=5e-2, **MORE[name])
     else:
         compared(Net, engine, **MORE[name])
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ["inductor", "cudagraph"])
+@pytest.mark.parametrize("kind", ["sgd", "adam", "fused"])
+def test_steps_that_a_scaler_leaves_out(kind, engine, chunks):
+    scales = []
+
+    def make():
+        return Halved(kind)
+
+    class Keeps(L.Callback):
+        def on_train_end(self, trainer, pl_module):
+            scales.append(trainer.precision_plugin.scaler.state_dict())
+
+    more = {"precision": "16-mixed", "callbacks": lambda: [Keeps()]}
+    compared(make, engine, 30, data=some_infinite, **more)
+    assert scales[0] == scales[1]
+    assert scales[0]["scale"] < 1e4
+    assert sum(chunks) > 60 or engine == "inductor"
 
 
 @needs_gpu

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 # A mode is the one way to see every operation below autograd; documented, though the module's name is private.
 from torch.utils import _pytree as pytree
@@ -44,6 +47,9 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
+
+
+_UNSCALES = "_step_supports_amp_scaling"
 
 
 def copy_alike(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -124,6 +130,35 @@ def global_hooks() -> tuple[Any, ...]:
     from torch.nn.modules import module
 
     return tuple(hook for name in _GLOBAL_HOOKS for hook in getattr(module, name).values())
+
+
+@contextmanager
+def scaler_steps_by(begin: Callable[[], None], make: Callable[[Tensor, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Has a `GradScaler` ask somebody else for optimizer steps that it would leave out by the value of a tensor.
+
+    It asks in `_maybe_opt_step`, of what `unscale_` has found on each device. The steps of fused optimizers, which
+    `_step_supports_amp_scaling` marks, look by themselves; these are had as the others. Nothing public comes between.
+
+    Args:
+        begin: Called before gradients are unscaled that a step which is left out leaves as they are.
+        make: Called with a tensor that is not 0 where the step is to be left out, and with what makes the step.
+    """
+    step = GradScaler.step
+
+    def in_plain_form(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not scaler.is_enabled() or not getattr(optimizer, _UNSCALES, False):
+            return step(scaler, optimizer, *args, **kwargs)
+        begin()
+        with patch.object(optimizer, _UNSCALES, False):
+            return step(scaler, optimizer, *args, **kwargs)
+
+    def maybe_step(scaler: Any, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        first, *others = state["found_inf_per_device"].values()
+        found = sum((other.to(first.device) for other in others), start=first)
+        return make(found, lambda: optimizer.step(*args, **kwargs))
+
+    with patch.multiple(GradScaler, step=in_plain_form, _maybe_opt_step=maybe_step):
+        yield
 
 
 # Normalizations that write to their running statistics while training, of which their schemas say nothing.

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from types import CodeType
 from typing import Any
 
+from torch.amp import GradScaler
+
 from lightning_sink.engine.numbers.passed_on import codes_in
 from lightning_sink.engine.state.attributes import fingerprint
 from lightning_sink.engine.state.granted import Outside
@@ -54,9 +56,10 @@ def reached_through(trainer: Any) -> Outside:
 
 
 def users_plugins(trainer: Any) -> list[Any]:
-    """Returns what takes part in each step of a trainer besides callbacks and is of a class of the user's."""
+    """Returns what takes part in each step of a trainer besides callbacks, and is of the user's class or choice."""
     plugin = trainer.precision_plugin
-    return [plugin] if users_classes([plugin]) else []
+    scaler = getattr(plugin, "scaler", None)  # of `MixedPrecision`
+    return [plugin] * bool(users_classes([plugin])) + [scaler] * isinstance(scaler, GradScaler)
 
 
 def _names_of_users(kinds: Collection[type], strategy: type) -> frozenset[str]:

@@ -70,6 +70,24 @@ def test_whether_the_compiler_draws_as_the_operation_does(listed, monkeypatch):
     assert not private.draws_otherwise(OPERATIONS.bernoulli.p)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_asks_whether_to_make_an_optimizers_step(fused):
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    said = []
+    for slope in 1.0, float("inf"):
+        optimizer.zero_grad()
+        scaler.scale((weight * slope).sum()).backward()
+        with private.scaler_steps_by(lambda: said.append("begins"), lambda found, make: said.append(found.item())):
+            scaler.step(optimizer)
+        scaler.update()
+    assert said == (["begins"] if fused else []) + [0.0] + (["begins"] if fused else []) + [1.0], (
+        "`GradScaler._maybe_opt_step` or `_step_supports_amp_scaling` is gone or means something else"
+    )
+    assert weight.tolist() == [1.0, 1.0]  # who is asked has made none
+
+
 def test_tensors_are_keys_by_identity():
     keys = private.WeakIdKeyDictionary()
     first, second = torch.ones(2), torch.ones(2)

@@ -92,7 +92,8 @@ struct Work {
       size_t i = 0;
       auto put = [&](const at::Tensor& t) {
         auto& o = outs.at(i++);
-        if (o.defined() && t.defined()) o.copy_(t);
+        const bool is_left_out = !t.defined() || (t.numel() == 0 && o.numel() > 0);  // batch norm's means, in `eval`
+        if (o.defined() && !is_left_out) o.copy_(t);
       };
       if (!outs.empty())
         for (auto& v : s) {

@@ -79,6 +79,8 @@ class Candidate:
             observation: The step.
             volatile: Slots that some step fills.
         """
+        if observation.recording.leaves_out_step:
+            return None
         self.recordings += 1
         last, self.last[observation.way] = self.last.get(observation.way), observation
         problems = list(observation.recording.hazards)

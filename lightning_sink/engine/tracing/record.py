@@ -29,7 +29,13 @@ from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.math_functions import known_to_math
 from lightning_sink.engine.numbers.number import Number, released
 from lightning_sink.engine.operands import members
-from lightning_sink.engine.private import TorchDispatchMode, is_mutable, schema_name, written_arguments
+from lightning_sink.engine.private import (
+    TorchDispatchMode,
+    is_mutable,
+    scaler_steps_by,
+    schema_name,
+    written_arguments,
+)
 from lightning_sink.engine.state.appends import containers_in
 from lightning_sink.engine.state.attributes import changed_names, random_state
 from lightning_sink.engine.state.collected import Place, Watched
@@ -47,6 +53,7 @@ from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.origins import Origins
 from lightning_sink.engine.tracing.recorded_options import RecordedOptions
 from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.tracing.scaled_steps import ScaledSteps, made_of_others
 from lightning_sink.engine.tracing.stand_in import StandInMode
 from lightning_sink.engine.tracing.step_counts import StepCounts
 from lightning_sink.engine.tracing.undo import Attributes, Undo
@@ -107,6 +114,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._failed = False
         self._generators = Generators(before.parts.device)
         self._apart = Apart(self.hazard, self._generators)
+        self._scaled = ScaledSteps(self.recording, self, self.paused, before.again, look, self.hazard)
         self._hook: Any = None
         self._places: list[int] = []
 
@@ -130,6 +138,7 @@ class Recorder(TorchDispatchMode, Tape):
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran, self._looks.past))
                 stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)
+                stack.enter_context(scaler_steps_by(self._scaled.begin, self._scaled.run))
                 stack.enter_context(known_to_math())
                 stack.enter_context(self._hyper.lifted(self._uses))
                 # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
@@ -300,6 +309,9 @@ class Recorder(TorchDispatchMode, Tape):
         if self._paused or func.namespace in ("profiler", "prim"):
             self._apart.check(func, args, kwargs)
             return func(*args, **kwargs)
+        if (others := made_of_others(func, args)) is not None:
+            with self:
+                return others()
         if torch.is_inference_mode_enabled() and (parts := self._in_parts(func, args, kwargs)) is not NotImplemented:
             return parts
         # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
@@ -334,6 +346,7 @@ class Recorder(TorchDispatchMode, Tape):
             self.hazard(why)
         written = list(written_arguments(func, args, kwargs, Tensor)) if is_mutable(func) else []
         self.recording.written |= self._undo.keep(written)
+        self._scaled.about_to_write(written)
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
         generated = self._generators.state() if may_draw else None
         out = func(*args, **kwargs)
@@ -346,6 +359,7 @@ class Recorder(TorchDispatchMode, Tape):
         if self._unfilled.operation(func, leaves, written, made):
             self.hazard("the step computes with memory that a kernel past torch's dispatcher has filled, or none")
         self._note_made(made)
+        self._scaled.made(made)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
             node_args, node_kwargs = with_types(func, node_args, node_kwargs, out, self._writer.cast)
             self._writer.write(func, node_args, node_kwargs, out, draws)

@@ -1,0 +1,126 @@
+"""Optimizer steps that a `GradScaler` leaves out where a gradient is infinite or no number.
+
+It asks the device for each step, and no program can have the answer. In a program the optimizer makes its step in any
+case, and what it wrote to is put back by further operations, where that was not to be: the same numbers in the same
+places, and nobody waits. They are recorded where the step is made; a recording of one that was left out shows nothing
+of it, and counts for none. `ScaledSteps` owns what was there before, while an optimizer makes such a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.state.attributes import changed_names
+from lightning_sink.engine.state.slots import Snapshot
+from lightning_sink.engine.tracing.recording import Recording
+
+_ATEN = torch.ops.aten
+
+
+class ScaledSteps:
+    """Makes the optimizer steps of one recording that may be left out.
+
+    Args:
+        recording: The recording.
+        recorded: For operations that are to be part of it; not what is done with `paused` in it.
+        paused: Keeps operations from being recorded.
+        snapshot: Returns what the slots hold now.
+        look: Returns a fingerprint of the Python values that the step may change, by name.
+        hazard: Takes note of a reason why this recording may not stand for other steps.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        recorded: AbstractContextManager[Any],
+        paused: Callable[[], AbstractContextManager[None]],
+        snapshot: Callable[[], Snapshot],
+        look: Callable[[], dict[str, Hashable]],
+        hazard: Callable[[str], None],
+    ) -> None:
+        self._recording, self._recorded, self._paused = recording, recorded, paused
+        self._snapshot, self._look, self._hazard = snapshot, look, hazard
+        self._is_at_work = False
+        self._before: list[tuple[Tensor, Tensor]] = []
+        self._made: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Keeps what is overwritten from now on."""
+        self._is_at_work = True
+
+    def run(self, is_left_out: Tensor, make: Callable[[], Any]) -> Any:
+        """Makes a step unless it is to be left out, and records that it is taken back then.
+
+        Args:
+            is_left_out: Whether it is, a number that is 0 where it is not.
+            make: Makes the step.
+        """
+        with self._paused():
+            leaves_out = bool(is_left_out)
+            slots, python = self._snapshot().tensors, self._look()
+        self.begin()
+        try:
+            result = None if leaves_out else make()
+        finally:
+            self._is_at_work = False
+        with self._paused():
+            after, changed = self._snapshot().tensors, changed_names(python, self._look())
+        self._recording.leaves_out_step |= leaves_out
+        if any(after[name] is not tensor for name, tensor in slots.items()):
+            self._hazard("the optimizer replaces tensors in a step that a `GradScaler` may leave out")
+        if changed:
+            names = ", ".join(f"`{name}`" for name in changed[:3])
+            self._hazard(f"the optimizer changes {names} in a step that a `GradScaler` may leave out")
+        with torch.no_grad():
+            for tensor, before in reversed(self._before):  # of views that overlap, what was kept first is the oldest
+                tensor.copy_(torch.where(is_left_out != 0, before, tensor))
+        self._before, self._made = [], []
+        return result
+
+    def about_to_write(self, written: Iterable[Tensor]) -> None:
+        """Keeps what is about to be overwritten, if that was there before the step."""
+        if self._is_at_work:
+            new = {tensor.untyped_storage().data_ptr() for tensor in self._made}
+            known = {id(tensor) for tensor, _ in self._before}
+            for tensor in written:
+                if id(tensor) not in known and tensor.untyped_storage().data_ptr() not in new:
+                    with self._recorded:
+                        self._before.append((tensor, tensor.clone()))
+
+    def made(self, tensors: Iterable[Tensor]) -> None:
+        """Takes note of what an operation gave; held until the step ends, so that its memory is nobody else's."""
+        if self._is_at_work:
+            self._made += tensors
+
+
+def made_of_others(func: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
+    """Returns what an operation of a `GradScaler` does, by operations that a compiler can join with others."""
+    if func is _ATEN._amp_foreach_non_finite_check_and_unscale_.default:
+        return lambda: _unscale(*args)
+    if func is _ATEN._amp_update_scale_.default:
+        return lambda: _update(*args)
+    return None
+
+
+def _unscale(gradients: list[Tensor], found_infinite: Tensor, inverse_scale: Tensor) -> None:
+    are_finite = torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
+    found_infinite.copy_(torch.where(are_finite, found_infinite, 1.0))
+    for gradient in gradients:
+        gradient.mul_(inverse_scale)
+
+
+def _update(
+    scale: Tensor, tracker: Tensor, found_infinite: Tensor, growth: float, backoff: float, interval: int
+) -> Tensor:
+    """As torch does it: products of a float and a double, and no growth beyond what is finite."""
+    is_infinite, tracked = found_infinite != 0, tracker + 1
+    is_due = tracked == interval
+    grown, reduced = ((scale.double() * factor).to(scale.dtype) for factor in (growth, backoff))
+    present = torch.where(is_due & grown.isfinite(), grown, scale)
+    tracker.copy_(torch.where(is_infinite | is_due, 0, tracked))
+    return scale.copy_(torch.where(is_infinite, reduced, present))
