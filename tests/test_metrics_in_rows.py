@@ -8,12 +8,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.aggregation import CatMetric, MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.wrappers import MinMaxMetric
 
 from lightning_sink import SinkStrategy
 from lightning_sink.data import pace
 from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.trainer import loop_sink
 from parity import QUIET, Net, Rows, assert_parity, both, loader, once
+from test_steps_in_a_row import InMemory
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 STEPS = 60
@@ -49,6 +51,57 @@ class Measured(Net):
 
 def many():
     return loader(STEPS, last=8)
+
+
+class Bounded(Measured):
+    """In the steps that are recorded one tensor is what was measured and the largest of all; later it is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.bounded = MinMaxMetric(MeanMetric())
+
+    def training_step(self, batch, batch_idx):
+        found = self.bounded(batch[0].abs().mean())
+        self.log_dict(found, on_step=True, on_epoch=False)
+        return super().training_step(batch, batch_idx)
+
+
+def rising_then_falling():
+    batches = [(x, y) for x, y in many()]
+    return InMemory(sorted(batches[:20], key=lambda b: float(b[0].abs().mean())) + batches[20:])
+
+
+def test_a_tensor_that_is_logged_by_two_names_is_either_ones(chunks):
+    plain, sink = both(Bounded, rising_then_falling, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
+    assert_parity(plain, sink)
+    rows = [row for _, row in plain.rows if "raw" in row]
+    assert {row["raw"] == row["max"] for row in rows} == {False, True}
+    assert sum(chunks) > 20
+
+
+class Filling(Measured):
+    """Has a number written where a part of its loss is none: into the very tensor that it adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.filled = MeanMetric(nan_strategy=0.0)
+
+    def training_step(self, batch, batch_idx):
+        x, y, weight = batch
+        part = weight * x.abs().mean()
+        self.filled.update(part)
+        return super().training_step((x, y), batch_idx) * (1 + part)
+
+
+def test_a_metric_that_may_write_to_what_it_is_given_is_met_by_each_step():
+    def data():
+        weights = [torch.tensor(torch.nan if number == 40 else 0.1) for number in range(STEPS)]
+        return InMemory([(x, y, weight) for (x, y), weight in zip(many(), weights, strict=True)])
+
+    plain, sink = both(Filling, data, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
+    assert_parity(plain, sink)
+    assert all(tensor.isfinite().all() for tensor in plain.tensors.values())
+    assert any("`MeanMetric.update()` with a number as its `nan_strategy`" in text for text in sink.warned)
 
 
 @pytest.mark.parametrize("engine", ["eager", "traced", pytest.param("inductor", marks=missing)])

@@ -189,6 +189,39 @@ def test_an_epoch_that_the_module_ends(sink_size, engine):
     assert plain.trainer.global_step == sink.trainer.global_step == 14
 
 
+class EndsEpochs(Net):
+    """Does what a program could do before it ends an epoch, and does so again and again."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.does, self.met, self.kept = does, 0, []
+        self.register_buffer("seen", torch.zeros(3))
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.does == "logs":
+            self.log("mean of the inputs", batch[0].mean())
+        elif self.does == "counts":
+            self.met += 1
+        elif self.does == "keeps":
+            self.kept.append(batch[0].mean())
+        elif self.does == "writes":
+            self.seen += nn.functional.one_hot(batch[1], 3).sum(0)
+        return -1 if batch_idx >= 9 else None
+
+
+@ENGINES
+@pytest.mark.parametrize("does", ["nothing", "logs", "counts", "keeps", "writes"])
+@pytest.mark.parametrize("sink_size", [7, -1])
+def test_epochs_that_the_module_ends_behind_what_it_does_at_each_batch(sink_size, does, engine):
+    plain, sink = compare(lambda: EndsEpochs(does), engine, sink_size, data=lambda: loader(20), max_epochs=12)
+    assert plain.trainer.global_step == sink.trainer.global_step == 108
+    assert plain.module.met == sink.module.met
+    torch.testing.assert_close(sink.module.kept, plain.module.kept)
+    names = ("callback_metrics", "logged_metrics")
+    for expected, found in ([getattr(run.trainer, name) for run in (plain, sink)] for name in names):
+        torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=1e-6)
+
+
 class Manual(Net):
     def __init__(self):
         super().__init__()

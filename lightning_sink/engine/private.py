@@ -211,13 +211,17 @@ def without_fallback() -> Iterator[None]:
         functorch._set_vmap_fallback_enabled(before)
 
 
-def draws_otherwise(operation: Any) -> bool:
-    """Tells whether Inductor's code draws other numbers than an operation does: that of torch 2.11 for `RReLU`.
+def draws_otherwise(operation: Any, dtype: torch.dtype = torch.float32) -> bool:
+    """Tells whether Inductor's code draws other numbers than an operation does, of which the result has a type.
 
-    It draws for each number, and the operation for those below 0. Only Inductor's table of decompositions shows it.
+    That of torch 2.11 does for `RReLU`: it draws for each number, and the operation for those below 0. For
+    `torch.bernoulli` it draws in float32, and the operation in float64 if the probabilities are of that. Only
+    Inductor's table of decompositions shows it.
     """
     from torch._inductor.decomposition import decompositions
 
+    if operation is torch.ops.aten.bernoulli.default and dtype is torch.float64:
+        return operation in decompositions
     functional = getattr(torch.ops.aten, "rrelu_with_noise_functional", None)
     is_random_slope = schema_name(operation).removesuffix("_") == "aten::rrelu_with_noise"
     return is_random_slope and functional is not None and functional.default in decompositions

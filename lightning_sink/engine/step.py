@@ -125,6 +125,9 @@ class Tape:
     def hazard(self, what: str) -> None:
         """Takes note of something that no program may repeat."""
 
+    def is_no_example(self) -> None:
+        """Takes note that the step did less than others of its kind; what is seen of it counts for none of them."""
+
     def paused(self) -> AbstractContextManager[None]:
         """For what the owner does in the middle of a span and does by itself for a step that a program runs."""
         return nullcontext()

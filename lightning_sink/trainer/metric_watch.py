@@ -78,7 +78,7 @@ class _Watcher:
         self._inside = True
         try:
             with self._tape.apart(_words(metric, method), tensors):
-                out = original(*given[0], **given[1])
+                out = self._distinct(original(*given[0], **given[1]))
         finally:
             self._inside = False
         leaves = pytree.tree_leaves(out)
@@ -87,11 +87,30 @@ class _Watcher:
         self._check(metric, method, given, leaves)
         return out
 
+    def _distinct(self, out: Any) -> Any:
+        """Has each tensor that calls return be an object of its own: by that it is known which of them is logged.
+
+        A `MinMaxMetric` returns one as the present value and as the largest, where it is that.
+        """
+        seen = set[int]()
+
+        def own(leaf: Tensor) -> Tensor:
+            is_new = id(leaf) not in seen and not self._calls.has_returned(leaf)
+            seen.add(id(leaf))
+            return leaf if is_new else leaf.view_as(leaf)
+
+        tensors = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        is_distinct = len({*map(id, tensors)}) == len(tensors) and not any(map(self._calls.has_returned, tensors))
+        return out if is_distinct else pytree.tree_map_only(Tensor, own, out)
+
     def _check(self, metric: nn.Module, method: str, given: Any, leaves: list[Any]) -> None:
         what, tape = _words(metric, method), self._tape
         strange = [leaf for leaf in pytree.tree_leaves(given) if not isinstance(leaf, (Tensor, *_CONSTANTS))]
         if strange:
             tape.hazard(f"{what} gets a `{type(strange[0]).__name__}`")
+        writes = any(isinstance(getattr(part, "nan_strategy", None), float) for part in metric.modules())
+        if writes and method in ("update", "forward"):
+            tape.hazard(f"{what} with a number as its `nan_strategy` writes that into what it is given, if need be")
         if any(leaf is not None and not isinstance(leaf, Tensor) for leaf in leaves):
             tape.hazard(f"{what} returns what is no tensor")
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))

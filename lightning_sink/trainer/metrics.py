@@ -163,6 +163,10 @@ class MetricCalls:
         grad = torch.is_grad_enabled()
         self.calls.append(MetricCall(Same(metric), method, arguments, spec, grad, device, autocast, shapes))
 
+    def has_returned(self, leaf: Tensor) -> bool:
+        """Tells whether a call before has returned this very tensor."""
+        return self._returned.get(id(leaf), (None,))[0] is leaf
+
     def returned(self, leaves: list[Any]) -> None:
         """Notes what the last call returned."""
         for index, leaf in enumerate(leaves):

@@ -28,6 +28,21 @@ from lightning_sink.trainer.reads import lifted_counters
 from lightning_sink.trainer.schedules import saved_schedulers
 
 
+class SavedResults:
+    """What `self.log` had gathered at one moment, to go back to."""
+
+    def __init__(self, loop: Any) -> None:
+        self._results = loop._results
+        self._held = [(key, result, dict(vars(result))) for key, result in self._results.items()]
+
+    def restore(self) -> None:
+        """Puts it back."""
+        self._results.clear()
+        for key, result, held in self._held:
+            vars(result).update(held)
+            self._results[key] = result
+
+
 class PlainStep:
     """The user's part of a step.
 
@@ -83,7 +98,7 @@ class PlainStep:
             return lambda: None
         loop, log, counters = self._loop, self.log, Counters(self._loop)
         counted = counters.present()
-        results = {key: dict(vars(result)) for key, result in loop._results.items()}
+        results = SavedResults(loop)
         logged = StepLog(list(log.calls), list(log.values), log.metrics.copy(), list(log.hazards))
         metrics = MetricStates(loop.trainer.lightning_module)
         schedulers = saved_schedulers(loop.trainer)
@@ -91,11 +106,7 @@ class PlainStep:
         def rewind() -> None:
             self.log = logged
             counters.restore(counted)
-            for key, result in list(loop._results.items()):
-                if key in results:
-                    vars(result).update(results[key])
-                else:
-                    del loop._results[key]
+            results.restore()
             metrics.restore()
             schedulers.restore()
             stepped.clear()

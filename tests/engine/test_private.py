@@ -67,7 +67,9 @@ def test_whether_the_compiler_draws_as_the_operation_does(listed, monkeypatch):
     if listed:  # as in torch 2.11
         monkeypatch.setitem(decompositions, functional, lambda *args: None)
     assert private.draws_otherwise(OPERATIONS.rrelu_with_noise.default) is listed
-    assert not private.draws_otherwise(OPERATIONS.bernoulli.p)
+    assert not private.draws_otherwise(OPERATIONS.bernoulli.p, torch.float64)
+    assert private.draws_otherwise(OPERATIONS.bernoulli.default, torch.float64)
+    assert not private.draws_otherwise(OPERATIONS.bernoulli.default, torch.float32)
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -79,7 +79,7 @@ class Candidate:
             observation: The step.
             volatile: Slots that some step fills.
         """
-        if observation.recording.leaves_out_step:
+        if observation.recording.is_no_example:
             return None
         self.recordings += 1
         last, self.last[observation.way] = self.last.get(observation.way), observation

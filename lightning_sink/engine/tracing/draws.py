@@ -69,7 +69,8 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
         if len(nodes) > 1:
             names = ", ".join(sorted({str(node.target) for node in nodes}))
             raise ValueError(f"draws that depend on a tensor, beside others, would change their order ({names})")
-        if draws_otherwise(nodes[0].target):
+        _, _, dtype, _ = nodes[0].meta.get("layout", (None, None, torch.float32, None))  # one result, or several
+        if draws_otherwise(nodes[0].target, dtype):
             raise ValueError(f"the compiler of this version of torch draws other numbers for {nodes[0].target}")
         return []
     first = next(node for node in graph.nodes if node.op != "placeholder")

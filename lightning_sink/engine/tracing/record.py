@@ -238,6 +238,10 @@ class Recorder(TorchDispatchMode, Tape):
         if not any(known.what == what for known in self.recording.hazards):
             self.recording.hazards.append(Hazard(what, user_line() if where is None else where))
 
+    def is_no_example(self) -> None:
+        """Takes note that the step did less than others of its kind."""
+        self.recording.is_no_example = True
+
     def _is_sum(self, holder: Any, key: str) -> bool:
         return self._watched.has_sum(holder, key)
 

@@ -38,7 +38,7 @@ class Recording:
         failed: Whether it failed, so that the step was run again.
         failed_by_raise: Whether by an error that code of the user's raised by itself.
         acts_twice: Whether not all that it had done by then was undone, as far as one can tell.
-        leaves_out_step: Whether a `GradScaler` left out an optimizer's step, which later ones may make.
+        is_no_example: Whether the step did not do what it does else, by what no recording shows.
     """
 
     graph: fx.Graph
@@ -60,7 +60,7 @@ class Recording:
     failed: bool = False
     failed_by_raise: bool = False
     acts_twice: bool = False
-    leaves_out_step: bool = False
+    is_no_example: bool = False
 
     @property
     def written_inputs(self) -> frozenset[int]:

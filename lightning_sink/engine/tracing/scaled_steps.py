@@ -70,7 +70,7 @@ class ScaledSteps:
             self._is_at_work = False
         with self._paused():
             after, changed = self._snapshot().tensors, changed_names(python, self._look())
-        self._recording.leaves_out_step |= leaves_out
+        self._recording.is_no_example |= leaves_out
         if any(after[name] is not tensor for name, tensor in slots.items()):
             self._hazard("the optimizer replaces tensors in a step that a `GradScaler` may leave out")
         if changed:

@@ -44,12 +44,17 @@ def test_a_single_draw_that_depends_on_data_stays_in_the_graph():
 
 def test_a_draw_for_which_the_compiler_draws_other_numbers_is_refused(monkeypatch):
     monkeypatch.setattr(
-        "lightning_sink.engine.tracing.draws.draws_otherwise", lambda operation: "rrelu" in str(operation)
+        "lightning_sink.engine.tracing.draws.draws_otherwise", lambda operation, dtype: "rrelu" in str(operation)
     )
     recording = record(lambda x: nn.functional.rrelu(x, training=True), torch.randn(2, 3))
     with pytest.raises(ValueError, match="draws other numbers for aten.rrelu_with_noise"):
         hoist_draws(recording.graph)
     assert hoist_draws(record(torch.bernoulli, torch.rand(2, 3)).graph) == []
+
+
+def test_draws_by_doubles_are_refused_which_the_compiler_makes_of_floats():
+    with pytest.raises(ValueError, match="draws other numbers for aten.bernoulli.default"):
+        hoist_draws(record(torch.bernoulli, torch.rand(2, 3, dtype=torch.float64)).graph)
 
 
 def test_two_draws_of_which_one_depends_on_data_are_refused():
