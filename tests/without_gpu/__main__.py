@@ -3,6 +3,8 @@
 Or a script, last on the line: `FAKE_IDLE=1 python tests/without_gpu --run examples/benchmarks/gpu.py --models MLP` says
 what the host does for each step where a graph takes no time.
 
+`gallery_captured.py` beside this, given by its path, holds captured steps to plain Lightning in the whole gallery.
+
 Needs a CUDA build of torch for Linux, g++ and CUDA's headers (`CUDA_HOME`, by default /usr/local/cuda). What it shows:
 that streams, events, memory, captures, graphs and generators are used by CUDA's rules, and what trainings come to then.
 In the place of what Inductor compiles, recorded steps run; with `--interpreted` Inductor's own kernels do, which takes

@@ -72,6 +72,8 @@ struct Work {
   Stack compute() {
     Clean clean;
     Stack s = args;
+    if (op.schema().name() == "aten::native_layer_norm_backward")  // a device keeps mean and deviation in float
+      for (size_t i : {3, 4}) s[i] = s[i].toTensor().to(s[0].toTensor().scalar_type());
     auto gen = at::detail::getDefaultCPUGenerator();
     at::Tensor kept;
     if (random) {
