@@ -166,6 +166,23 @@ def test_many_steps_are_left_out_before_the_first_one_is_made(chunks):
     assert sum(chunks) > 30
 
 
+class WritesToParts(torch.optim.SGD):
+    """Through views of its parameters, first of a part and then of all."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+            if parameter.grad is not None and parameter.dim() == 2:
+                parameter[0].add_(parameter.grad[0], alpha=-0.05)
+                parameter.detach().mul_(0.999)
+                parameter.view(-1)[1:].add_(parameter.grad.view(-1)[1:], alpha=-0.05)
+
+
+def test_what_is_written_through_views_is_taken_back(chunks):
+    compare(lambda: OptimizedBy(lambda parameters: WritesToParts(parameters, lr=1.0)))
+    assert sum(chunks) > 30
+
+
 class Growing(L.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 30:

@@ -363,7 +363,7 @@ class Recorder(TorchDispatchMode, Tape):
         if self._unfilled.operation(func, leaves, written, made):
             self.hazard("the step computes with memory that a kernel past torch's dispatcher has filled, or none")
         self._note_made(made)
-        self._scaled.made(made)
+        self._scaled.made(made, leaves)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
             node_args, node_kwargs = with_types(func, node_args, node_kwargs, out, self._writer.cast)
             self._writer.write(func, node_args, node_kwargs, out, draws)

@@ -8,7 +8,7 @@ of it, and counts for none. `ScaledSteps` owns what was there before, while an o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.state.attributes import changed_names
-from lightning_sink.engine.state.slots import Snapshot
+from lightning_sink.engine.state.slots import Snapshot, storages
 from lightning_sink.engine.tracing.recording import Recording
 
 _ATEN = torch.ops.aten
@@ -82,20 +82,25 @@ class ScaledSteps:
         self._before, self._made = [], []
         return result
 
-    def about_to_write(self, written: Iterable[Tensor]) -> None:
+    def about_to_write(self, written: Sequence[Tensor]) -> None:
         """Keeps what is about to be overwritten, if that was there before the step."""
         if self._is_at_work:
-            new = {tensor.untyped_storage().data_ptr() for tensor in self._made}
-            known = {id(tensor) for tensor, _ in self._before}
-            for tensor in written:
-                if id(tensor) not in known and tensor.untyped_storage().data_ptr() not in new:
+            new, known = {*storages(self._made)}, {id(tensor) for tensor, _ in self._before}
+            for tensor, place in zip(written, storages(written), strict=True):
+                if id(tensor) not in known and place is not None and place not in new:
                     with self._recorded:
                         self._before.append((tensor, tensor.clone()))
 
-    def made(self, tensors: Iterable[Tensor]) -> None:
-        """Takes note of what an operation gave; held until the step ends, so that its memory is nobody else's."""
+    def made(self, tensors: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        """Takes note of what an operation gave, unless it lies in the memory of what it was given.
+
+        It is held until the step ends, so that its memory is nobody else's.
+        """
         if self._is_at_work:
-            self._made += tensors
+            before = {*storages(given)}
+            self._made += [
+                tensor for tensor, place in zip(tensors, storages(tensors), strict=True) if place not in before
+            ]
 
 
 def made_of_others(func: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
