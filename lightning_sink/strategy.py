@@ -34,7 +34,7 @@ from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.loops import SinkFitLoop, take_over
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.progress import SinkRecord, SinkReport
-from lightning_sink.trainer.reach import reached_through, users_plugins
+from lightning_sink.trainer.reach import parts_of_precision, reached_through
 from lightning_sink.trainer.reads import counters, machinery, watched_getters
 from lightning_sink.trainer.transfer import Transfer
 
@@ -153,7 +153,7 @@ class SinkStrategy(SingleDeviceStrategy):
             optimizers, callbacks = list(self.optimizers), in_step(trainer)
             self._engine = make_engine(
                 self._asked(module),
-                Parts(module, [*callbacks, *users_plugins(trainer)], is_metric),
+                Parts(module, [*callbacks, *parts_of_precision(trainer)], is_metric),
                 optimizers,
                 counters=counters(trainer),
                 codes=watched_getters(trainer),

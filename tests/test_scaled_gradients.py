@@ -11,6 +11,8 @@ from torch import nn
 from torch.amp import GradScaler
 
 from lightning_sink import SinkStrategy
+from lightning_sink.engine.tracing import scaled_steps
+from lightning_sink.engine.tracing.record import Recorder
 from parity import Net, assert_parity, loader, once
 from test_steps_in_a_row import InMemory
 
@@ -178,7 +180,8 @@ class WritesToParts(torch.optim.SGD):
                 parameter.view(-1)[1:].add_(parameter.grad.view(-1)[1:], alpha=-0.05)
 
 
-def test_what_is_written_through_views_is_taken_back(chunks):
+def test_what_is_written_through_views_is_taken_back(chunks, monkeypatch):
+    monkeypatch.setattr(scaled_steps, "why_not", lambda *_: None)
     compare(lambda: OptimizedBy(lambda parameters: WritesToParts(parameters, lr=1.0)))
     assert sum(chunks) > 30
 
@@ -215,19 +218,110 @@ class Replaces(torch.optim.SGD):
         return result
 
 
+class Watched(torch.optim.SGD):
+    """One of torch's by its step, and with hooks that count."""
+
+    made = 0
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.register_step_post_hook(Watched.count)
+
+    def count(self, args, kwargs):
+        self.made += 1
+
+
+Watched.__module__ = "torch.optim.sgd"
+
+
 @pytest.mark.parametrize(
-    ("kind", "said"), [(CountsItsSteps, "changes `optimizer 0.made`"), (Replaces, "replaces tensors")]
+    ("kind", "said"),
+    [
+        (CountsItsSteps, "`CountsItsSteps` is no optimizer of torch's own"),
+        (Replaces, "`Replaces` is no optimizer of torch's own"),
+        (Watched, "the optimizer has hooks"),
+    ],
 )
 def test_an_optimizer_that_no_operation_can_take_back_runs_eagerly(kind, said):
-    def make():
-        return OptimizedBy(lambda parameters: kind(parameters, lr=0.05, momentum=0.9))
+    runs_eagerly(lambda: OptimizedBy(lambda parameters: kind(parameters, lr=0.05, momentum=0.9)), said)
 
+
+def runs_eagerly(make, said):
     plain, expected = scaled(make)
     sink, found = scaled(make, SinkStrategy(30, epoch="dataset", engine="traced"))
     assert_parity(plain, sink)
     assert found == expected
-    assert plain.trainer.optimizers[0].__dict__.get("made") == sink.trainer.optimizers[0].__dict__.get("made")
+    assert getattr(plain.trainer.optimizers[0], "made", 0) == getattr(sink.trainer.optimizers[0], "made", 0)
     assert any("runs eagerly" in text and said in text for text in sink.warned), sink.warned
+    return plain, sink
+
+
+class OwnScaler(Halved):
+    """Has a scaler of its own, and sets it at an epoch's start."""
+
+    def __init__(self, kind="adam"):
+        super().__init__(kind)
+        self.automatic_optimization = False
+        self.scaler = GradScaler("cpu", init_scale=2.0**60, growth_interval=20)
+
+    def on_train_epoch_start(self):
+        self.scaler.set_growth_interval(20 - 17 * self.current_epoch)
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers().optimizer
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+
+class InTwoParts(OwnScaler):
+    """Unscales in one step, and steps in the next."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers().optimizer
+        loss = Halved.training_step(self, batch, batch_idx)
+        if batch_idx % 2:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            optimizer.zero_grad()
+        else:
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(optimizer)
+
+
+@pytest.mark.parametrize("make", [OwnScaler, lambda: OwnScaler("fused"), InTwoParts], ids=["own", "fused", "in parts"])
+def test_a_scaler_of_the_modules_own_runs_eagerly(make):
+    plain, sink = runs_eagerly(make, "the scaler is not the Trainer's")
+    assert plain.module.scaler.state_dict() == sink.module.scaler.state_dict()
+
+
+class Exchanged(L.Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            trainer.precision_plugin.scaler = GradScaler("cpu", init_scale=2.0**70, growth_interval=3)
+
+
+def test_another_scaler_is_seen():
+    left = []
+    for strategy in "auto", SinkStrategy(30, epoch="dataset", engine="traced"):
+        run, _ = scaled(Halved, strategy, callbacks=lambda: [Exchanged()], max_epochs=2)
+        left.append((run, run.trainer.precision_plugin.scaler.state_dict()))
+    (plain, expected), (sink, found) = left
+    assert_parity(plain, sink)
+    assert found == expected
+
+
+def test_where_each_step_is_left_out_few_are_recorded(monkeypatch):
+    recorded, span = [], Recorder.span
+    monkeypatch.setattr(Recorder, "span", lambda self, *args: recorded.append(self) or span(self, *args))
+    plain, expected = scaled(Halved, data=lambda: data(range(80)), scale=2.0**120)
+    sink, found = scaled(Halved, SinkStrategy(-1, engine="traced"), lambda: data(range(80)), scale=2.0**120)
+    for name, tensor in plain.module.state_dict().items():
+        torch.testing.assert_close(sink.module.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+    assert found == expected
+    assert 0 < len({*map(id, recorded)}) < 10
 
 
 def test_a_checkpoint_has_the_scale(tmp_path):
@@ -247,8 +341,6 @@ def test_a_checkpoint_has_the_scale(tmp_path):
 
 
 def test_control_a_step_that_should_be_left_out_shows(monkeypatch):
-    from lightning_sink.engine.tracing import scaled_steps
-
     monkeypatch.setattr(scaled_steps.ScaledSteps, "about_to_write", lambda self, written: None)
     with pytest.raises(AssertionError):
         compare(lambda: Halved("adam"), data=lambda: data((47,)))

@@ -8,8 +8,8 @@ Those of Inductor, but for one table, are in `generated.py`, `native.py` and `co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Protocol, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -132,32 +132,59 @@ def global_hooks() -> tuple[Any, ...]:
     return tuple(hook for name in _GLOBAL_HOOKS for hook in getattr(module, name).values())
 
 
+def step_hooks(optimizer: Optimizer) -> list[Any]:
+    """Returns the hooks on an optimizer's step, those on every optimizer's among them; nothing public lists them."""
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    hooks = *own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    return [hook for held in hooks for hook in held.values()]
+
+
+class TakesSteps(Protocol):
+    """Who makes optimizer steps in the place of a `GradScaler`."""
+
+    def takes(self, scaler: GradScaler, optimizer: Optimizer) -> bool:
+        """Tells whether it makes this optimizer's, for this scaler."""
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """For gradients that are unscaled, and that a step which is left out leaves as they are."""
+
+    def run(self, is_left_out: Tensor, make: Callable[[], Any]) -> Any:
+        """Makes a step, or not where a tensor is not 0."""
+
+
 @contextmanager
-def scaler_steps_by(begin: Callable[[], None], make: Callable[[Tensor, Callable[[], Any]], Any]) -> Iterator[None]:
+def scaler_steps_by(other: TakesSteps) -> Iterator[None]:
     """Has a `GradScaler` ask somebody else for optimizer steps that it would leave out by the value of a tensor.
 
     It asks in `_maybe_opt_step`, of what `unscale_` has found on each device. The steps of fused optimizers, which
     `_step_supports_amp_scaling` marks, look by themselves; these are had as the others. Nothing public comes between.
-
-    Args:
-        begin: Called before gradients are unscaled that a step which is left out leaves as they are.
-        make: Called with a tensor that is not 0 where the step is to be left out, and with what makes the step.
     """
-    step = GradScaler.step
+    unscale, step, ask = GradScaler.unscale_, GradScaler.step, GradScaler._maybe_opt_step
+
+    def unscaled(scaler: Any, optimizer: Any) -> None:
+        if scaler.is_enabled():
+            other.takes(scaler, optimizer)
+        unscale(scaler, optimizer)
 
     def in_plain_form(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not scaler.is_enabled() or not getattr(optimizer, _UNSCALES, False):
+        looks = scaler.is_enabled() and getattr(optimizer, _UNSCALES, False)
+        if not looks or not other.takes(scaler, optimizer):
+            if looks and optimizer.defaults.get("fused"):  # in its plain form it would fail half-way
+                raise RuntimeError("an optimizer in its fused form looks at what a `GradScaler` has found")
             return step(scaler, optimizer, *args, **kwargs)
-        begin()
-        with patch.object(optimizer, _UNSCALES, False):
+        with other.keeping(), patch.object(optimizer, _UNSCALES, False):
             return step(scaler, optimizer, *args, **kwargs)
 
     def maybe_step(scaler: Any, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if not other.takes(scaler, optimizer):
+            return ask(scaler, optimizer, state, *args, **kwargs)
         first, *others = state["found_inf_per_device"].values()
-        found = sum((other.to(first.device) for other in others), start=first)
-        return make(found, lambda: optimizer.step(*args, **kwargs))
+        found = sum((item.to(first.device) for item in others), start=first)
+        return other.run(found, lambda: optimizer.step(*args, **kwargs))
 
-    with patch.multiple(GradScaler, step=in_plain_form, _maybe_opt_step=maybe_step):
+    with patch.multiple(GradScaler, unscale_=unscaled, step=in_plain_form, _maybe_opt_step=maybe_step):
         yield
 
 

@@ -19,7 +19,7 @@ from lightning_sink.engine.state.holders import Seen, python_state
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Parts
 from lightning_sink.engine.waits import may_wait
 from lightning_sink.trainer.metrics import is_metric
-from lightning_sink.trainer.reach import users_plugins
+from lightning_sink.trainer.reach import parts_of_precision
 from lightning_sink.trainer.reads import machinery
 
 _OF_LIGHTNING = machinery()
@@ -66,7 +66,7 @@ class HostState:
             trainer.accumulate_grad_batches,
             global_states(),
             [state.tolist() for state in Generators(trainer.strategy.root_device).state()[1:]],
-            python_state(Parts(module, users_plugins(trainer), is_metric), ignore=_OF_LIGHTNING, seen=seen),
+            python_state(Parts(module, parts_of_precision(trainer), is_metric), ignore=_OF_LIGHTNING, seen=seen),
         ]
         self._held = tensors  # so that nothing else gets their identities
         self._kept = [tensor for item in callbacks for tensor in _held_by(item)]

@@ -47,6 +47,8 @@ def reached_through(trainer: Any) -> Outside:
             for kind in kinds:
                 found |= class_state(kind)
             present = vars(strategy) if kinds else {}
+            if (scaler := _scaler(strategy)) is not None:
+                found["precision_plugin.scaler"] = id(scaler)
             found |= {f"strategy.{name}": fingerprint(present.get(name), known=known) for name in own}
             return {**found, "scheduler.last_epoch": _counts(trainer)} if names_count else found
 
@@ -55,11 +57,15 @@ def reached_through(trainer: Any) -> Outside:
     return find
 
 
-def users_plugins(trainer: Any) -> list[Any]:
-    """Returns what takes part in each step of a trainer besides callbacks, and is of the user's class or choice."""
-    plugin = trainer.precision_plugin
-    scaler = getattr(plugin, "scaler", None)  # of `MixedPrecision`
-    return [plugin] * bool(users_classes([plugin])) + [scaler] * isinstance(scaler, GradScaler)
+def parts_of_precision(trainer: Any) -> list[Any]:
+    """Returns what of a trainer's precision has state: a plugin of a class of the user's, and a `GradScaler`."""
+    plugin, scaler = trainer.precision_plugin, _scaler(trainer.strategy)
+    found = [plugin] if users_classes([plugin]) else []
+    return [*found, scaler] if isinstance(scaler, GradScaler) else found
+
+
+def _scaler(strategy: Any) -> Any:
+    return getattr(getattr(strategy, "precision_plugin", None), "scaler", None)  # of `MixedPrecision`
 
 
 def _names_of_users(kinds: Collection[type], strategy: type) -> frozenset[str]:

@@ -1,8 +1,11 @@
 """Every private name of PyTorch's that the engine uses is there and does what it is used for."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lightning_sink.engine import private
 
@@ -78,16 +81,44 @@ def test_a_scaler_asks_whether_to_make_an_optimizers_step(fused):
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     said = []
-    for slope in 1.0, float("inf"):
-        optimizer.zero_grad()
-        scaler.scale((weight * slope).sum()).backward()
-        with private.scaler_steps_by(lambda: said.append("begins"), lambda found, make: said.append(found.item())):
-            scaler.step(optimizer)
-        scaler.update()
-    assert said == (["begins"] if fused else []) + [0.0] + (["begins"] if fused else []) + [1.0], (
+
+    class Other:
+        is_asked = True
+
+        def takes(self, scaler, optimizer):
+            return self.is_asked
+
+        def keeping(self):
+            said.append("keeps")
+            return nullcontext()
+
+        def run(self, is_left_out, make):
+            said.append(is_left_out.item())
+
+    other = Other()
+    for other.is_asked in True, False:
+        for slope in 1.0, float("inf"):
+            optimizer.zero_grad()
+            scaler.scale((weight * slope).sum()).backward()
+            refuses = pytest.raises(RuntimeError, match="fused form") if fused and not other.is_asked else nullcontext()
+            with private.scaler_steps_by(other), refuses:
+                scaler.step(optimizer)
+            if not (fused and not other.is_asked):
+                scaler.update()
+    assert said == ["keeps"] * fused + [0.0] + ["keeps"] * fused + [1.0], (
         "`GradScaler._maybe_opt_step` or `_step_supports_amp_scaling` is gone or means something else"
     )
-    assert weight.tolist() == [1.0, 1.0]  # who is asked has made none
+    assert weight.tolist() == ([1.0, 1.0] if fused else [0.0, 0.0])  # who is asked has made none
+
+
+def test_hooks_on_optimizers_are_found():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
+    assert private.step_hooks(optimizer) == [], "an optimizer's hooks have other names"
+    handles = [optimizer.register_step_pre_hook(print), optimizer.register_step_post_hook(print)]
+    handles.append(register_optimizer_step_pre_hook(print))
+    assert len(private.step_hooks(optimizer)) == 3, "an optimizer's hooks have other names"
+    for handle in handles:
+        handle.remove()
 
 
 def test_tensors_are_keys_by_identity():

@@ -24,6 +24,9 @@ MAX_RECORDINGS = 5
 MOST_BRANCHES = 8
 """Ways through a step, by what its numbers decide, that are recorded in a row before one of them comes again."""
 
+_MOST_REST = 512
+"""Steps that are not recorded behind recordings that were no examples, at most: where a scaler leaves out each step."""
+
 _MOST_KINDS = 64
 """Kinds of steps that are remembered at a time."""
 
@@ -52,6 +55,8 @@ class Candidate:
         sink: Number of that sink.
         problem: Why the last recording made no program.
         hazard: Why there will be no program.
+        unlike: How many recordings in a row were no example of other steps.
+        rest: Steps that are not recorded, behind such.
     """
 
     last: dict[Hashable, Observation] = field(default_factory=dict)
@@ -61,6 +66,8 @@ class Candidate:
     sink: int = -1
     problem: Hazard | None = None
     hazard: Hazard | None = None
+    unlike: int = 0
+    rest: int = 0
 
     def is_due(self, first_of_its_kind: bool) -> bool:
         """Tells whether the next such step is to be recorded.
@@ -72,6 +79,11 @@ class Candidate:
             return False
         return self.seen >= PATIENCE or (first_of_its_kind and self.seen_in_sink >= 2)
 
+    def rests(self) -> bool:
+        """Tells whether the present step is not to be recorded, since the last ones that were had nothing to show."""
+        self.rest = max(0, self.rest - 1)
+        return self.rest > 0
+
     def compare(self, observation: Observation, volatile: set[str]) -> list[Binding] | None:
         """Takes a recorded step; returns where its program's inputs come from, None where there is no program yet.
 
@@ -79,9 +91,12 @@ class Candidate:
             observation: The step.
             volatile: Slots that some step fills.
         """
-        if observation.recording.is_no_example:
+        recording = observation.recording
+        if recording.is_no_example and not recording.failed:
+            self.unlike += 1
+            self.rest = min(1 << self.unlike, _MOST_REST)
             return None
-        self.recordings += 1
+        self.recordings, self.unlike = self.recordings + 1, 0
         last, self.last[observation.way] = self.last.get(observation.way), observation
         problems = list(observation.recording.hazards)
         if not problems and last is not None and not last.recording.hazards:

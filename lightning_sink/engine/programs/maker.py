@@ -105,7 +105,8 @@ class ProgramMaker:
             due = candidate.is_due(not self._programs.have_kind(step.kind))
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
-            if due or not (self._costly or candidate.hazard is not None):
+            may = due or not (self._costly or candidate.hazard is not None)
+            if may and not candidate.rests():
                 return self._record(sink, step, candidate)
         sink.run(step, PlainTape())
         return False

@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._failed = False
         self._generators = Generators(before.parts.device)
         self._apart = Apart(self.hazard, self._generators)
-        self._scaled = ScaledSteps(self.recording, self, self.paused, before.again, look, self.hazard)
+        self._scaled = ScaledSteps(self.recording, before, self, self.paused, self.hazard)
         self._hook: Any = None
         self._places: list[int] = []
 
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode, Tape):
                 self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran, self._looks.past))
                 stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)
-                stack.enter_context(scaler_steps_by(self._scaled.begin, self._scaled.run))
+                stack.enter_context(scaler_steps_by(self._scaled))
                 stack.enter_context(known_to_math())
                 stack.enter_context(self._hyper.lifted(self._uses))
                 # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.

@@ -4,22 +4,39 @@ It asks the device for each step, and no program can have the answer. In a progr
 case, and what it wrote to is put back by further operations, where that was not to be: the same numbers in the same
 places, and nobody waits. They are recorded where the step is made; a recording of one that was left out shows nothing
 of it, and counts for none. `ScaledSteps` owns what was there before, while an optimizer makes such a step.
+
+Only what tensors hold can be put back, so this is for torch's own optimizers, which do nothing else in a step; and only
+for a scaler whose settings are looked at, as all that programs take for granted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
-from lightning_sink.engine.state.attributes import changed_names
+from lightning_sink.engine.private import step_hooks
 from lightning_sink.engine.state.slots import Snapshot, storages
 from lightning_sink.engine.tracing.recording import Recording
 
 _ATEN = torch.ops.aten
+
+
+def why_not(scaler: GradScaler, optimizer: Optimizer, before: Snapshot) -> str | None:
+    """Returns why a step cannot be taken back; None where it can."""
+    if not any(holder is scaler for _, holder in before.parts.holders()):
+        return "the scaler is not the Trainer's"
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return f"`{type(optimizer).__name__}` is no optimizer of torch's own"
+    if step_hooks(optimizer):
+        return "the optimizer has hooks"
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return "parameters are in half precision" if any(p.dtype is torch.float16 for p in parameters) else None
 
 
 class ScaledSteps:
@@ -27,31 +44,43 @@ class ScaledSteps:
 
     Args:
         recording: The recording.
+        before: What every slot held before the step.
         recorded: For operations that are to be part of it; not what is done with `paused` in it.
         paused: Keeps operations from being recorded.
-        snapshot: Returns what the slots hold now.
-        look: Returns a fingerprint of the Python values that the step may change, by name.
         hazard: Takes note of a reason why this recording may not stand for other steps.
     """
 
     def __init__(
         self,
         recording: Recording,
+        before: Snapshot,
         recorded: AbstractContextManager[Any],
         paused: Callable[[], AbstractContextManager[None]],
-        snapshot: Callable[[], Snapshot],
-        look: Callable[[], dict[str, Hashable]],
         hazard: Callable[[str], None],
     ) -> None:
-        self._recording, self._recorded, self._paused = recording, recorded, paused
-        self._snapshot, self._look, self._hazard = snapshot, look, hazard
+        self._recording, self._snapshot = recording, before
+        self._recorded, self._paused, self._hazard = recorded, paused, hazard
         self._is_at_work = False
         self._before: list[tuple[Tensor, Tensor]] = []
         self._made: list[Tensor] = []
 
-    def begin(self) -> None:
-        """Keeps what is overwritten from now on."""
-        self._is_at_work = True
+    def takes(self, scaler: GradScaler, optimizer: Optimizer) -> bool:
+        """Tells whether an optimizer's steps can be taken back."""
+        why = why_not(scaler, optimizer, self._snapshot)
+        if why is not None:
+            self._hazard(f"a `GradScaler` decides whether an optimizer makes its step, and {why}")
+        return why is None
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keeps what is overwritten, until it is put back or can be forgotten."""
+        outer, self._is_at_work = self._is_at_work, True
+        try:
+            yield
+        finally:
+            self._is_at_work = outer
+            if not outer:
+                self._before, self._made = [], []
 
     def run(self, is_left_out: Tensor, make: Callable[[], Any]) -> Any:
         """Makes a step unless it is to be left out, and records that it is taken back then.
@@ -62,24 +91,17 @@ class ScaledSteps:
         """
         with self._paused():
             leaves_out = bool(is_left_out)
-            slots, python = self._snapshot().tensors, self._look()
-        self.begin()
-        try:
-            result = None if leaves_out else make()
-        finally:
-            self._is_at_work = False
-        with self._paused():
-            after, changed = self._snapshot().tensors, changed_names(python, self._look())
+            slots = self._snapshot.again().tensors
         self._recording.is_no_example |= leaves_out
-        if any(after[name] is not tensor for name, tensor in slots.items()):
-            self._hazard("the optimizer replaces tensors in a step that a `GradScaler` may leave out")
-        if changed:
-            names = ", ".join(f"`{name}`" for name in changed[:3])
-            self._hazard(f"the optimizer changes {names} in a step that a `GradScaler` may leave out")
-        with torch.no_grad():
-            for tensor, before in reversed(self._before):  # of views that overlap, what was kept first is the oldest
-                tensor.copy_(torch.where(is_left_out != 0, before, tensor))
-        self._before, self._made = [], []
+        with self.keeping():
+            result = None if leaves_out else make()
+            with self._paused():
+                after = self._snapshot.again().tensors
+            if any(after.get(name) is not tensor for name, tensor in slots.items()):
+                self._hazard("the optimizer replaces tensors in a step that a `GradScaler` may leave out")
+            with torch.no_grad():
+                for tensor, before in reversed(self._before):  # of views that overlap, the first has what is oldest
+                    tensor.copy_(torch.where(is_left_out != 0, before, tensor))
         return result
 
     def about_to_write(self, written: Sequence[Tensor]) -> None:
@@ -98,9 +120,7 @@ class ScaledSteps:
         """
         if self._is_at_work:
             before = {*storages(given)}
-            self._made += [
-                tensor for tensor, place in zip(tensors, storages(tensors), strict=True) if place not in before
-            ]
+            self._made += [item for item, place in zip(tensors, storages(tensors), strict=True) if place not in before]
 
 
 def made_of_others(func: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
