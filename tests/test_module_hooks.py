@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from parity import Net, assert_parity, assert_tensors, compare, loader
+from lightning_sink import SinkStrategy
+from lightning_sink.engine.tracing.record import Recorder
+from parity import QUIET, Net, assert_parity, assert_tensors, compare, loader
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
 WAYS = pytest.mark.parametrize(("engine", "accumulate"), [("eager", 2), ("traced", 1), ("traced", 2)])
@@ -220,6 +222,32 @@ def test_epochs_that_the_module_ends_behind_what_it_does_at_each_batch(sink_size
     names = ("callback_metrics", "logged_metrics")
     for expected, found in ([getattr(run.trainer, name) for run in (plain, sink)] for name in names):
         torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=1e-6)
+
+
+class TurnsLate(Net):
+    """Ends each epoch at its fourth batch, and takes another way late."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx >= 3 else None
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * 2 if self.current_epoch >= 36 else loss
+
+
+def test_a_new_way_is_recorded_at_once_however_many_epochs_were_ended(monkeypatch):
+    epochs, span = [], Recorder.span
+
+    def recorded(self, body, rewind):
+        epochs.append(trainer.current_epoch)
+        return span(self, body, rewind)
+
+    monkeypatch.setattr(Recorder, "span", recorded)
+    trainer = L.Trainer(
+        strategy=SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=40, logger=False, **QUIET
+    )
+    trainer.fit(TurnsLate(), loader(6, last=8))
+    assert epochs.count(36) >= 4
 
 
 class Manual(Net):

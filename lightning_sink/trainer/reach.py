@@ -47,9 +47,9 @@ def reached_through(trainer: Any) -> Outside:
             for kind in kinds:
                 found |= class_state(kind)
             present = vars(strategy) if kinds else {}
+            found |= {f"strategy.{name}": fingerprint(present.get(name), known=known) for name in own}
             if (scaler := _scaler(strategy)) is not None:
                 found["precision_plugin.scaler"] = id(scaler)
-            found |= {f"strategy.{name}": fingerprint(present.get(name), known=known) for name in own}
             return {**found, "scheduler.last_epoch": _counts(trainer)} if names_count else found
 
         return look

@@ -106,7 +106,8 @@ class ProgramMaker:
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
             may = due or not (self._costly or candidate.hazard is not None)
-            if may and not candidate.rests():
+            # Where other steps have programs, a step may be seldom no example, and is not to hold up a new way.
+            if may and (self._programs.have(step.key) or not candidate.rests()):
                 return self._record(sink, step, candidate)
         sink.run(step, PlainTape())
         return False
