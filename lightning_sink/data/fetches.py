@@ -30,22 +30,22 @@ class Fetches:
         source: Where they come from.
         device: Sends batches where they go; None for the host.
         prepare: Applied to each batch; None for nothing.
-        telemetry: Counts the batches.
 
     Attributes:
-        source: Where they come from.
+        source: As given.
+        device: As given.
+        telemetry: Counts the batches.
         prepares: Whether batches are prepared where they are fetched.
         stage: Who is late where a fetch on the queue's thread does not return.
         since: When the last one there began, on the clock of `time.perf_counter`.
         sending_seconds: What it took to send the batch that `fetch` has just returned on the trainer's thread.
     """
 
-    def __init__(
-        self, source: Source, device: Device | None, prepare: Callable[[Any], Any] | None, telemetry: Telemetry
-    ) -> None:
-        self.source, self.prepares = source, prepare is not None
+    def __init__(self, source: Source, device: Device | None, prepare: Callable[[Any], Any] | None) -> None:
+        self.source, self.device, self.prepares = source, device, prepare is not None
+        self.telemetry = Telemetry()
         self.stage, self.since, self.sending_seconds = _LOADER, 0.0, 0.0
-        self._device, self._prepare, self._telemetry = device, prepare, telemetry
+        self._prepare = prepare
 
     def begin(self) -> None:
         """Begins the source's next traversal, if one is due."""
@@ -70,15 +70,15 @@ class Fetches:
             if self._prepare is not None:
                 self.stage = _HOOKS
                 batch = self._prepare(batch)
-            if self._device is not None:
+            if self.device is not None:
                 sending = time.perf_counter()
-                batch = self._device.send(batch)
+                batch = self.device.send(batch)
                 if not on_thread:
                     self.sending_seconds = time.perf_counter() - sending
         except BaseException as error:
             self.note_place(error, note, on_thread)
             raise
-        self._telemetry.fetched(time.perf_counter() - began, size)
+        self.telemetry.fetched(time.perf_counter() - began, size)
         return batch, note, size
 
     def row(self, most: int, pack: Callable[[Any, Any], int | None], until: float) -> Iterator[Found]:
@@ -89,7 +89,7 @@ class Fetches:
             pack: Takes a batch with its note and returns its bytes, where it is one of those that are being packed.
             until: When to fetch no more, on the clock of `time.perf_counter`.
         """
-        prepare, fetched, clock = self._prepare, self._telemetry.fetched, time.perf_counter
+        prepare, fetched, clock = self._prepare, self.telemetry.fetched, time.perf_counter
         began, note = clock(), None
         try:
             for batch, note in self.source.row(most, together=prepare is None):

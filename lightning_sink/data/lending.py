@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_sink.data.fetches import Fetches
-from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.reuse import Reuse, copied
 from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
@@ -23,13 +21,11 @@ class Lending:
     """Says how far the batches of a source may be fetched before they are trained.
 
     Args:
-        fetches: Fetches them.
         supply: Told how far ahead its thread may fetch.
-        options: How far ahead that is at most.
     """
 
-    def __init__(self, fetches: Fetches, supply: Supply, options: QueueOptions) -> None:
-        self._fetches, self._supply, self._options = fetches, supply, options
+    def __init__(self, supply: Supply) -> None:
+        self._supply, self._fetches, self._options = supply, supply.fetches, supply.options
         self.restart()
 
     def restart(self) -> None:

@@ -10,14 +10,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_sink.data.device import Device
-from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.generators import watch_states
 from lightning_sink.data.lending import Lending
 from lightning_sink.data.load import Load
-from lightning_sink.data.options import QueueOptions
-from lightning_sink.data.report import Telemetry
 from lightning_sink.data.run import Early, Found, Part, count_of, notes_of
 from lightning_sink.data.source import NotYet
 from lightning_sink.data.streams import Arriving
@@ -37,29 +33,18 @@ class LookAhead:
     """Has batches fetched before their turn.
 
     Args:
-        fetches: Makes a fetch, and knows the place of a batch.
         supply: Has batches fetched otherwise, and knows what fetches do.
         lending: Says how many may be held.
-        device: Sends them; None for the host.
-        options: How many, and how many bytes, and whether a fetch may be waited for.
-        telemetry: Takes the time that it takes.
 
     Attributes:
         size: Bytes of the batch that was fetched last: those behind it are reckoned as large.
     """
 
-    def __init__(
-        self,
-        fetches: Fetches,
-        supply: Supply,
-        lending: Lending,
-        device: Device | None,
-        options: QueueOptions,
-        telemetry: Telemetry,
-    ) -> None:
-        self._fetches, self._supply, self._lending, self._device = fetches, supply, lending, device
-        self._most, self._room = options.in_a_row(sent=device is not None), options.buffer_bytes
-        self._producer, self._telemetry = supply.producer, telemetry
+    def __init__(self, supply: Supply, lending: Lending) -> None:
+        fetches, options = supply.fetches, supply.options
+        self._supply, self._lending, self._fetches, self._producer = supply, lending, fetches, supply.producer
+        self._device, self._telemetry = fetches.device, fetches.telemetry
+        self._most, self._room = options.in_a_row(sent=fetches.device is not None), options.buffer_bytes
         self._on_thread = options.timeout is not None
         self._early = Early(lambda count, size: self._producer.hold(-count, -size))
         self._filling: Load | None = None  # what batches are packed into at present

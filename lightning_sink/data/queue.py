@@ -21,7 +21,7 @@ from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.lending import Lending
 from lightning_sink.data.lookahead import LookAhead
 from lightning_sink.data.options import QueueOptions
-from lightning_sink.data.report import QueueReport, Telemetry
+from lightning_sink.data.report import QueueReport
 from lightning_sink.data.run import Part
 from lightning_sink.data.source import Source
 from lightning_sink.data.streams import Arriving
@@ -55,14 +55,14 @@ class BatchQueue:
         in_step_because: str = "",
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._options, self._telemetry, self.prepares = options, Telemetry(), prepare is not None
+        self._options, self.prepares = options, prepare is not None
         if options.batches == 0:
             in_step_because = in_step_because or "`buffer_size` is 0"
-        self._fetches = Fetches(source, device, prepare, self._telemetry)
-        self._supply = Supply(self._fetches, options, self._telemetry, in_step_because, say)
-        self._producer, self._pace = self._supply.producer, self._supply.pace
-        self._lending = Lending(self._fetches, self._supply, options)
-        self._early = LookAhead(self._fetches, self._supply, self._lending, device, options, self._telemetry)
+        self._fetches = Fetches(source, device, prepare)
+        self._supply = Supply(self._fetches, options, in_step_because, say)
+        self._telemetry, self._producer, self._pace = self._fetches.telemetry, self._supply.producer, self._supply.pace
+        self._lending = Lending(self._supply)
+        self._early = LookAhead(self._supply, self._lending)
         self._last_take = self._began = self._waited = 0.0
 
     def __repr__(self) -> str:

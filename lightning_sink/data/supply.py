@@ -16,7 +16,6 @@ from lightning_sink.data.generators import keep_states, watch_states
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Item, Producer
-from lightning_sink.data.report import Telemetry
 from lightning_sink.data.run import Found
 from lightning_sink.data.source import NotYet
 from lightning_sink.data.texts import BOUND, DRAWS, HANGS, lateness
@@ -44,11 +43,12 @@ class Supply:
     Args:
         fetches: Makes a fetch.
         options: How far ahead, and how long to wait.
-        telemetry: Takes note of what is done how, and why.
         in_step_because: Why nothing may be fetched before it is due; "" where it may.
         say: Told once what costs speed.
 
     Attributes:
+        fetches: As given.
+        options: As given.
         producer: The queue's thread.
         pace: Which way is taken.
         sure: Whether a batch may be fetched while another is held: no memory is filled again, as far as is known.
@@ -58,16 +58,11 @@ class Supply:
     """
 
     def __init__(
-        self,
-        fetches: Fetches,
-        options: QueueOptions,
-        telemetry: Telemetry,
-        in_step_because: str,
-        say: Callable[[str], None],
+        self, fetches: Fetches, options: QueueOptions, in_step_because: str, say: Callable[[str], None]
     ) -> None:
-        self.producer = Producer(options.batches, options.buffer_bytes, telemetry)
+        self.fetches, self.options, self._telemetry, self._say = fetches, options, fetches.telemetry, say
+        self.producer = Producer(options.batches, options.buffer_bytes, self._telemetry)
         self.pace = Pace()
-        self._fetches, self._options, self._telemetry, self._say = fetches, options, telemetry, say
         self._ahead = fetches.weakly()
         self._probes, self._drawn = _PROBES, 0
         self._begins, self.draws, self._watched = True, False, 0
@@ -108,13 +103,13 @@ class Supply:
 
     def pause(self, wait: bool) -> None:
         """Lets nothing be fetched; with `wait`, returns when no fetch is running."""
-        if not self.producer.pause(wait, self._options.timeout):
+        if not self.producer.pause(wait, self.options.timeout):
             raise self._late()
 
     def empty(self) -> None:
         """Forgets what was fetched and not taken; the next fetch begins something new."""
         self._begins = True
-        if self.producer.empty(self._options.timeout) is None:
+        if self.producer.empty(self.options.timeout) is None:
             raise self._late()
 
     def stay_in_step(self, because: str) -> None:
@@ -131,15 +126,15 @@ class Supply:
         self.pace.stay_in_step()
         if self._close.detach() is None or self.producer.close(_PATIENCE):
             return
-        if not (self._fetches.source.abort() and self.producer.close(_PATIENCE_FOR_WORKERS)):
-            self._say(HANGS.format(self._fetches.stage))
+        if not (self.fetches.source.abort() and self.producer.close(_PATIENCE_FOR_WORKERS)):
+            self._say(HANGS.format(self.fetches.stage))
 
     # -- one fetch --------------------------------------------------------------------------------------------------
 
     def next(self) -> Found:
         """Returns the next batch, whose turn it is; notices whether a fetch in step draws, but a traversal's first."""
         began, self.watching_seconds, self.sending_seconds = time.perf_counter(), 0.0, 0.0
-        begins, self._begins = self._begins or self._fetches.source.begin_due, False
+        begins, self._begins = self._begins or self.fetches.source.begin_due, False
         if begins or self.pace.ahead or self._watched >= _QUIET_FOR or self.draws or not self._looks_ahead:
             return self._next()
         has_drawn = watch_states()
@@ -162,7 +157,7 @@ class Supply:
         producer = self.producer
         if not self.runs_ahead:
             producer.running = False
-            if not (self.pace.ahead or producer.pending or self._options.timeout):
+            if not (self.pace.ahead or producer.pending or self.options.timeout):
                 producer.retire()
         elif not producer.running:
             producer.run(self._ahead, producer.wanted)
@@ -181,7 +176,7 @@ class Supply:
             return _value(item)
         self.producer.wanted += 1
         found = self._when_due()
-        if self._options.timeout is None and self.runs_ahead:
+        if self.options.timeout is None and self.runs_ahead:
             self.producer.run(self._ahead, self.producer.wanted)
         return found
 
@@ -196,7 +191,7 @@ class Supply:
         self._probes -= 1
         if item.drew:
             self._say_draws(item)
-        if self._fetches.retry(item.error):
+        if self.fetches.retry(item.error):
             restore()
             self.producer.wanted += 1
             found = self._in_step()
@@ -208,13 +203,13 @@ class Supply:
 
     def _when_due(self) -> Found:
         """Has the batch fetched that nobody has begun to fetch: here, or on the thread if there is a timeout."""
-        return self._in_step() if self._options.timeout is None else self.demand()
+        return self._in_step() if self.options.timeout is None else self.demand()
 
     def _in_step(self) -> Found:
         self.producer.wanted -= 1
         try:
-            found = self._fetches.fetch(True)
-            self.sending_seconds = self._fetches.sending_seconds
+            found = self.fetches.fetch(True)
+            self.sending_seconds = self.fetches.sending_seconds
             return found
         except NotYet:
             self.producer.wanted += 1
@@ -222,7 +217,7 @@ class Supply:
 
     def demand(self, in_turn: bool = True) -> Found:
         """Lets the thread fetch one batch while the training waits for it."""
-        self._fetches.begin()
+        self.fetches.begin()
         self.producer.demand(self._ahead, watch=not in_turn)
         item = self._get()
         if isinstance(item.error, NotYet):
@@ -230,7 +225,7 @@ class Supply:
         return _value(item)
 
     def _get(self) -> Item:
-        item = self.producer.get(self._options.timeout)
+        item = self.producer.get(self.options.timeout)
         if item is None:
             raise self._late()
         return item
@@ -252,8 +247,8 @@ class Supply:
         self._say(DRAWS.format(item.drew))
 
     def _late(self) -> DataTimeoutError:
-        place, since = self._fetches.source.describe(), self._fetches.since
-        return DataTimeoutError(lateness(self._telemetry, self._options, self._fetches.stage, place, since))
+        place, since = self.fetches.source.describe(), self.fetches.since
+        return DataTimeoutError(lateness(self._telemetry, self.options, self.fetches.stage, place, since))
 
 
 def _value(item: Item) -> Found:
