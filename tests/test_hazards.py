@@ -21,6 +21,7 @@ from lightning_sink.engine.state.granted import Granted
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.tracing.questions import Question
 from lightning_sink.engine.tracing.record import Recorder
+from lightning_sink.engine.tracing.recording import Recording
 from parity import Net, assert_parity, both, loader, train
 
 HAZARDS = {}
@@ -349,7 +350,7 @@ def test_a_fallback_can_be_an_error_of_the_same_text(name):
 
 def blind(patch):
     """Switches detection off: what is read is frozen, and what is frozen stands for every step."""
-    patch.setattr(Recorder, "hazard", lambda self, what, where=None: None)
+    patch.setattr(Recording, "hazard", lambda self, what, where=None: None)
     patch.setattr(Recorder, "watched", lambda self, name, value: value)
     patch.setattr(Hyperparameters, "lifted", lambda self, uses: nullcontext())
     patch.setattr(Hyperparameters, "update", lambda self: False)

@@ -6,7 +6,7 @@ compute with what comes of it. `Apart` looks after both while a step is recorded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,18 +16,19 @@ from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import WeakIdKeyDictionary, is_mutable, written_arguments
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.slots import storages
+from lightning_sink.engine.tracing.recording import Recording
 
 
 class Apart:
     """Checks what is done apart from a step.
 
     Args:
-        hazard: Told why no program may stand for the step.
+        recording: Told why no program may stand for the step.
         generators: What may be drawn from.
     """
 
-    def __init__(self, hazard: Callable[[str], None], generators: Generators) -> None:
-        self._hazard, self._generators = hazard, generators
+    def __init__(self, recording: Recording, generators: Generators) -> None:
+        self._recording, self._generators = recording, generators
         self._what: str | None = None
         self._given: frozenset[int] = frozenset()
         self._owned: frozenset[int] = frozenset()
@@ -49,7 +50,7 @@ class Apart:
         finally:
             self._what = None
         if self._generators.drew_since(generated):
-            self._hazard(f"{what} draws random numbers")
+            self._recording.hazard(f"{what} draws random numbers")
 
     def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Looks at an operation that is about to run; does nothing outside."""
@@ -57,9 +58,9 @@ class Apart:
             return
         leaves = members(Tensor, (*args, *kwargs.values()))
         if _pointers(leaves) & (self._owned - self._given):
-            self._hazard(f"{self._what} depends on the training's state")
+            self._recording.hazard(f"{self._what} depends on the training's state")
         if is_mutable(func) and _pointers(written_arguments(func, args, kwargs, Tensor)) & (self._given | self._owned):
-            self._hazard(f"{self._what} changes what it is given")
+            self._recording.hazard(f"{self._what} changes what it is given")
 
     def add(self, tensors: Iterable[Tensor], what: str) -> None:
         """Takes note of tensors that no program has, and of what to say should the step use one."""
@@ -69,7 +70,7 @@ class Apart:
     def use(self, tensor: Tensor) -> None:
         """The step uses a tensor that it has not made."""
         if tensor in self._foreign:
-            self._hazard(self._foreign[tensor])
+            self._recording.hazard(self._foreign[tensor])
 
 
 def _pointers(tensors: Iterable[Tensor | None]) -> frozenset[int]:

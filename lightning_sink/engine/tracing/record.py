@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode, Tape):
         self.ran: dict[int, CodeType] = {}
         self.taken: list[list[tuple[Place, Any]]] = []
         self._watched = Watched()
-        self._uses = Uses(self.hazard, self._frozen)
+        self._uses = Uses(self.recording.hazard, self.recording.freeze)
         self._look = look
         self._hyper = hyper
         self._options = RecordedOptions(hyper, self._uses, self.paused, set_in_step=sets_options)
@@ -107,14 +107,14 @@ class Recorder(TorchDispatchMode, Tape):
         varying.begin(before.parts.holders())
         self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin(), *varying.tensors])
         self._unfilled = Unfilled()
-        self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused, self.hazard, self._frozen)
+        self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused)
         apart = lambda: self._options.are_being_set  # noqa: E731
         self._looks = Looks(self._uses, self.ran, [], self._values.goes_on, apart)
         self._paused = False
         self._failed = False
         self._generators = Generators(before.parts.device)
-        self._apart = Apart(self.hazard, self._generators)
-        self._scaled = ScaledSteps(self.recording, before, self, self.paused, self.hazard)
+        self._apart = Apart(self.recording, self._generators)
+        self._scaled = ScaledSteps(self.recording, before, self, self.paused)
         self._hook: Any = None
         self._places: list[int] = []
 
@@ -235,8 +235,7 @@ class Recorder(TorchDispatchMode, Tape):
 
     def hazard(self, what: str, where: str | None = None) -> None:
         """Notes a reason why this recording may not stand for other steps, with the user's line."""
-        if not any(known.what == what for known in self.recording.hazards):
-            self.recording.hazards.append(Hazard(what, user_line() if where is None else where))
+        self.recording.hazard(what, where)
 
     def is_no_example(self) -> None:
         """Takes note that the step did less than others of its kind."""
@@ -248,10 +247,6 @@ class Recorder(TorchDispatchMode, Tape):
     def _number(self, tensor: Tensor, caller: FrameType) -> Number | None:
         count = self._steps.number(tensor)
         return self._values.number(tensor, caller) if count is None else count
-
-    def _frozen(self, what: str) -> None:
-        if not any(known.what == what for known in self.recording.frozen):
-            self.recording.frozen.append(Hazard(what, user_line()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

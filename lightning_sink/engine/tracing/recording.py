@@ -11,7 +11,7 @@ from lightning_sink.engine.numbers.guards import Guard
 from lightning_sink.engine.state.slots import storages
 from lightning_sink.engine.tracing.questions import Question
 from lightning_sink.engine.tracing.step_counts import Count
-from lightning_sink.engine.watch import Hazard
+from lightning_sink.engine.watch import Hazard, user_line
 
 
 @dataclass
@@ -62,7 +62,20 @@ class Recording:
     acts_twice: bool = False
     is_no_example: bool = False
 
+    def hazard(self, what: str, where: str | None = None) -> None:
+        """Notes once why it may not stand for other steps, with the user's line."""
+        _note(self.hazards, what, where)
+
+    def freeze(self, what: str) -> None:
+        """Notes once which number decided what Python did, with the user's line."""
+        _note(self.frozen, what, None)
+
     @property
     def written_inputs(self) -> frozenset[int]:
         """The inputs that lie in storages that the step writes to."""
         return frozenset(number for number, place in enumerate(storages(self.inputs)) if place in self.written)
+
+
+def _note(known: list[Hazard], what: str, where: str | None) -> None:
+    if not any(hazard.what == what for hazard in known):
+        known.append(Hazard(what, user_line() if where is None else where))

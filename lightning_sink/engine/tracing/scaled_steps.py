@@ -47,7 +47,6 @@ class ScaledSteps:
         before: What every slot held before the step.
         recorded: For operations that are to be part of it; not what is done with `paused` in it.
         paused: Keeps operations from being recorded.
-        hazard: Takes note of a reason why this recording may not stand for other steps.
     """
 
     def __init__(
@@ -56,10 +55,8 @@ class ScaledSteps:
         before: Snapshot,
         recorded: AbstractContextManager[Any],
         paused: Callable[[], AbstractContextManager[None]],
-        hazard: Callable[[str], None],
     ) -> None:
-        self._recording, self._snapshot = recording, before
-        self._recorded, self._paused, self._hazard = recorded, paused, hazard
+        self._recording, self._snapshot, self._recorded, self._paused = recording, before, recorded, paused
         self._is_at_work = False
         self._before: list[tuple[Tensor, Tensor]] = []
         self._made: list[Tensor] = []
@@ -68,7 +65,7 @@ class ScaledSteps:
         """Tells whether an optimizer's steps can be taken back."""
         why = why_not(scaler, optimizer, self._snapshot)
         if why is not None:
-            self._hazard(f"a `GradScaler` decides whether an optimizer makes its step, and {why}")
+            self._recording.hazard(f"a `GradScaler` decides whether an optimizer makes its step, and {why}")
         return why is None
 
     @contextmanager
@@ -98,7 +95,7 @@ class ScaledSteps:
             with self._paused():
                 after = self._snapshot.again().tensors
             if any(after.get(name) is not tensor for name, tensor in slots.items()):
-                self._hazard("the optimizer replaces tensors in a step that a `GradScaler` may leave out")
+                self._recording.hazard("the optimizer replaces tensors in a step that a `GradScaler` may leave out")
             with torch.no_grad():
                 for tensor, before in reversed(self._before):  # of views that overlap, the first has what is oldest
                     tensor.copy_(torch.where(is_left_out != 0, before, tensor))

@@ -39,8 +39,6 @@ class Values:
         is_sum: Tells whether an attribute of an object is a number that steps add to.
         uses: Told of what is done with numbers that go on.
         paused: Keeps operations from being recorded.
-        hazard: Told why the recording may not stand for other steps, and the user's line.
-        frozen: Told why it stands for some of them only.
     """
 
     def __init__(
@@ -50,10 +48,8 @@ class Values:
         is_sum: Callable[[Any, str], bool],
         uses: Uses,
         paused: Callable[[], AbstractContextManager[None]],
-        hazard: Callable[[str, str], None],
-        frozen: Callable[[str], None],
     ) -> None:
-        self._recording, self._hazard, self._frozen = recording, hazard, frozen
+        self._recording = recording
         self._leaves, self._known = leaves, {id(leaf) for leaf in leaves}
         self._is_sum, self._uses, self._paused = is_sum, uses, paused
         self._takers: set[tuple[int, str]] = set()
@@ -112,17 +108,17 @@ class Values:
         if origin is not None and origin.of_batch and not origin.is_written and isinstance(value, int):
             asked = question(func, args, kwargs, value, where, self._recording.inputs, self._leaves)
         if origin is None or (origin.of_batch and asked is None):
-            self._hazard(f"{_OF_STEP} {_DECIDES}", where)
+            self._recording.hazard(f"{_OF_STEP} {_DECIDES}", where)
             return
         if asked is not None:
             self._recording.questions.append(asked)
-            self._frozen(f"{OF_BATCH} {_DECIDES}")
+            self._recording.freeze(f"{OF_BATCH} {_DECIDES}")
         self.look_at(origin, where)
 
     def check(self) -> None:
         """Tells of what Python took out of tensors that the step writes to: the next one finds something else."""
         for index in sorted(self._read_at.keys() & self._recording.written_inputs):
-            self._hazard(f"{_OF_STEP} {_DECIDES}", self._read_at[index])
+            self._recording.hazard(f"{_OF_STEP} {_DECIDES}", self._read_at[index])
 
     def look_at(self, origin: Origin, where: str) -> None:
         """Takes note of inputs that were looked at: they stay as they are, or go with the batch into a question."""
