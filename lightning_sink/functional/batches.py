@@ -1,4 +1,4 @@
-"""The batches of a dataset, as arguments of a step function."""
+"""Batches as arguments of a step function, and what these must look like."""
 
 from __future__ import annotations
 
@@ -8,28 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from lightning_sink.data.gather import gathered
-from lightning_sink.data.road import Road
-from lightning_sink.data.traversal_source import TraversalSource
-from lightning_sink.data.traversals import Traversals
-
-
-class DatasetBatches(TraversalSource):
-    """The batches of an endless traversal.
-
-    Args:
-        dataset: Any iterable of batches that can be iterated again.
-        horizon: Returns how many batches may be read at once.
-    """
-
-    def __init__(self, dataset: Any, horizon: Callable[[], int]) -> None:
-        road = Road(dataset, gathered(dataset, horizon))
-        super().__init__(Traversals([road], lambda: iter(road), endless=True))
-
-    def close(self) -> None:
-        """Lets go of the iterator, and so of its workers."""
-        self.traversals.close()
 
 
 def as_arguments(batch: Any) -> tuple[Any, ...]:

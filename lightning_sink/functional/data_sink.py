@@ -9,15 +9,19 @@ from typing import Any, Literal
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_sink.checks import choice, integer, wrong
+from lightning_sink.data.gather import gathered
 from lightning_sink.data.held import holds_training, parts_that_may_change
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
+from lightning_sink.data.road import Road
+from lightning_sink.data.traversal_source import TraversalSource
+from lightning_sink.data.traversals import Traversals
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine
-from lightning_sink.functional.batches import DatasetBatches, Signature
+from lightning_sink.functional.batches import Signature
 from lightning_sink.functional.outputs import Outputs
 from lightning_sink.functional.sink import FunctionSink
 from lightning_sink.functional.state import State, bound_state, find_state, named_state
@@ -52,7 +56,7 @@ class DataSink:
         self._state = State()
         self._engine: Engine | None = None
         self._queue: BatchQueue | None = None
-        self._source: DatasetBatches | None = None
+        self._traversals: Traversals | None = None
         self._may_change = False
         self._report = QueueReport()
         self._outputs = Outputs()
@@ -131,11 +135,11 @@ class DataSink:
 
     def close(self) -> None:
         """Ends the queue's thread and the dataset's workers; a later call begins with the dataset's next traversal."""
-        if self._queue is not None and self._source is not None:
+        if self._queue is not None and self._traversals is not None:
             self._report = self._queue.report()
             self._queue.close()
-            self._source.close()
-            self._queue = self._source = None
+            self._traversals.close()
+            self._queue = self._traversals = None
         self._close_engine()
 
     def _close_engine(self) -> None:
@@ -161,12 +165,15 @@ class DataSink:
                 outside=lambda codes: lambda: bound_state(self._function, known),
             )
         if self._queue is None:
-            self._source = DatasetBatches(self._dataset, lambda: self._queue.horizon() if self._queue else 1)
+            road = Road(self._dataset, gathered(self._dataset, lambda: self._queue.horizon() if self._queue else 1))
+            self._traversals = Traversals([road], lambda: iter(road), endless=True)
             is_own = not getattr(self._dataset, "num_workers", 0)  # workers have copies, which no step changes
             held = is_own and holds_training([self._dataset], module)
             self._may_change = held and holds_training(parts_that_may_change(self._dataset), module)
             because = "the dataset holds a module whose weights each step changes" if held else ""
-            self._queue = BatchQueue(self._source, self._options, in_step_because=because, say=self._asked.say)
+            self._queue = BatchQueue(
+                TraversalSource(self._traversals), self._options, in_step_because=because, say=self._asked.say
+            )
         return self._engine, self._queue, state
 
 
