@@ -20,6 +20,7 @@ from torchmetrics import Metric
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.step import Tape
 from lightning_sink.trainer.metrics import MetricCalls, Source
+from lightning_sink.trainer.shadows import shadowed
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
     Shadows the method on the instance, so that an overridden `log` is called as the user wrote it. The tape does not
     see what Lightning makes of the value: for steps that a program runs, `LogBuffer` does that.
     """
-    original, own = module.log, vars(module).get("log")
+    original = module.log
     for method in ("log", "log_dict"):
         if getattr(getattr(module, method), "__func__", None) is vars(LightningModule)[method]:
             tape.goes_to(module, method)  # an overridden one may do anything with a number
@@ -106,32 +107,21 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
         with tape.paused() if source is not None else nullcontext():
             log.values.append(value._forward_cache if isinstance(value, Metric) else _kept(value))
 
-    vars(module)["log"] = note
-    try:
+    with shadowed(module, {"log": note}):
         yield
-    finally:
-        del vars(module)["log"]
-        if own is not None:
-            vars(module)["log"] = own
 
 
 @contextmanager
 def told_of_logs(module: LightningModule, tell: Callable[[], None]) -> Iterator[None]:
     """Calls something before each `module.log`: rows that wait are not to have values of a later step in them."""
-    held, original = vars(module), module.log
-    own = held.get("log")
+    original = module.log
 
     def log(*args: Any, **options: Any) -> None:
         tell()
         original(*args, **options)
 
-    held["log"] = log
-    try:
+    with shadowed(module, {"log": log}):
         yield
-    finally:
-        del held["log"]
-        if own is not None:
-            held["log"] = own
 
 
 _POSITIONAL = [*inspect.signature(LightningModule.log).parameters][3:]

@@ -8,7 +8,7 @@ Private names of torchmetrics (1.x): `update` and `compute` of a `Metric` are at
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.undo import Attributes
 from lightning_sink.trainer.metrics import MetricCalls, is_metric
+from lightning_sink.trainer.shadows import replaced
 
 _METHODS = ("update", "forward", "compute", "reset")
 
@@ -125,23 +126,15 @@ class _Watcher:
         finally:
             vars(metric)[name] = original
 
-    @contextmanager
-    def _before_method(self, kind: Any, name: str) -> Iterator[None]:
-        own, original = vars(kind).get(name), getattr(kind, name)
+    def _before_method(self, kind: Any, name: str) -> AbstractContextManager[None]:
+        original = getattr(kind, name)
 
         def method(metric: Any, *args: Any, **kwargs: Any) -> Any:
             if id(metric) not in self._metrics:
                 return original(metric, *args, **kwargs)
             return self._call(metric, name, lambda *a, **k: original(metric, *a, **k), args, kwargs)
 
-        setattr(kind, name, method)
-        try:
-            yield
-        finally:
-            if own is None:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, own)
+        return replaced(kind, name, method)
 
     def _look(self) -> None:
         """Takes note of the metrics as their own methods left them."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -27,6 +27,7 @@ from lightning_sink.engine.numbers.number import Number, released
 from lightning_sink.engine.state.schedulers import only_computes
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.watch import is_user_frame
+from lightning_sink.trainer.shadows import replaced, shadowed
 
 _COUNTERS: dict[type, tuple[str, ...]] = {
     LightningModule: ("global_step", "current_epoch"),
@@ -104,8 +105,7 @@ def lifted_counters(
         yield
 
 
-@contextmanager
-def _lifted(kind: type, name: str, owners: set[int], tape: Tape) -> Iterator[None]:
+def _lifted(kind: type, name: str, owners: set[int], tape: Tape) -> AbstractContextManager[None]:
     present: Any = vars(kind)[name]
     thread = threading.get_ident()
 
@@ -118,11 +118,7 @@ def _lifted(kind: type, name: str, owners: set[int], tape: Tape) -> Iterator[Non
         tape.decided(f"`{name}`", self, value, lambda: present.fget(self))
         return value
 
-    setattr(kind, name, property(get, present.fset, present.fdel, present.__doc__))
-    try:
-        yield
-    finally:
-        setattr(kind, name, present)
+    return replaced(kind, name, property(get, present.fset, present.fdel, present.__doc__))
 
 
 class _Rates:
@@ -196,16 +192,14 @@ def _lifted_scheduler(scheduler: Any, tape: Tape, stepped: list[Any]) -> Iterato
             released(vars(scheduler))  # stepped by the user's code, it keeps the rates that it has seen
 
 
-@contextmanager
-def _replaced_method(item: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+def _replaced_method(item: Any, name: str, method: Callable[..., Any]) -> AbstractContextManager[None]:
     """Calls something else in the place of an object's method, with the method before its arguments.
 
     The object's attributes stay as they are: a checkpoint that the step writes has them in it.
     """
     kind = next((kind for kind in type(item).__mro__ if name in vars(kind)), None)
     if kind is None or name in vars(item):
-        yield
-        return
+        return nullcontext()
     present: Any = vars(kind)[name]
     thread = threading.get_ident()
 
@@ -214,28 +208,18 @@ def _replaced_method(item: Any, name: str, method: Callable[..., Any]) -> Iterat
             return method(partial(present, self), *arguments, **options)
         return present(self, *arguments, **options)
 
-    setattr(kind, name, call)
-    try:
-        yield
-    finally:
-        setattr(kind, name, present)
+    return replaced(kind, name, call)
 
 
-@contextmanager
-def _lifted_arguments(module: LightningModule, tape: Tape, hooks: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+def _lifted_arguments(
+    module: LightningModule, tape: Tape, hooks: Mapping[str, Callable[..., Any]]
+) -> AbstractContextManager[None]:
     shadows = dict(hooks)
     for name in _COUNTED:
         hook = getattr(module, name)
         if name not in hooks and getattr(hook, "__func__", hook) is not getattr(LightningModule, name):
             shadows[name] = partial(_call_lifted, hook, tape)
-    present = {name: vars(module)[name] for name in shadows if name in vars(module)}
-    vars(module).update(shadows)
-    try:
-        yield
-    finally:
-        for name in shadows:
-            del vars(module)[name]
-        vars(module).update(present)
+    return shadowed(module, shadows)
 
 
 def _call_lifted(hook: Callable[..., Any], tape: Tape, epoch: int, batch_idx: int, *rest: Any) -> Any:
