@@ -116,9 +116,7 @@ def _is_column(tensor: Any) -> bool:
 class Rows:
     """Row numbers: as Python ints, and as the tensors that index columns.
 
-    Args:
-        rows: The numbers.
-        sure: Whether they are known to be ints; a bool or a tensor would index in another way.
+    Unless they are `sure` to be ints they are looked at: a bool or a tensor would index in another way.
     """
 
     def __init__(self, rows: list[Any], *, sure: bool = True) -> None:

@@ -23,10 +23,6 @@ def taken_apart(batch: Any, accepts: Callable[[Any], bool]) -> tuple[list[Tensor
     """Returns the tensors of a batch, one that comes twice twice, and what makes a batch of others in their place.
 
     None where there is no tensor, or anything but accepted tensors, numbers and texts in containers.
-
-    Args:
-        batch: The batch.
-        accepts: Tells whether something is a tensor that is wanted.
     """
     kind = type(batch)
     if (kind is tuple or kind is list) and batch and all(map(accepts, batch)):  # what most loaders give

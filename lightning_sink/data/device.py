@@ -51,12 +51,9 @@ class Device:
         return Arriving(self._streams, [self._streams.pinned(tensor).copy_(tensor) for tensor in tensors], rebuild)
 
     def load(self, found: Found, batches: int, room: int) -> Load | None:
-        """Returns what sends batches like this one that programs will use at once; None if it is not sent.
+        """Returns what sends batches like this first one that programs will use at once; None if it is not sent.
 
-        Args:
-            found: The first of them.
-            batches: How many there may be.
-            room: Bytes that the copy may have; a batch that is larger has one of its own.
+        There may be so many batches, and the copy have so many bytes; a batch that is larger has one of its own.
         """
         batch = found[0].batch(0) if type(found[0]) is Gathered else found[0]
         apart = taken_apart(batch, _can_be_sent)

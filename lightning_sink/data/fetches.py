@@ -27,8 +27,6 @@ class Fetches:
     """Fetches batches, one at a time.
 
     Args:
-        source: Where they come from.
-        device: Sends batches where they go; None for the host.
         prepare: Applied to each batch; None for nothing.
 
     Attributes:
@@ -59,9 +57,7 @@ class Fetches:
     def fetch(self, in_turn: bool, *, on_thread: bool = False) -> Found:
         """Fetches a batch; adds its place to an error.
 
-        Args:
-            in_turn: Whether the training has used every batch before and waits for this one.
-            on_thread: Whether this is the queue's thread.
+        `in_turn`: the training has used every batch before and waits for this one. `on_thread`: on the queue's.
         """
         began, note = time.perf_counter(), None
         try:
@@ -138,13 +134,7 @@ class Fetches:
         return Item(found, size=found[2])
 
     def note_place(self, error: BaseException, note: Any = None, on_thread: bool = False) -> None:
-        """Adds to an error which batch it is of.
-
-        Args:
-            error: The error.
-            note: The batch's; None where the source has not given it.
-            on_thread: Whether this is the queue's thread.
-        """
+        """Adds to an error which batch it is of; its note is None where the source has not given it."""
         if not isinstance(error, _NO_ERRORS):
             place = self.source.describe() if note is None else self.source.name(note)
             note_place(error, place, on_thread)

@@ -138,10 +138,7 @@ class GatherLoader:
 class GatherIterator:
     """One traversal of a `GatherLoader`.
 
-    Args:
-        owner: What to traverse, and how.
-        order: The rows of the batches to come.
-        workers_saw: The data that the loader's workers would have got a copy of; None where it has no workers.
+    `workers_saw` is the data that the loader's workers would have got a copy of; None where it has no workers.
     """
 
     def __init__(self, owner: GatherLoader, order: Order, workers_saw: Seen | None) -> None:

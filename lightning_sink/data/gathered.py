@@ -53,13 +53,9 @@ class Gathered:
 
 
 class GatheredRows:
-    """Rows that were gathered at once, of which batches are made in order.
+    """Rows that were gathered at once, of which batches of these sizes are made in order.
 
-    Args:
-        columns: The rows, of each column.
-        build: Makes a batch of its tensors.
-        sizes: How many of them each batch has.
-        pins: Whether tensors that are copied are to lie in pinned memory.
+    With `pins`, tensors that are copied lie in pinned memory.
 
     Attributes:
         is_inference: Whether they were gathered in inference mode, whose tensors are of no use elsewhere.

@@ -34,13 +34,9 @@ def holds_training(
     others: Iterable[Any] = (),
     hidden: Callable[[Any], Iterable[str]] = lambda item: (),
 ) -> bool:
-    """Tells whether objects reach what is trained, or a part of it, other than through global variables.
+    """Tells whether objects reach the module, or what belongs to its training, other than through global variables.
 
-    Args:
-        loaders: The objects.
-        module: What is trained.
-        others: What belongs to its training besides.
-        hidden: Returns the attributes of an object through which it may reach that all the same.
+    `hidden` gives the attributes of an object through which it may reach that all the same.
     """
     targets = {*map(id, others), *map(id, module.modules()), *map(id, module.parameters())}
     memory = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} - {0}

@@ -18,11 +18,7 @@ _OF_STACKED = 3
 
 
 class Lending:
-    """Says how far the batches of a source may be fetched before they are trained.
-
-    Args:
-        supply: Told how far ahead its thread may fetch.
-    """
+    """Says how far the batches of a source may be fetched before they are trained."""
 
     def __init__(self, supply: Supply) -> None:
         self._supply, self._fetches, self._options = supply, supply.fetches, supply.options
@@ -49,12 +45,7 @@ class Lending:
         self._reuse.trained()
 
     def look_at(self, batch: Any, sent: bool) -> None:
-        """Looks at a batch that is about to be trained: may the next one be fetched before it has been?
-
-        Args:
-            batch: The batch.
-            sent: Whether it was sent to a device.
-        """
+        """Looks at a batch that is about to be trained: may the next one be fetched before it has been?"""
         if not self._has_begun:
             self._has_begun = True
             self._ask_source()  # it may know only now what its loaders are

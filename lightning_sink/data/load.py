@@ -86,12 +86,9 @@ class Load(Run):
         return True
 
     def put(self, batch: Any, note: Any, size: int | None = None) -> bool:
-        """Takes a batch as the last, likewise: what is done for each of very many (`packing.py`).
+        """Takes a batch as the last, likewise; without a size, of as many bytes as the first.
 
-        Args:
-            batch: The batch.
-            note: Its note.
-            size: Its bytes; None for those of the first.
+        It is done for each of very many (`packing.py`).
         """
         number = len(self._kept)
         if number >= self._most or not self._pack(batch, number):
@@ -127,9 +124,6 @@ class Load(Run):
 class _Layout:
     """How what comes at one place of each batch lies side by side, a column.
 
-    Args:
-        tensor: The first batch's.
-
     Attributes:
         stride: That of each, as `Tensor.to` makes it.
         nbytes: Bytes of each.
@@ -150,12 +144,6 @@ class _Layout:
 
 class _Memory:
     """Memory that the copy of a column is made from.
-
-    Args:
-        streams: The device.
-        tensor: The first batch's.
-        layout: How it lies.
-        most: How many there may be.
 
     Attributes:
         whole: All of them: `[most, ...]`.

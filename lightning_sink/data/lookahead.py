@@ -32,10 +32,6 @@ _SECONDS = 0.05
 class LookAhead:
     """Has batches fetched before their turn.
 
-    Args:
-        supply: Has batches fetched otherwise, and knows what fetches do.
-        lending: Says how many may be held.
-
     Attributes:
         size: Bytes of the batch that was fetched last: those behind it are reckoned as large.
     """

@@ -19,11 +19,9 @@ from lightning_sink.data.samplers import draws, gives_ints
 
 
 class Order:
-    """One traversal of a loader's batch sampler; draws now what `iter(loader)` would draw now.
+    """One traversal of a `DataLoader`'s batch sampler; draws now what `iter(loader)` would draw now.
 
-    Args:
-        loader: A `DataLoader` that batches automatically.
-        resumes: Whether `iter(loader)` would go on with workers that persist: it then draws no seed for them.
+    Where that `resumes`, going on with workers that persist, it draws no seed for them.
     """
 
     def __init__(self, loader: DataLoader[Any], *, resumes: bool = False) -> None:

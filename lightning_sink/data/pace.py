@@ -56,13 +56,9 @@ class Pace:
         self.ahead, self._fixed = False, True
 
     def skip(self, batches: int, seconds: float) -> None:
-        """Takes note of batches, between two trials, that were fetched while steps ran.
+        """Takes note of batches, between two trials, that were fetched while steps ran, in so many seconds.
 
         They may show that a trial would change nothing. One that is due begins with a batch that is noted by itself.
-
-        Args:
-            batches: How many.
-            seconds: What it took to fetch them.
         """
         if not self._fixed and self._settled:
             self._rows = self._rows or batches > 0

@@ -66,14 +66,7 @@ class Column(NamedTuple):
 
 
 def packer(batch: Any, leaves: list[Tensor], signature: Signature, columns: list[Column]) -> Pack:
-    """Returns what packs batches.
-
-    Args:
-        batch: One like them.
-        leaves: Its tensors.
-        signature: What batches have in common that are like it.
-        columns: Where these tensors go.
-    """
+    """Returns what packs batches like this one, which has these tensors and signature, into columns."""
     items = batch if type(batch) in (tuple, list) else batch.values() if type(batch) is dict else ()
     is_flat = len(items) == len(leaves) and all(type(item) is Tensor for item in items)
     kind, names = type(batch) if is_flat else None, tuple(batch) if is_flat and type(batch) is dict else None
@@ -87,12 +80,7 @@ def packer(batch: Any, leaves: list[Tensor], signature: Signature, columns: list
 class _Packer:
     """What packs batches in Python.
 
-    Args:
-        kind: The type of a batch that holds tensors and nothing else; None for others.
-        names: The keys of a dict.
-        leaves: The first batch's tensors.
-        signature: What batches have in common.
-        columns: Where the tensors go.
+    `kind` is the type of a batch that holds tensors and nothing else, None for others; `names` are the keys of a dict.
     """
 
     def __init__(

@@ -53,7 +53,6 @@ class Producer:
     All methods are for the owner's thread. What both threads write is written with the lock held, but for `wanted`.
 
     Args:
-        most: As the attribute.
         most_bytes: Most bytes of them.
         telemetry: Takes the time for which there was work and no room.
 
@@ -105,12 +104,7 @@ class Producer:
             return bool(self._items) and self._items[0].error is None
 
     def hold(self, items: int, size: int) -> None:
-        """Counts items that the owner has taken and not yet used as fetched and not yet taken.
-
-        Args:
-            items: How many more; below zero for fewer.
-            size: Their bytes, likewise.
-        """
+        """Counts items as not yet taken that the owner has taken and not yet used; below zero, fewer."""
         self._held += items
         self.held_bytes += size
         if items < 0 and self.running:
@@ -128,9 +122,7 @@ class Producer:
     def demand(self, work: Work, *, watch: bool = False) -> None:
         """Lets the thread make one fetch, in turn: the owner is about to wait for it.
 
-        Args:
-            work: The fetch.
-            watch: Whether to make it as if it were not in turn, to see what it touches.
+        With `watch` it is made as if it were not in turn, to see what it touches.
         """
         if watch:
             self._numpy.install()
@@ -165,14 +157,9 @@ class Producer:
         return item
 
     def pause(self, wait: bool = True, seconds: float | None = None) -> bool:
-        """Lets no fetch begin, and waits for the one under way.
+        """Lets no fetch begin; with `wait`, waits until the one under way has ended, or waits for its turn.
 
-        Args:
-            wait: Whether to wait: until it has ended, or waits for its turn.
-            seconds: How long at most; None for as long as it takes.
-
-        Returns:
-            False where it still runs after so many seconds.
+        False where it still runs after so many seconds; None waits for as long as it takes.
         """
         with self._changed:
             self.running = self._demanded = False

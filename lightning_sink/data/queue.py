@@ -99,8 +99,7 @@ class BatchQueue:
     def lost_seconds(self, ran: float) -> float:
         """Returns the time of the present sink that batches were fetched or waited for, at most as much as no step ran.
 
-        Args:
-            ran: Time of it in which steps ran beside the trainer's thread.
+        `ran`: time of it in which steps ran beside the trainer's thread.
         """
         waited = self._telemetry.consumer_wait_seconds - self._waited
         return min(waited, max(0.0, time.perf_counter() - self._began - ran))
@@ -108,9 +107,7 @@ class BatchQueue:
     def rest(self, wait: bool = True, ran: float = 0.0) -> None:
         """The sink has ended: nothing is fetched until the next one, unless `early_preload` allows it.
 
-        Args:
-            wait: Whether to wait for a fetch under way.
-            ran: As for `lost_seconds`.
+        With `wait` a fetch under way is waited for; `ran` as for `lost_seconds`.
         """
         self._telemetry.consumer_wait_seconds = self._waited + self.lost_seconds(ran)
         if not self._options.early_preload:

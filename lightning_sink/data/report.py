@@ -80,13 +80,7 @@ class Telemetry:
         self.last_depths: deque[int] = deque(maxlen=5)
 
     def fetched(self, seconds: float, size: int, batches: int = 1) -> None:
-        """A batch was fetched, or several at once.
-
-        Args:
-            seconds: How long it took.
-            size: Their bytes.
-            batches: How many.
-        """
+        """Batches were fetched, of so many bytes in all."""
         if seconds > self.slowest_fetch_seconds * batches:
             self.slowest_fetch_seconds, self.slowest_fetch_batch = seconds / batches, self.batches_produced
         self.fetch_seconds += seconds
@@ -94,14 +88,7 @@ class Telemetry:
         self.bytes_produced += size
 
     def taken(self, seconds: float, size: int, depth: int, batches: int = 1) -> None:
-        """Batches were taken.
-
-        Args:
-            seconds: How long the training stood still for them.
-            size: Their bytes.
-            depth: Batches that were ready, these included.
-            batches: How many.
-        """
+        """Batches were taken, for which the training stood still so long; `depth` were ready, these included."""
         self.consumer_wait_seconds += seconds
         self.batches_consumed += batches
         self.bytes_consumed += size

@@ -11,13 +11,8 @@ from lightning_sink.data.samplers import is_repeatable, is_sequential
 def look_at(saved: dict[str, Any], roads: list[Road]) -> tuple[int, str]:
     """Returns the batches to pass over, and what may be wrong with going on behind them.
 
-    Args:
-        saved: What `Place.saved` returned.
-        roads: The loaders as they are now.
-
-    Returns:
-        The number of batches of the traversal, and a text for the user, "" where the next batch is certainly the one
-        that would have followed.
+    That is a text for the user, "" where the next batch is certainly the one that would have followed. `saved` is what
+    `Place.saved` returned.
     """
     position, length = int(saved["position"]), length_of(roads)
     finds = [finds_its_place(road) for road in roads]

@@ -18,12 +18,7 @@ from lightning_sink.data.samplers import draws
 
 
 class Road:
-    """A loader, iterated on the trainer's thread.
-
-    Args:
-        loader: The loader.
-        fast: Gives the same batches faster; None where there is no such thing.
-    """
+    """A loader, iterated on the trainer's thread; by what gives the same batches faster, if there is such a thing."""
 
     def __init__(self, loader: Any, fast: Any | None = None) -> None:
         self.loader = loader

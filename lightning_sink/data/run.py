@@ -151,13 +151,7 @@ class GatheredRun(Run):
 
 
 class Part:
-    """Some batches of a run, one after another.
-
-    Args:
-        run: The run.
-        begin: Number of the first.
-        end: Number behind the last.
-    """
+    """Some batches of a run, one after another: from number `begin` up to `end`."""
 
     def __init__(self, run: Run, begin: int, end: int) -> None:
         self._run, self._begin, self._end = run, begin, end
@@ -189,8 +183,7 @@ class Part:
 class Early:
     """The batches that were fetched before their turn.
 
-    Args:
-        let_go: Told of batches that are no longer kept here: how many, and their bytes.
+    `let_go` is told of those that are no longer kept here: how many, and their bytes.
     """
 
     def __init__(self, let_go: Callable[[int, int], None]) -> None:

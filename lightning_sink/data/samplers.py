@@ -39,12 +39,9 @@ def gives_ints(loader: Any) -> bool:
 
 
 def draws(loader: Any) -> tuple[int, int | None]:
-    """Returns the batch size, and the number of samples between two draws of the sampler.
+    """Returns the batch size of a loader that batches automatically, and the samples between two draws of its sampler.
 
     The number is None if it draws only when it begins, and 0 if it may draw, or look at anything, at every sample.
-
-    Args:
-        loader: A `DataLoader` that batches automatically.
     """
     batches, sampler = loader.batch_sampler, of_rows(loader)
     if type(batches) is not BatchSampler:

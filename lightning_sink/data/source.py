@@ -51,9 +51,7 @@ class Source(ABC):
     def row(self, most: int, together: bool) -> Iterator[tuple[Any, Any]]:
         """Gives batches with their notes, none of them in turn, until a traversal has to begin or no batch is left.
 
-        Args:
-            most: How many at most.
-            together: Whether several may be given as one `Gathered`, with a list of their notes.
+        With `together`, several may be given as one `Gathered`, with a list of their notes.
         """
         for _ in range(most):
             try:

@@ -18,10 +18,9 @@ class Streams(ABC):
 
     @abstractmethod
     def send(self, tensors: list[Tensor]) -> tuple[list[Tensor], Any]:
-        """Issues copies of pinned tensors to the device, on the copying stream. Waits for nothing.
+        """Issues copies of pinned tensors to the device, on the copying stream; returns them and an event behind them.
 
-        Returns:
-            The tensors there, and an event behind the copies.
+        Waits for nothing.
         """
 
     @abstractmethod
@@ -30,13 +29,7 @@ class Streams(ABC):
 
 
 class Arriving:
-    """What was sent at once, on its way.
-
-    Args:
-        streams: The device.
-        pinned: Its tensors.
-        rebuild: Makes of them, on the device, what is handed out.
-    """
+    """What was sent at once, on its way; `rebuild` makes of its tensors, on the device, what is handed out."""
 
     def __init__(self, streams: Streams, pinned: list[Tensor], rebuild: Callable[[list[Tensor]], Any]) -> None:
         self._streams, self._rebuild = streams, rebuild

@@ -41,14 +41,10 @@ class Supply:
     """Has batches fetched, one after the other.
 
     Args:
-        fetches: Makes a fetch.
-        options: How far ahead, and how long to wait.
         in_step_because: Why nothing may be fetched before it is due; "" where it may.
         say: Told once what costs speed.
 
     Attributes:
-        fetches: As given.
-        options: As given.
         producer: The queue's thread.
         pace: Which way is taken.
         sure: Whether a batch may be fetched while another is held: no memory is filled again, as far as is known.

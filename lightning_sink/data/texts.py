@@ -35,15 +35,7 @@ _ON_THREAD = ", on the queue's thread (`SinkDataModule(..., buffer_size=0)` fetc
 
 
 def lateness(telemetry: Telemetry, options: QueueOptions, stage: str, place: str, since: float) -> str:
-    """Returns the text of a timeout.
-
-    Args:
-        telemetry: What the queue counted before.
-        options: The queue's options.
-        stage: What does not return.
-        place: Name of the batch that did not come.
-        since: When its fetch began, on the clock of `time.perf_counter`.
-    """
+    """Returns the text of a timeout: which stage does not return, at which batch, since when on `time.perf_counter`."""
     count = telemetry.batches_produced
     mean = telemetry.fetch_seconds / max(1, count)
     slowest = f", the slowest {telemetry.slowest_fetch_seconds:.3f} s (fetch {telemetry.slowest_fetch_batch})"

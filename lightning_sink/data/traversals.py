@@ -72,9 +72,7 @@ class Traversals:
     """Gives the batches of loaders, traversal by traversal.
 
     Args:
-        roads: The loaders.
         iterate: Makes the iterator of one traversal over all of them.
-        endless: Whether a traversal is followed by the next.
         states: Returns the states of the loaders that have one.
 
     Attributes:
@@ -217,11 +215,8 @@ class Traversals:
     def row(self, most: int, together: bool = False) -> Iterator[tuple[Any, LazyPlace]]:
         """Gives the next batches of the traversal, and the place behind each; not the first one, which is in turn.
 
-        For loaders that keep no state.
-
-        Args:
-            most: How many at most.
-            together: Whether several that are gathered may be given at once, with the place behind the last.
+        For loaders that keep no state. With `together`, several that are gathered may be given at once, with the place
+        behind the last.
         """
         if self.begin_due or self._fresh or self._ended:
             return

@@ -45,8 +45,7 @@ Wait = Callable[[str], None]
 def watched(wait: Wait) -> Iterator[None]:
     """Calls `wait`, with the name of what is about to be touched, before anything in this thread touches it.
 
-    Args:
-        wait: Returns when it is this thread's turn; may raise to abandon the fetch.
+    That returns when it is this thread's turn; it may raise to abandon the fetch.
     """
     previous = sys.getprofile()
     _here.wait = wait
