@@ -59,11 +59,7 @@ class Asked:
 def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known: Any) -> Engine:
     """Returns the engine of a training.
 
-    Args:
-        asked: What the user asked for.
-        parts: The module whose state the step reads and writes, and what belongs to it.
-        optimizers: The optimizers.
-        known: What else `CompiledEngine` takes of its owner.
+    What else is `known` is what `CompiledEngine` takes of its owner.
 
     Raises:
         CompileError: There is no compiler, one is needed, and `fallback` is "error".

@@ -77,13 +77,9 @@ class Passages:
         return True
 
     def take_back(self, kept: int) -> int:
-        """Puts back what was changed by all steps but the first ones.
+        """Puts back what was changed by all steps but the first `kept` ones.
 
-        Args:
-            kept: How many those are.
-
-        Returns:
-            How many of them were put back too, and are to be gone through again.
+        Returns how many of these were put back too, and are to be gone through again.
         """
         taken: list[_Passage] = []
         while kept < self.steps:

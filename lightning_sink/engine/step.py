@@ -139,8 +139,7 @@ class Tape:
     def setting_options(self, last: bool) -> AbstractContextManager[None]:
         """For code of the user's that sets the optimizers' options, and that the owner runs before a program, too.
 
-        Args:
-            last: Whether they are then what the step computes with.
+        If it is the last, they are then what the step computes with.
         """
         return nullcontext()
 
@@ -201,8 +200,7 @@ class Sink(ABC):
     def set_options(self, seen: Callable[[], None]) -> None:
         """Sets the optimizers' options for the step that is about to run, as its own code would; `run` takes that back.
 
-        Args:
-            seen: Called when they are what the step computes with; not called where its code sets none.
+        `seen` is called when they are what the step computes with; not where its code sets none.
         """
         raise NotImplementedError
 
@@ -282,12 +280,7 @@ class Sink(ABC):
         raise NotImplementedError
 
     def pass_again(self, steps: int, note: Any) -> None:
-        """Takes back that steps were gone through, if any were: all that are not accounted for, but the first ones.
-
-        Args:
-            steps: How many stay gone through.
-            note: Their note.
-        """
+        """Takes back that steps were gone through, if any were: all that are not accounted for, but the first ones."""
         for _ in self.passing(self.passages.take_back(steps), note, lambda: None):
             pass
 

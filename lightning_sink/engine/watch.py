@@ -71,12 +71,9 @@ def is_users(module: str) -> bool:
 def user_line(error: BaseException | None = None) -> str:
     """Returns file and line of the innermost frame of the user's on the stack, "" if there is none in the step.
 
-    A library that the user's code calls is named where no line of the user's own is known.
-
-    The script that trains stands below the engine on the stack, and is no part of the step.
-
-    Args:
-        error: Looks at the frames that an error came through, in place of the stack.
+    With an error, the frames that it came through are looked at in place of the stack. A library that the user's code
+    calls is named where no line of the user's own is known. The script that trains stands below the engine on the
+    stack, and is no part of the step.
     """
     if error is not None:
         through = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)][::-1]

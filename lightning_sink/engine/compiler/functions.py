@@ -16,12 +16,7 @@ _TOO_MANY = Hazard(f"{_MOST_FUNCTIONS} programs are compiled already: shapes or 
 
 
 class Functions:
-    """Compiles recordings.
-
-    Args:
-        compiler: Makes a function of a recording.
-        generators: What compiling must not draw from.
-    """
+    """Compiles recordings, and leaves the generators where they are."""
 
     def __init__(self, compiler: Compiler, generators: Generators) -> None:
         self._compiler, self._generators = compiler, generators

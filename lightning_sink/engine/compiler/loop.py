@@ -52,10 +52,8 @@ class CompiledStep:
     def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
         """Runs one step, of a training's.
 
-        Args:
-            inputs: The inputs.
-            positions: Which are others at each step, or may be.
-            kept: Outputs of which every step's would be wanted in a row.
+        At `positions` are inputs that are others at each step, or may be; of the outputs `kept`, every step's would be
+        wanted in a row.
         """
         return self(*inputs)
 
@@ -79,13 +77,7 @@ class CompiledStep:
 
 
 class NativeStep(CompiledStep):
-    """A step with its loop in machine code.
-
-    Args:
-        function: As for `CompiledStep`.
-        loop: The loop around the same code.
-        draws: As for `CompiledStep`.
-        options: As for `CompiledStep`.
+    """A step with its loop in machine code, around the same code as the function; else as `CompiledStep`.
 
     Attributes:
         layouts: What its outputs look like that lie in one piece; None until it has been called.
@@ -130,11 +122,7 @@ class NativeStep(CompiledStep):
 
 
 class TurnTaking:
-    """Steps that take turns in a row, all of which have been called.
-
-    Args:
-        steps: One of each turn.
-    """
+    """Steps that take turns in a row, one of each turn, all of which have been called."""
 
     def __init__(self, steps: Sequence[CompiledStep]) -> None:
         self._steps = steps
@@ -148,12 +136,7 @@ class TurnTaking:
         return all(step.overlaps for step in self._steps)
 
     def row(self, turns: list[Turn], steps: int) -> Row:
-        """Returns steps in a row, to be run.
-
-        Args:
-            turns: What they take, where nothing is drawn.
-            steps: How many: whole rounds.
-        """
+        """Returns steps in a row, to be run: whole rounds of turns, in which nothing is drawn yet."""
         if not self._native or self._row_draws is None:
             return Row(turns, steps)
         native = self._native

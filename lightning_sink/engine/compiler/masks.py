@@ -20,12 +20,7 @@ _BYTES = 3 * 8 + 624 * 8
 
 
 class RowDraws:
-    """Makes the draws of steps in a row.
-
-    Args:
-        draws: Those of a step, in its order.
-        loop: The loop around the step, which draws masks, too.
-    """
+    """Makes the draws of steps in a row, those of each in its order, by the loop around the steps where that can."""
 
     def __init__(self, draws: Sequence[Draw], loop: NativeLoop) -> None:
         self._draws, self._loop = draws, loop

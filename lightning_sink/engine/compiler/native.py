@@ -40,9 +40,7 @@ class NativeTurn:
 class NativeLoop:
     """The loop of `loop.cpp` around a compiled step: many steps in one call.
 
-    Args:
-        step: The library that the step was compiled to (`step.cpp`).
-        runtime: The library that is the same for all steps.
+    It is made of the library that the step was compiled to (`step.cpp`), and the one that is the same for all steps.
 
     Attributes:
         is_bare: Whether steps run on plain memory, without torch, and so on any thread.
@@ -71,12 +69,7 @@ class NativeLoop:
 
     @staticmethod
     def prepare(turns: Sequence[NativeTurn], steps: int) -> Any:
-        """Returns a handle of steps in a row.
-
-        Args:
-            turns: What they take.
-            steps: How many: whole rounds.
-        """
+        """Returns a handle of steps in a row: whole rounds of turns."""
         pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
         described = []
         for turn in turns:
@@ -101,11 +94,9 @@ class NativeLoop:
             self._worker = None
 
     def wait(self, run: Any) -> tuple[int, tuple[Tensor, ...], float, str | None]:
-        """Waits for them.
+        """Waits for them; returns how many were run, and what the last one gave of each turn that was reached.
 
-        Returns:
-            How many were run, what the last one of each turn gave that was reached, the seconds that it took, and what
-            the next one failed with.
+        Behind that the seconds that it took, and what the next one failed with.
         """
         message: str | None = "not known"
         try:
@@ -118,10 +109,8 @@ class NativeLoop:
     def draw_masks(self, state: Tensor, masks: list[Tensor], probabilities: list[float]) -> None:
         """Draws the masks of steps in a row, step after step, from a generator in this state, which moves on.
 
-        Args:
-            state: Of the generator, as torch gives it.
-            masks: For each mask of a step, what is filled: `[steps, ...]`, float32, in one piece.
-            probabilities: Of ones, for each mask.
+        For each mask of a step there is what is filled, `[steps, ...]`, float32, in one piece, and the probability of
+        ones.
         """
         places, counts = [mask.data_ptr() for mask in masks], [mask[0].numel() for mask in masks]
         self._masks(state.data_ptr(), places, counts, probabilities, len(masks[0]))

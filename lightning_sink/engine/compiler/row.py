@@ -75,12 +75,7 @@ class Turn:
 
 
 class Row:
-    """Steps in a row.
-
-    Args:
-        turns: What they take; one where all are alike.
-        steps: How many steps: whole rounds.
-    """
+    """Steps in a row: whole rounds of turns, or of one where all are alike."""
 
     def __init__(self, turns: list[Turn], steps: int) -> None:
         self._turns, self._steps = turns, steps

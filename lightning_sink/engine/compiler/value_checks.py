@@ -26,9 +26,7 @@ _NOT_TRUE = "Expected Tensor with single nonzero value, but got zero"
 def keep_value_checks(graph: fx.Graph, on_host: bool = True) -> None:
     """Puts the checks before the operations that make them in eager code.
 
-    Args:
-        graph: The graph.
-        on_host: Whether it runs on the host, where whole numbers are not divided by zero; a GPU's are.
+    On the host, whole numbers are not divided by zero; a GPU's are.
     """
     for node in list(graph.nodes):
         check = _CHECKS.get(node.target) if node.op == "call_function" else None

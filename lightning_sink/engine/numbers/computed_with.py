@@ -36,11 +36,7 @@ class Operands:
     def others(self, value: ast.expr, variables: Mapping[str, Any]) -> list[Receiver | Returned] | None:
         """Returns who gets a value that, beside that, is computed with, is compared or decides; None for any other.
 
-        By way of a local variable it may be both.
-
-        Args:
-            value: The value.
-            variables: Those that the line sees, with their values.
+        By way of a local variable it may be both. `variables` are those that the line sees, with their values.
         """
         parent = self._source.parents[value]
         if self._is_operand(value, parent, variables):

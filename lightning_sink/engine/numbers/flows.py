@@ -52,11 +52,8 @@ def receivers(frame: FrameType) -> list[Getter]:
 def others(frame: FrameType, by: CodeType | None = None) -> list[Getter] | None:
     """Returns who gets what a frame's instruction gives, beside what compares it or computes with it.
 
-    None where it goes anywhere else, or that is not certain.
-
-    Args:
-        frame: The frame.
-        by: The code of the function that gives it, if the instruction has to be a call of that.
+    None where it goes anywhere else, or that is not certain. If there is a code, the instruction has to be a call of
+    its function, which gives it.
     """
     source, value = _value_at([frame])
     if source is None or value is None or (by is not None and not _is_call_of(value, [frame], by)):
@@ -90,12 +87,9 @@ def _value_at(frames: list[FrameType]) -> tuple[Source | None, ast.expr | None]:
 
 
 def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Getter]:
-    """Returns who gets a number that the call gives, as it is or in something else.
+    """Returns who gets a number that the frame's call gives, as it is or in something else.
 
-    Args:
-        frame: The frame that calls.
-        given: What the call gives.
-        by: The code of the function that gives it; None for a method of C's.
+    The code is that of the function that gives it; None for a method of C's.
     """
     frames = [frame]
     while frames[0].f_code.co_name in _COMPREHENSIONS and frames[0].f_back is not None:

@@ -66,11 +66,7 @@ class Uses:
         self.memo.clear()
 
     def kept(self, known: Collection[Number] = ()) -> list[Number]:
-        """Returns the stand-ins that somebody keeps.
-
-        Args:
-            known: Those of which that is known.
-        """
+        """Returns the stand-ins that somebody keeps, but for those of which that is known."""
         held = {id(number) for number in known}
         alive = (made() for made in self._made)
         return [number for number in alive if number is not None and id(number) not in held]

@@ -104,13 +104,9 @@ class Number:
         return outcome
 
     def _hosted(self, symbol: Callable[..., Any], other: Any, reflected: bool, present: bool = False) -> Host | None:
-        """Returns what computes the same in later steps.
+        """Returns what computes the same in later steps, with the other operand on the left if `reflected`.
 
-        Args:
-            symbol: The operation.
-            other: The other operand.
-            reflected: Whether that stands on the left.
-            present: Whether what only the program knows then is to be what it is now.
+        If `present`, what only the program knows then is to be what it is now.
         """
         host, others = self._host, other._host if type(other) is Number else lambda: other
         if present and (host is None) != (others is None):
@@ -182,11 +178,8 @@ class Number:
     ) -> Number | None:
         """Returns what a function of the number gives; None where it has to be asked for the number itself.
 
-        Args:
-            name: The function's name.
-            plain: The function.
-            function: The same for tensors.
-            may_fail: Whether it raises an error for some numbers, where the other one raises none.
+        `function` is the same as `plain` for tensors; if it `may_fail`, that raises an error for some numbers, where
+        this raises none.
         """
         host = self._host
         if self._uses.closed or (may_fail and host is None):

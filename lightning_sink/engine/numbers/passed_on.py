@@ -95,9 +95,7 @@ class Source:
     def receivers(self, value: ast.expr, place: int | None) -> list[Receiver | Returned]:
         """Returns who gets a number that something gives; none where it may go elsewhere.
 
-        Args:
-            value: What gives it.
-            place: Which element of the tuple that it gives has the number; None where it gives none.
+        The place is which element of the tuple that it gives has the number; None where it gives none.
         """
         parent = self.parents[value]
         targets = parent.targets if isinstance(parent, ast.Assign) else []

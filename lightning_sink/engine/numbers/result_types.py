@@ -33,10 +33,7 @@ MOST_WHOLE = 1 << 53
 def result_type_is_known(name: str, tensors: list[Tensor], values: list[Any]) -> bool:
     """Tells whether a function may take tensors for its numbers, and its result be given the type that it has to have.
 
-    Args:
-        name: The function's name.
-        tensors: The tensors that it takes.
-        values: The numbers.
+    Beside these numbers it takes these tensors.
     """
     if not tensors or name in _TAKE_NUMBERS:
         return False
@@ -48,11 +45,7 @@ def result_type_is_known(name: str, tensors: list[Tensor], values: list[Any]) ->
 def as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any], divides: bool = False) -> Tensor:
     """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a result.
 
-    Args:
-        out: The result.
-        operands: The tensors that went into it.
-        values: The numbers.
-        divides: Whether whole numbers give none.
+    These tensors and numbers went into it. `divides`: of whole numbers it gives no whole one.
     """
     if out.dtype not in (torch.float64, torch.complex128):
         return out
@@ -66,11 +59,7 @@ def may_be_another_kind(symbol: Callable[..., Any], right: Any, varies: bool) ->
     """Tells whether Python's arithmetic is an error for other numbers, or gives a number of another type.
 
     A quotient by zero is an error; a power may be too large, and is whole, a fraction or complex as the numbers go.
-
-    Args:
-        symbol: The operator.
-        right: Its right operand.
-        varies: Whether that may be another number.
+    `varies`: the right operand may be another number.
     """
     if symbol is operator.pow:
         return varies or not (isinstance(right, int) and right >= 0)

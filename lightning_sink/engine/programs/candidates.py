@@ -72,8 +72,7 @@ class Candidate:
     def is_due(self, first_of_its_kind: bool) -> bool:
         """Tells whether the next such step is to be recorded.
 
-        Args:
-            first_of_its_kind: Whether no batch of another shape has a program for the same kind of step.
+        It is the first of its kind where no batch of another shape has a program for the same kind of step.
         """
         if self.hazard is not None:
             return False
@@ -87,9 +86,7 @@ class Candidate:
     def compare(self, observation: Observation, volatile: set[str]) -> list[Binding] | None:
         """Takes a recorded step; returns where its program's inputs come from, None where there is no program yet.
 
-        Args:
-            observation: The step.
-            volatile: Slots that some step fills.
+        `volatile` are the slots that some step fills.
         """
         recording = observation.recording
         if recording.is_no_example and not recording.failed:
@@ -139,12 +136,7 @@ class Candidates:
         return bool(self._known)
 
     def see(self, key: Hashable, sink: int) -> Candidate | None:
-        """Counts a step and returns its candidate; None where too many kinds are known to remember another.
-
-        Args:
-            key: What steps of a kind have in common.
-            sink: Number of the present sink.
-        """
+        """Counts a step and returns its candidate; None where too many kinds are known to remember another."""
         if key not in self._known and len(self._known) >= _MOST_KINDS:
             return None
         candidate = self._known.setdefault(key, Candidate())
@@ -171,11 +163,7 @@ class Candidates:
         return bool(self._values)
 
     def why(self, values: dict[str, Hashable]) -> Hazard | None:
-        """Takes a batch and returns why there are too many kinds, once there are batches enough to tell.
-
-        Args:
-            values: What the batch holds besides tensors, by place.
-        """
+        """Takes what a batch holds besides tensors, by place; returns why kinds are too many, once enough have come."""
         self._values.append(values)
         if len(self._values) <= _LOOKS:
             return None

@@ -58,7 +58,7 @@ class Call:
         program: What runs them.
         columns: For each leaf, those of the batches that come next.
         numbers: How many of these are taken, and the counters and options that go with them.
-        is_whole: Whether all are taken.
+        is_whole: As the attribute.
 
     Attributes:
         steps: How many steps.
@@ -109,12 +109,7 @@ class Call:
 
 
 def most(program: Program | Window, behind: int = 0) -> int:
-    """Returns how many steps of a program may go into the next call.
-
-    Args:
-        program: The program.
-        behind: How many steps were in the call before it; 0 where there is none.
-    """
+    """Returns how many steps of a program may go into the next call, behind one of so many, or of none."""
     count = max(1, min(_MOST, int(_SECONDS / max(program.seconds, 1e-9)), _KEPT // max(1, program.kept_bytes)))
     if program.function.overlaps:
         count = min(count, max(2 * _FIRST, _MORE * behind) if behind else _FIRST)
@@ -124,12 +119,7 @@ def most(program: Program | Window, behind: int = 0) -> int:
 def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, steps: int, behind: int = 0) -> Numbers:
     """Goes through steps that come next, if anything differs between them, before they are run.
 
-    Args:
-        sink: Whose steps they are.
-        program: What will run them.
-        hyper: The optimizers' options.
-        steps: How many.
-        behind: How many were gone through before them, and are being run.
+    So many were gone through before (`behind`), and are being run.
     """
     turns, schedules = program.turns, sink.schedules(program.note)
     if not (schedules or any(turn.counts or turn.guards for turn in turns)):

@@ -45,15 +45,10 @@ class ProgramMaker:
 
     Args:
         programs: Takes what is made.
-        parts: The module whose state the step reads and writes, and what belongs to it.
-        optimizers: The optimizers that the step uses.
-        hyper: Their options.
+        parts: As for `CompiledEngine`, and so those that are not here.
+        hyper: The optimizers' options.
         counts: The owner's counters.
         granted: What programs take for granted.
-        compiler: Makes a function of a recording.
-        costly: Whether compiling takes long enough to wait until a kind of step comes again.
-        codes: Code objects of getters whose reads depend on the step, with their names.
-        fallback: Told once of each reason why steps run the plain way; may raise.
     """
 
     def __init__(
@@ -83,13 +78,7 @@ class ProgramMaker:
         self._too_many = self._looked = self._explained = self._has_recorded = False
 
     def run(self, sink: Sink, step: Step, number: int) -> bool:
-        """Runs a step that has no program, recorded if that may lead to one; tells whether it did.
-
-        Args:
-            sink: Whose step it is.
-            step: The step.
-            number: The sink's number.
-        """
+        """Runs a step that has no program, recorded if that may lead to one; tells whether it did."""
         candidate = self._candidates.see(step.key, number)
         if candidate is None:
             self._explain(sink, step, too_many=True)
@@ -142,19 +131,14 @@ class ProgramMaker:
     def lost(self, steps: int) -> None:
         """Takes note that tensors, or values of theirs, are others than a program takes them to be.
 
-        Args:
-            steps: How many steps programs have run so far.
+        By then programs have run so many steps.
         """
         lived_long = steps - self._steps_at_loss >= PATIENCE
         self._short_lives = 0 if lived_long else self._short_lives + 1
         self._steps_at_loss = steps
 
     def forget(self, changed: Sequence[str] = ()) -> None:
-        """Forgets programs and recordings: what they take for granted has changed.
-
-        Args:
-            changed: The names of what has changed, as far as there are any.
-        """
+        """Forgets programs and recordings: what they take for granted has changed; by these names if it has any."""
         self._restless += bool(self._programs) or bool(self._candidates)
         self._changed = changed
         self._programs.clear()

@@ -29,13 +29,11 @@ class Program:
         lifted: Tensors that stand for the optimizers' options.
 
     Attributes:
-        turns: The programs of steps in a row that take turns: itself.
         seconds: What a step took when one was last run.
         kept_bytes: What is kept of a step in a row, as of when it was last asked whether it `may_keep` that.
         numbers: The inputs that stand for options and counters, with their positions.
         slots: The inputs that are what a slot holds, by their positions.
         touches: The slots that a step fills, or clears, with whether there is something in them then.
-        num_losses: One, or none where a step gives none.
         takes_turns: Whether steps that it is for may take turns with others in a row.
     """
 
@@ -113,8 +111,7 @@ class Program:
     def gone_through(self, follows: bool) -> Iterator[Callable[[], None]]:
         """Lets `goes_on` tell of steps in a row that have not run yet; gives what says that one was gone through.
 
-        Args:
-            follows: Whether they come right behind those that were gone through last, which may be running.
+        `follows`: they come right behind those that were gone through last, which may be running.
         """
         for count, adds in self._counted:
             count.begin_row(adds, follows)
@@ -134,12 +131,7 @@ class Program:
         return all(question.holds(leaves) for question in self.questions)
 
     def leading(self, columns: list[Column], steps: int) -> int:
-        """Returns how many of the steps that come next it is for, up to the first one that it is not for.
-
-        Args:
-            columns: For each leaf of a batch, that of each step's batch.
-            steps: How many steps.
-        """
+        """Returns how many of the steps that come next it is for, up to the first one that it is not for."""
         if not self.questions:
             return steps
         return next((i for i in range(steps) if not self.is_for([column[i] for column in columns])), steps)
@@ -208,12 +200,8 @@ class Program:
     def turn(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Turn:
         """Returns what steps take of its kind, some of those in a row.
 
-        What they keep is for `taken_apart`.
-
-        Args:
-            columns: For each leaf of a batch, that of each step's batch.
-            numbers: What takes the place of `numbers` in each step; empty where they stay as they are.
-            steps: How many.
+        What they keep is for `taken_apart`. There is a column for each leaf of a batch; the numbers take the place of
+        `numbers` in each step, and are empty where they stay as they are.
         """
         fixed, positions = self._template, [position for position, _ in self._leaves]
         varying = [_without_gradient(columns[leaf][:steps]) for _, leaf in self._leaves]

@@ -109,16 +109,9 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
 def verify_step(sink: Sink, step: Step, program: Program, count: int, generators: Generators) -> bool:
     """Runs a step eagerly, for the training, and compiled, on copies; compares everything.
 
-    Args:
-        sink: The sink that the step belongs to.
-        step: The step.
-        program: The program that stands for it.
-        count: How many compiled steps were verified before this one; for the message.
-        generators: What steps draw from.
-
-    Returns:
-        False where the program does not fit the step, which has then not been run. True also where a callback changed
-        what the step works on in its middle, and nothing was compared.
+    So many compiled steps (`count`) were verified before this one. False where the program does not fit the step, which
+    has then not been run. True also where a callback changed what the step works on in its middle, and nothing was
+    compared.
 
     Raises:
         VerificationError: Names the tensor, the step and the size of the difference.

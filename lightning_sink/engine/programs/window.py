@@ -43,8 +43,6 @@ class Window:
         note: The owner's note of such steps.
 
     Attributes:
-        turns: The programs.
-        note: As given.
         function: What runs rows of the steps.
         appends: What the steps append: nothing.
         seconds: What a step took, on average, when some were last run.
@@ -107,11 +105,9 @@ class Window:
 
 
 def window_of(programs: Sequence[Program], note: Any) -> Window | None:
-    """Returns programs that take turns; None where one needs what no other gives it, or changes what another is for.
+    """Returns programs that take turns, in the order in which they ran the last time.
 
-    Args:
-        programs: The programs, in the order in which they ran the last time.
-        note: The owner's note of such steps.
+    None where one needs what no other gives it, or changes what another is for.
     """
     if not all(program.takes_turns for program in programs):
         return None
@@ -183,14 +179,9 @@ class Windows:
             self._ran.extend([*last] * min(2, steps // turns))
 
     def find(self, sink: Sink, turns: int) -> Window | None:
-        """Returns what may run the steps that come next.
+        """Returns what may run the steps that come next; None where there is no window.
 
-        Args:
-            sink: Whose steps they are.
-            turns: How many take turns, as the owner says: one where it is seen from the last ones whether any do.
-
-        Returns:
-            The window; None where there is none.
+        `turns` is how many take turns, as the owner says: one where it is seen from the last steps whether any do.
         """
         turns = turns if turns > 1 else self._period()
         if not 1 < turns <= min(_MOST_TURNS, len(self._ran)):

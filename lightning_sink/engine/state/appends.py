@@ -20,10 +20,6 @@ from lightning_sink.engine.step import Column, taken_apart
 class _Item:
     """What is appended or added once: a tensor, a number, or lists, tuples and dictionaries of these and others.
 
-    Args:
-        place: Where.
-        item: What, `Given` in the place of numbers that the step gives.
-
     Attributes:
         varying: What a program gives for it: tensors, and `Given`, by their place among its leaves.
     """
@@ -94,11 +90,9 @@ class Appends:
         return tuple(tuple(item.key for item in span) for span in self._spans)
 
     def append(self, tensors: Sequence[Tensor], late: bool | None = None) -> None:
-        """Does what one step does.
+        """Does what one step does, given all tensors that it gave.
 
-        Args:
-            tensors: All that it gave.
-            late: Whether to do what comes behind the owner's turn, or the rest; None for both.
+        `late`: what comes behind the owner's turn, or the rest; None for both.
         """
         pairs = zip(self._varying, tensors, strict=True)
         given = iter([tensor.item() if isinstance(like, Given) else tensor for like, tensor in pairs])

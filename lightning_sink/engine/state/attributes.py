@@ -103,9 +103,7 @@ def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
 def nested(values: Iterable[Any], most: float = math.inf) -> list[Any]:
     """Returns the containers that may change, and the attributes of the user's objects, that values lead to, once.
 
-    Args:
-        values: The values.
-        most: How many values these may hold; where they hold more, nothing is returned.
+    Nothing where these hold more values than `most`.
     """
     met: dict[int, Any] = {}
     count = 0

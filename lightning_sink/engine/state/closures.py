@@ -35,9 +35,7 @@ def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
 def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -> list[FunctionType]:
     """Returns the user's functions behind an `lru_cache`: those that were called before the first step ran in none.
 
-    Args:
-        functions: Functions that may call them.
-        classes: Classes whose methods they may be.
+    They are found where these functions may call them, or are methods of these classes.
     """
     values = [value for kind in classes for value in vars(kind).values()]
     values += [value for function in functions for _, value in _variables(function)]
@@ -59,10 +57,7 @@ def outside_state(
 ) -> dict[str, Hashable]:
     """Returns a fingerprint of what the functions take from outside, tensors by identity.
 
-    Args:
-        functions: The functions.
-        inside: A module that is looked at by itself, with all its submodules.
-        optimizers: Optimizers that are looked at by themselves.
+    The module `inside`, with all its submodules, and the optimizers are looked at by themselves.
     """
     known = set(inside.modules())
     identities = {id(item) for item in (*known, *optimizers)}
@@ -86,11 +81,7 @@ def outside_state(
 
 
 class Variables:
-    """Where the variables outside some functions are, to be looked at once more in little time.
-
-    Attributes:
-        attributes: Of the functions.
-    """
+    """Where the variables outside some functions are, to be looked at once more in little time."""
 
     def __init__(self, functions: Collection[FunctionType] = ()) -> None:
         self._functions = [*functions]

@@ -124,11 +124,7 @@ class Collected:
 
     @contextmanager
     def watched(self, report: Callable[[str], None]) -> Iterator[Watched]:
-        """Puts something in their place that sees what is done with it.
-
-        Args:
-            report: Told of whatever else than collecting is done with them.
-        """
+        """Puts something in their place that reports whatever else than collecting is done with them."""
         watched = Watched(report)
         try:
             for place in self.places:
@@ -140,10 +136,7 @@ class Collected:
 
 
 class Watched:
-    """What a step collected.
-
-    Args:
-        report: Told of whatever else than collecting it does.
+    """What a step collected; `report` is told of whatever else it does.
 
     Attributes:
         taken: What it collected, and where, in order.

@@ -21,12 +21,8 @@ class ListWatch(list[Any]):
     C code looks into this one, without a word: it holds the same.
 
     Args:
-        held: The list.
         take: Takes what is appended, `Given` in the place of numbers that the step gives.
         read: Told of whatever else is done with it.
-
-    Attributes:
-        held: As given.
     """
 
     receives = frozenset(["append", "extend", ADDED])
@@ -80,8 +76,6 @@ class Sum:
     which is gone before the next line; whoever else asks for it gets the number, and that is told.
 
     Args:
-        held: The dictionary that it is in.
-        key: Its name there.
         take: Takes what is added, `Given` for a number that the step gives.
         tell: Told of whatever else is done with it.
     """

@@ -16,11 +16,7 @@ from lightning_sink.engine.numbers.number import Number
 
 
 class Counts:
-    """Stand-ins for counters.
-
-    Args:
-        getters: What gives a counter's value in the step that is about to run, by the name that users know.
-    """
+    """Stand-ins for counters; `getters` give their values in the step that is about to run, by the names users know."""
 
     def __init__(self, getters: Mapping[str, Callable[[], int]]) -> None:
         self._getters = getters

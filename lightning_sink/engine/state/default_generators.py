@@ -12,11 +12,7 @@ State = tuple[Tensor, ...]
 
 
 class Generators:
-    """The default generators of a training.
-
-    Args:
-        device: Where it computes.
-    """
+    """The default generators of a training that computes on a device."""
 
     def __init__(self, device: torch.device) -> None:
         # Their methods, as `torch.get_rng_state` and its like are watched in steps, whoever calls them.

@@ -60,8 +60,6 @@ class Granted:
     """Looks at attributes, and at the variables outside the functions that steps were seen to call.
 
     Args:
-        parts: Whose attributes are looked at.
-        optimizers: The optimizers.
         ignore: Attributes of the module that say nothing about a step.
         outside: Takes code; returns what looks at all that it reaches in a way that only the owner knows, and gives a
             fingerprint.

@@ -96,13 +96,9 @@ def _is_empty(name: str, value: Any) -> bool:
 def python_state(
     parts: Parts, optimizers: Collection[Optimizer] = (), ignore: frozenset[str] = frozenset(), seen: Seen | None = None
 ) -> dict[str, Hashable]:
-    """Returns a fingerprint of everything about a training that is no tensor.
+    """Returns a fingerprint of all about a training that is no tensor, but for attributes of the module to ignore.
 
-    Args:
-        parts: Whose attributes are looked at.
-        optimizers: The optimizers.
-        ignore: Names of the module's attributes to leave out.
-        seen: What was seen in other looks at the same training; None where there are none.
+    `seen` is what was seen in other looks at the same training; None where there are none.
     """
     apart = parts.apart()
     state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in apart}

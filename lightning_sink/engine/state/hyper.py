@@ -76,8 +76,7 @@ class Hyperparameters:
     def update(self) -> bool:
         """Takes over values that changed since the last call.
 
-        Returns:
-            Whether an entry that was a constant changed, so that no program made before now is right.
+        Returns whether an entry that was a constant changed, so that no program made before now is right.
         """
         stale, self._is_stale = self._is_stale, False
         values = self.read()
@@ -122,8 +121,7 @@ class Hyperparameters:
     def begin(self, spent: bool) -> None:
         """A recording begins, or a part of it.
 
-        Args:
-            spent: Whether what is there now is not what the step computes with: that is set in the step.
+        `spent`: what is there now is not what the step computes with; that is set in the step.
         """
         self._spent = set(range(len(self._optimizers))) if spent else set()
 
@@ -146,11 +144,9 @@ class Hyperparameters:
 
     @contextmanager
     def plain(self, uses: Uses, of: Optimizer | None = None) -> Iterator[None]:
-        """Puts the numbers themselves back, for somebody to change them; no program may use what is left there.
+        """Puts the numbers themselves back, for somebody to change them: those of one optimizer, or of all.
 
-        Args:
-            uses: Told where one does.
-            of: Whose options are changed; None for all.
+        No program may use what is left there; `uses` is told where one does.
         """
         self._put_back(uses)
         self._spent |= {number for number, item in enumerate(self._optimizers) if of is None or item is of}

@@ -71,13 +71,7 @@ class Varying:
         self._counting.add(name)
 
     def cover(self, name: str, before: Any, after: Any) -> bool:
-        """Tells whether no program depends on a change.
-
-        Args:
-            name: The attribute that has changed.
-            before: Its fingerprint before; None if it was not there.
-            after: The same, now.
-        """
+        """Tells whether no program depends on a change of an attribute; its fingerprint is None if it was not there."""
         are_floats = all(isinstance(seen, tuple) and seen[0] is float for seen in (before, after))
         return name in self.names and (name not in self._taken or are_floats)
 
@@ -112,12 +106,7 @@ class Varying:
 
     @contextmanager
     def watched(self, holders: Iterable[tuple[str, Any]], step: Looks) -> Iterator[None]:
-        """Watches them while a step is recorded.
-
-        Args:
-            holders: As for `begin`.
-            step: What is known of the step.
-        """
+        """Watches them, in holders as for `begin`, while a step is recorded."""
         if self._reads_past:  # what stands on a class is seen by who looks at all that there is
             self._count_all(self.names)
         places = [place for place in self._places(holders) if _can_be_watched(*place[1:])] if self.names else []
@@ -151,11 +140,9 @@ class Varying:
         return Number(held.tensor, held.value, step.uses, known_as, held.present, counts=True, goes_on=step.goes_on)
 
     def check(self, frozen: Iterable[str], stands: bool) -> None:
-        """Has floats count that a step needs as plain numbers, and those of which it makes no program.
+        """Has floats count that a step needs as plain numbers (`frozen`), and those of which it makes no program.
 
-        Args:
-            frozen: What the recorded step needed plain numbers for.
-            stands: Whether the recording may stand for other steps.
+        `stands`: the recording may stand for other steps.
         """
         plainly = [what for what in frozen if what.endswith(PLAINLY)]
         taken = self._taken_now & self.names

@@ -20,12 +20,7 @@ from lightning_sink.engine.tracing.recording import Recording
 
 
 class Apart:
-    """Checks what is done apart from a step.
-
-    Args:
-        recording: Told why no program may stand for the step.
-        generators: What may be drawn from.
-    """
+    """Checks what is done apart from a step; tells its recording why no program may stand for it."""
 
     def __init__(self, recording: Recording, generators: Generators) -> None:
         self._recording, self._generators = recording, generators
@@ -38,10 +33,7 @@ class Apart:
     def entered(self, what: str, given: Sequence[Tensor], owned: Iterable[Tensor | None]) -> Iterator[None]:
         """Checks operations, which nobody records, until it is left.
 
-        Args:
-            what: What is done, for the user.
-            given: Tensors that it gets from the step.
-            owned: Tensors that belong to the training.
+        `given` are tensors that it gets from the step, `owned` such as belong to the training; `what` is for the user.
         """
         generated = self._generators.state()
         self._what, self._given, self._owned = what, _pointers(given), _pointers(owned)

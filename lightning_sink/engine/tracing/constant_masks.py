@@ -23,10 +23,7 @@ def by_places(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Returns an operation with its arguments, with the places of what masks pick instead of the masks.
 
-    Args:
-        func: The operation.
-        args: Its arguments.
-        places_of: Returns the places of a mask's ones, by dimension; None where that is another mask in other steps.
+    `places_of` returns the places of a mask's ones, by dimension; None where that is another mask in other steps.
     """
     if schema_name(func) in _INDEXES and any(_is_mask(index) for index in args[1]):
         found = [places_of(index) if _is_mask(index) else [index] for index in args[1]]

@@ -25,12 +25,7 @@ def with_types(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns an operation's arguments, nodes in the place of tensors, so that it no longer asks for the default type.
 
-    Args:
-        func: The operation.
-        args: Its arguments.
-        kwargs: The same, by name.
-        out: What it gave.
-        cast: Returns a node of another type.
+    It gave `out`; `cast` returns a node of another type.
     """
     default = torch.get_default_dtype()
     if default is _USUAL or not isinstance(out, Tensor) or members(torch.dtype, args):

@@ -18,12 +18,7 @@ from lightning_sink.engine.tracing.recording import Recording
 
 
 class GraphWriter:
-    """Fills the graph of a recording.
-
-    Args:
-        recording: Takes graph, inputs and text.
-        on_input: Called with each new input and its index.
-    """
+    """Fills the graph, inputs and text of a recording; `on_input` is called with each new input and its index."""
 
     def __init__(self, recording: Recording, on_input: Callable[[Tensor, int], None]) -> None:
         self._recording = recording
@@ -50,15 +45,7 @@ class GraphWriter:
         self.node(tensor).meta["value"] = tensor
 
     def write(self, func: Any, args: Any, kwargs: Any, out: Any, draws: bool) -> None:
-        """Writes an operation down.
-
-        Args:
-            func: The operation.
-            args: Its arguments, nodes in the place of tensors.
-            kwargs: The same, by name.
-            out: What it gave.
-            draws: Whether it drew random numbers.
-        """
+        """Writes an operation down that gave `out`; nodes are in the place of tensors among its arguments."""
         node = self._recording.graph.call_function(func, args, kwargs)
         node.meta["draws"] = draws
         # They may be drawn from once for all.

@@ -19,11 +19,7 @@ _MOST_BYTES = 1 << 24
 
 
 class KeptStates:
-    """The states of such objects at one moment.
-
-    Args:
-        values: Objects, those that hold none among them.
-    """
+    """The states of such objects at one moment, among any others."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         self._put_back: list[Callable[[], None]] = []

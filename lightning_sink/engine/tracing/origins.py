@@ -36,9 +36,7 @@ _NOTHING = Origin()
 class Origins:
     """Follows where values come from; None stands for what changes with the step.
 
-    Args:
-        batch: The batch's tensors.
-        changing: Other tensors that change with the step although no operation writes to them.
+    `changing` are tensors, besides the batch's, that change with the step although no operation writes to them.
     """
 
     def __init__(self, batch: Iterable[Tensor], changing: Iterable[Tensor]) -> None:
@@ -63,12 +61,9 @@ class Origins:
         return union
 
     def operation(self, inputs: Origin | None, made: Iterable[Tensor], written: Iterable[Tensor]) -> None:
-        """Takes note of an operation.
+        """Takes note of an operation: what its arguments come from, what it made, which of them it wrote to.
 
-        Args:
-            inputs: What its arguments come from; None for one that draws random numbers.
-            made: The tensors that it gave.
-            written: The arguments that it wrote to.
+        One that draws random numbers comes from None.
         """
         # What is written to keeps the rest of its content. What is made may lie where a tensor that is gone lay, but a
         # view shares its storage with an argument, whose origin is part of `inputs`.

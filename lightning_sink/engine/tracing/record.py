@@ -75,7 +75,6 @@ class Recorder(TorchDispatchMode, Tape):
         counts: The owner's counters; those that the step uses become inputs of the graph.
         before: What every slot holds before the step.
         codes: Code objects of getters whose reads depend on the step, with their names.
-        leaves: The batch's tensors.
         look: Returns a fingerprint of the Python values that the step may change, by name.
         sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
     """

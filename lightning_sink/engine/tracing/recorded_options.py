@@ -19,11 +19,7 @@ from lightning_sink.engine.state.hyper import Hyperparameters
 class RecordedOptions:
     """Lifts options, and puts them back while somebody changes them.
 
-    Args:
-        hyper: The options.
-        uses: Told of what is done with the stand-ins.
-        paused: Keeps operations from being recorded.
-        set_in_step: Whether the step computes with other options than it finds.
+    With `set_in_step` the step computes with other options than it finds.
 
     Attributes:
         are_being_set: Whether code of the user's sets them, and gets plain numbers of everything.
@@ -46,8 +42,7 @@ class RecordedOptions:
     def setting(self, last: bool) -> Iterator[None]:
         """Code of the user's sets them; operations in it are hazards.
 
-        Args:
-            last: Whether they are then what the step computes with.
+        If it is the last, they are then what the step computes with.
         """
         self.are_being_set = True
         try:

@@ -43,7 +43,6 @@ class ScaledSteps:
     """Makes the optimizer steps of one recording that may be left out.
 
     Args:
-        recording: The recording.
         before: What every slot held before the step.
         recorded: For operations that are to be part of it; not what is done with `paused` in it.
         paused: Keeps operations from being recorded.
@@ -80,12 +79,7 @@ class ScaledSteps:
                 self._before, self._made = [], []
 
     def run(self, is_left_out: Tensor, make: Callable[[], Any]) -> Any:
-        """Makes a step unless it is to be left out, and records that it is taken back then.
-
-        Args:
-            is_left_out: Whether it is, a number that is 0 where it is not.
-            make: Makes the step.
-        """
+        """Makes a step unless `is_left_out` is not 0, and records that it is taken back then."""
         with self._paused():
             leaves_out = bool(is_left_out)
             slots = self._snapshot.again().tensors

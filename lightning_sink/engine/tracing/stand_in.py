@@ -26,9 +26,7 @@ from lightning_sink.engine.private import assert_async, is_all_true
 class StandInMode(TorchFunctionMode):
     """Calls such functions in another way.
 
-    Args:
-        number: Returns the stand-in for a tensor's value, which a frame asks for; None where there is none.
-        paused: Keeps operations from being recorded.
+    `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none.
     """
 
     def __init__(

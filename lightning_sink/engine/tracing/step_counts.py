@@ -32,7 +32,6 @@ class Count:
     """A number in an optimizer's state, as a step that is about to run finds it where it asks.
 
     Args:
-        tensor: What holds it.
         node: What stands for that in the graph.
         before: What the step adds to it before it asks.
     """
@@ -65,11 +64,9 @@ class Count:
         return self._is_asked
 
     def begin_row(self, adds: list[Add], follows: bool) -> None:
-        """Steps in a row are about to be gone through.
+        """Steps in a row are about to be gone through, each of which adds this.
 
-        Args:
-            adds: What each of them adds.
-            follows: Whether they come right behind those that were gone through last, which may be running.
+        `follows`: they come right behind those that were gone through last, which may be running.
         """
         start = self._behind_row if follows else self._tensor.detach().to("cpu", copy=True)
         number, dtype = float(start), self._tensor.dtype
@@ -104,12 +101,8 @@ def _sum(held: Tensor | float, adds: list[Add]) -> Tensor | float:
 class StepCounts:
     """Stand-ins for the step counts of one recording.
 
-    Args:
-        before: What every slot held before the step.
-        node: Returns what stands for a tensor in the graph.
-        uses: Told of what is done with the numbers.
-        equal: Takes pairs of counts of which the second was taken to be the first.
-        paused: Keeps operations from being recorded.
+    `node` returns what stands for a tensor in the graph; `equal` takes pairs of counts of which the second was taken to
+    be the first.
     """
 
     def __init__(

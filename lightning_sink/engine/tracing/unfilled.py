@@ -24,14 +24,7 @@ class Unfilled:
         self._storages: dict[int, UntypedStorage] = {}
 
     def operation(self, func: Any, given: Sequence[Tensor], written: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
-        """Takes note of an operation; tells whether it reads what none has filled.
-
-        Args:
-            func: The operation.
-            given: Its arguments.
-            written: Those that it writes to.
-            made: What it gave.
-        """
+        """Takes note of an operation and of what it made; tells whether it reads what none has filled."""
         if schema_name(func) in _EMPTY:
             self._storages |= {_memory(tensor): tensor.untyped_storage() for tensor in made if tensor.numel()}
             return False

@@ -34,8 +34,6 @@ class Values:
     """The values that Python takes in one recording.
 
     Args:
-        recording: The recording.
-        leaves: The batch's tensors.
         is_sum: Tells whether an attribute of an object is a number that steps add to.
         uses: Told of what is done with numbers that go on.
         paused: Keeps operations from being recorded.
@@ -61,12 +59,7 @@ class Values:
         self._takers.add((id(holder), method))
 
     def number(self, tensor: Tensor, caller: FrameType) -> Number | None:
-        """Returns a stand-in for what a tensor's `item()` gives; None where it may go to who needs the number itself.
-
-        Args:
-            tensor: The tensor.
-            caller: The frame that calls.
-        """
+        """Returns a stand-in for a tensor's `item()`; None where it may go to who needs the number itself."""
         if not is_user_frame(caller) or not _is_number(tensor):
             return None
         getters = receivers(caller)
@@ -94,14 +87,9 @@ class Values:
         return self._is_sum(holder, attribute) if how == ADDED else (id(held), how) in self._takers
 
     def taken(self, func: Any, args: Any, kwargs: Any, value: Any, origin: Origin | None) -> None:
-        """Takes note of a value that Python has got, and may do this or that by.
+        """Takes note of a value that Python has got of an operation, and may do this or that by.
 
-        Args:
-            func: The operation that gave it.
-            args: Its arguments, nodes in the place of tensors.
-            kwargs: The same, by name.
-            value: The value.
-            origin: What its arguments come from.
+        Nodes are in the place of tensors among the arguments, which come from `origin`.
         """
         where, asked = user_line() or innermost_line(), None
         # What is measured in a batch, a float, is another for each.
