@@ -61,9 +61,7 @@ class Position:
 def next_sink(limits: Limits, position: Position) -> int:
     """Returns the length of the next sink in batches, at least 1.
 
-    Args:
-        limits: What may end a sink.
-        position: Where training stands. Anything already due is behind us: the caller acts on it before it asks.
+    Anything already due at the position is behind us: the caller acts on it before it asks.
     """
     bounds = [limits.sink_size if limits.sink_size > 0 else limits.epoch_batches or UNSIZED_SINK]
     if limits.epoch_batches is not None:
@@ -93,10 +91,7 @@ def batches_until(steps: int, accumulate: int, epoch_batches: int) -> int:
 class Awaited:
     """Numbers of optimizer steps at which the host has to be there, where only the step decides how many it makes.
 
-    Attributes:
-        max_steps: As in `Limits`.
-        save_every: As in `Limits`.
-        judge_every: As in `Limits`.
+    The attributes are those of `Limits`.
     """
 
     max_steps: int = -1
@@ -104,12 +99,7 @@ class Awaited:
     judge_every: tuple[int, ...] = ()
 
     def is_met(self, made: int, by: int) -> bool:
-        """Tells whether the host has to be there behind a batch.
-
-        Args:
-            made: Optimizer steps made since training began, those of the batch included.
-            by: Those of the batch.
-        """
+        """Tells whether the host has to be there behind a batch: `made` steps have been made, `by` of them in it."""
         if not by:
             return any(made % every == 0 for every in self.judge_every)
         return 0 <= self.max_steps <= made or any(made % every == 0 for every in self.save_every)
@@ -117,9 +107,7 @@ class Awaited:
     def batches_before(self, made: int, each: int) -> float:
         """Returns how many batches there are before one behind which the host has to be there; infinity for any number.
 
-        Args:
-            made: Optimizer steps made since training began.
-            each: Those that each of the batches makes.
+        So many optimizer steps were made since training began, and each of the batches makes `each`.
         """
         if not each:
             return 0 if self.is_met(made, 0) else math.inf
@@ -131,11 +119,7 @@ class Awaited:
     def rounds_before(self, made: int, each: Sequence[int]) -> float:
         """Returns how many rounds of batches there are before one in which the host has to be there.
 
-        Maybe fewer, where a round has more batches than one.
-
-        Args:
-            made: Optimizer steps made since training began.
-            each: Those that each batch of a round makes, in order.
+        Maybe fewer, where a round has more batches than one; these make `each` optimizer steps, in order.
         """
         if len(each) == 1:
             return self.batches_before(made, each[0])

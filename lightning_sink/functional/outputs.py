@@ -39,13 +39,7 @@ class Outputs:
         self._names: set[str] = set()
 
     def add(self, loss: Tensor | None, named: Iterable[tuple[str, Tensor]], steps: int | None = None) -> None:
-        """Takes what one step returned, or what several in a row did.
-
-        Args:
-            loss: The loss; None where there is none.
-            named: The other tensors. Those of several steps have one dimension more, the first.
-            steps: How many; None for one.
-        """
+        """Takes what one step returned, or several in a row: their tensors have one dimension more, the first."""
         numbers = []
         for name, tensor in named:
             if tensor.numel() == (steps or 1) and name not in self._stacks:

@@ -23,12 +23,12 @@ from lightning_sink.functional.state import State
 
 
 class FunctionSink(Sink):
-    """The next `length` steps of a function.
+    """The next `length` steps of a function; the sink ends early on Ctrl-C.
 
     Args:
         function: The user's step.
         queue: Where its batches come from.
-        length: Steps; the sink ends early on Ctrl-C.
+        length: Steps.
         state: What the step trains.
         schedulers: Schedulers that are stepped behind each step.
         signature: What each batch must look like; None where it may be anything.

@@ -107,9 +107,7 @@ def _is_list(value: Any) -> bool:
 def bound_state(function: Callable[..., Any], known: Collection[int]) -> dict[str, Hashable]:
     """Returns a fingerprint of what a function is bound to: the object of a method, the arguments of a `partial`.
 
-    Args:
-        function: The function.
-        known: Identities of what is looked at by itself.
+    What is `known`, by identity, is looked at by itself.
     """
     found: dict[str, Hashable] = {}
     for name, value in _bound(function):

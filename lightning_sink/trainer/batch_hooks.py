@@ -68,7 +68,6 @@ class BatchHooks:
     """Calls `on_train_batch_start` and `on_train_batch_end` of a Trainer's callbacks.
 
     Args:
-        trainer: The trainer.
         alone: Whether the sink is a single step, where everybody sees every step in Lightning's own order.
         late: Whether steps before the sink began without `on_train_batch_start`.
         seen: What was seen of the module around hooks of other sinks.

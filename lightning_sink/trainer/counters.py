@@ -12,11 +12,7 @@ from typing import Any
 
 
 class Counters:
-    """Advances batch and optimizer progress, and goes back, with that of the schedulers.
-
-    Args:
-        loop: The epoch loop whose progress it is.
-    """
+    """Advances an epoch loop's batch and optimizer progress, and goes back, with that of the schedulers."""
 
     def __init__(self, loop: Any) -> None:
         progress = loop.batch_progress
@@ -40,11 +36,7 @@ class Counters:
         return self._zero_grad[0].completed, self._step[0].completed
 
     def begun(self, steps: bool) -> None:
-        """A program began to train the batch, and did not end.
-
-        Args:
-            steps: Whether Lightning makes an optimizer step in it.
-        """
+        """A program began to train the batch, and did not end; `steps`: Lightning makes an optimizer step in it."""
         for tracker in self._batch:
             tracker.started += 1
         if steps:
@@ -52,12 +44,7 @@ class Counters:
                 tracker.ready += 1
 
     def trained(self, clearings: int, steps: int) -> None:
-        """A program trained the batch.
-
-        Args:
-            clearings: How often it cleared the gradients at Lightning's bidding.
-            steps: Optimizer steps that it made.
-        """
+        """A program trained the batch, with so many clearings at Lightning's bidding, and optimizer steps."""
         for tracker in self._batch:
             tracker.started += 1
             tracker.processed += 1
@@ -81,13 +68,7 @@ class Counters:
             vars(tracker).update(saved)
 
     def passed(self, batches: int, clearings: int, steps: int) -> None:
-        """Programs trained batches in a row, from `ready` to `completed`.
-
-        Args:
-            batches: How many.
-            clearings: How often it cleared the gradients in all of them.
-            steps: Optimizer steps that it made in all of them.
-        """
+        """Programs trained batches in a row, from `ready` to `completed`, with so many clearings and steps in all."""
         for trackers, count in (self._batch, batches), (self._zero_grad, clearings), (self._step, steps):
             for tracker in trackers:
                 tracker.increment_by(count)
@@ -99,11 +80,7 @@ class Counters:
 
     @contextmanager
     def as_before(self, announced: int) -> Iterator[None]:
-        """Counts as at the end of the last batch that was trained, before it was completed.
-
-        Args:
-            announced: Batches that came since.
-        """
+        """Counts as at the end of the last batch that was trained, before it was completed; so many have come since."""
         self.ready(-announced)
         self.completed(-1)
         try:

@@ -15,10 +15,7 @@ class Differs(Exception):
 
 
 class Decisions(TorchFunctionMode):
-    """Sees what Python decides by tensors; or, made of that, decides the same for all steps at once.
-
-    Args:
-        known: What is decided, in order; None where it is to be seen.
+    """Sees what Python decides by tensors; or, with that `known`, decides the same for all steps at once, in order.
 
     Attributes:
         taken: What was decided.

@@ -76,9 +76,7 @@ def _may_save_again(save: ModelCheckpoint, trainer: Trainer) -> bool:
 def _save_every(trainer: Trainer, *, judged: bool = False) -> tuple[int, ...]:
     """Returns the optimizer steps between two checkpoints, for each callback that counts them.
 
-    Args:
-        trainer: The trainer.
-        judged: Whether to leave out those that save only at a batch that makes a step.
+    `judged` leaves out those that save only at a batch that makes a step.
     """
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     saves = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]

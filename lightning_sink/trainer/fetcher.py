@@ -76,9 +76,7 @@ class SinkFetcher(_DataFetcher):
 
     Args:
         inner: The fetcher that Lightning chose, with its iterator made.
-        loaders: The training loaders.
         queue: The queue; its source is the inner fetcher.
-        changes: Whether a fetch may change what the steps take for granted.
 
     Attributes:
         changes: As given.
@@ -136,11 +134,8 @@ class SinkFetcher(_DataFetcher):
     def ahead(self, most: int, behind: int = 0) -> Part | None:
         """Returns batches that come next and are alike, at most so many, none of which is the epoch's last.
 
-        They stay in the queue, and nothing that Lightning looks at has moved on.
-
-        Args:
-            most: How many at most.
-            behind: How many batches are left out that come before them and were returned before.
+        They stay in the queue, and nothing that Lightning looks at has moved on. Those `behind` which they come were
+        returned before.
         """
         if self._start_profiler is not _profile_nothing:
             return None

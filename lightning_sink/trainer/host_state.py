@@ -32,16 +32,11 @@ _MOST_LEAVES = 200
 
 
 class HostState:
-    """What a training depends on, at one moment.
+    """What a training depends on, at one moment; with what callbacks keep, and the batch that their hook gets.
 
     A tensor or module that a user's callback keeps belongs to it while it is changed in place (an average of the
-    weights is a step behind for each call that is missed); what callbacks count and collect does not.
-
-    Args:
-        trainer: The trainer.
-        callbacks: The callbacks whose hook is looked at.
-        batch: The batch that the hook gets.
-        seen: What was seen at other moments.
+    weights is a step behind for each call that is missed); what callbacks count and collect does not. `seen` is what
+    was seen at other moments.
     """
 
     def __init__(self, trainer: Any, callbacks: list[Any], batch: Any, seen: Seen) -> None:

@@ -33,9 +33,6 @@ class TrainingLoaders(CombinedLoader):
     Args:
         loader: A `CombinedLoader`, or what Lightning makes one of.
         epoch_batches: Batches of an epoch in an endless traversal; None where an epoch is a traversal.
-        options: What says whether data in memory goes to the device.
-        horizon: Returns how many batches may be read at once.
-        device: The device.
         trained: Returns the place behind the last batch that was trained.
         before: What these take the place of: a loader of theirs that comes again goes on with its workers.
 

@@ -53,12 +53,7 @@ _MOST_ROWS = 512
 
 
 class LogBuffer:
-    """Values that compiled steps logged and Lightning has not seen yet.
-
-    Args:
-        trainer: The trainer.
-        module: The module whose `log` was called.
-    """
+    """Values that compiled steps logged and Lightning has not seen yet."""
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
         self._trainer = trainer
@@ -105,11 +100,7 @@ class LogBuffer:
             start = end
 
     def deliver(self, keep: int = 0) -> None:
-        """Hands values to Lightning; every selected step becomes a row of its own.
-
-        Args:
-            keep: How many of those that were added last are left.
-        """
+        """Hands values to Lightning, but for the last rows to keep; every selected step becomes a row of its own."""
         end = max(0, len(self._rows) - keep)
         rows, self._rows = self._rows[:end], self._rows[end:]
         connector, alike = self._trainer._logger_connector, list[list[_Rows]]()

@@ -40,9 +40,7 @@ _CHECK = "Sinks need at least one batch; check the dataset's length and `batch_s
 def take_over(trainer: Trainer, strategy: Any) -> None:
     """Makes a trainer's fit loop and epoch loop loops with sinks; does nothing the second time.
 
-    Args:
-        trainer: The trainer.
-        strategy: Its `SinkStrategy`, which this room may not import.
+    The strategy is a `SinkStrategy`, which this room may not import.
     """
     if isinstance(trainer.fit_loop, SinkFitLoop):
         return

@@ -52,11 +52,6 @@ class SinkLoggerConnector(_LoggerConnector):
 
 
 def tell_of_reads(trainer: Trainer, strategy: Any) -> None:
-    """Has a trainer's sinks told of reads.
-
-    Args:
-        trainer: The trainer.
-        strategy: Its `SinkStrategy`, which this room may not import.
-    """
+    """Has a trainer's sinks told of reads; they are those of a `SinkStrategy`, which this room may not import."""
     connector: Any = trainer._logger_connector
     connector.__class__, connector.sink_strategy = SinkLoggerConnector, strategy

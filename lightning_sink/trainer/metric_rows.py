@@ -56,19 +56,10 @@ class _Made(NamedTuple):
 def repeat_in_row(
     calls: Sequence[MetricCall], columns: Sequence[Tensor], sources: Sequence[Source | None], steps: int
 ) -> Repeated:
-    """Makes the calls of steps in a row again.
+    """Makes the calls of steps in a row again, with `[steps, ...]` of each tensor, for what is logged of them.
 
     Behind an error, calls of metrics that have nothing to do with the one that raised it may have been made for the
     steps behind that, too.
-
-    Args:
-        calls: The calls of each step.
-        columns: The tensors that they get, `[steps, ...]` each.
-        sources: Where logged values come from.
-        steps: How many steps.
-
-    Returns:
-        What that came to.
     """
     if not _are_apart(calls, sources):
         made, error = _one_by_one(0, steps, lambda i: repeat(calls, [column[i] for column in columns], sources))
@@ -132,12 +123,7 @@ def _make(
 ) -> tuple[_Made, int, BaseException | None]:
     """Makes a call for all steps: for the first, and for the others at once where that may be.
 
-    Args:
-        call: The call.
-        columns: What it gets.
-        steps: How many steps.
-        wanted: Which leaves of what it returns are logged.
-        logged: Its metrics that are logged themselves.
+    `wanted` are the leaves of what it returns that are logged, `logged` its metrics that are logged themselves.
 
     Returns:
         What it gave, for how many steps, and what the one behind them raised.

@@ -75,15 +75,7 @@ class Together(NamedTuple):
 
 
 def addable(call: MetricCall, columns: Sequence[Tensor]) -> list[Metric]:
-    """Returns the metrics whose states a call changes, if such a call may be made for many steps at once.
-
-    Args:
-        call: The call.
-        columns: What it gets in each step, `[steps, ...]` each.
-
-    Returns:
-        The metrics; nothing where it may not.
-    """
+    """Returns the metrics whose states a call changes, if it may be made for many steps at once; none if it may not."""
     members = _members(call)
     if not members or not all(map(_may_be_added, members)) or _bytes(members, columns) > _LARGEST:
         return []
@@ -97,14 +89,7 @@ def _bytes(metrics: Sequence[Metric], columns: Sequence[Tensor]) -> int:
 
 
 def add(call: MetricCall, metrics: Sequence[Metric], others: Together, steps: int) -> None:
-    """Adds to the states of metrics those of further steps.
-
-    Args:
-        call: The call that made them.
-        metrics: The metrics.
-        others: The states.
-        steps: How many steps they are of.
-    """
+    """Adds to the states of metrics those of so many further steps, which a call made."""
     for metric, states in zip(metrics, others.states, strict=True):
         for name, further in zip(metric._defaults, states, strict=True):
             setattr(metric, name, _ADDED[metric._reductions[name]](getattr(metric, name), further))
@@ -211,17 +196,10 @@ def _are_valid(metrics: Sequence[Metric], call: MetricCall, columns: Sequence[Te
 def made_at_once(
     call: MetricCall, metrics: Sequence[Metric], columns: Sequence[Tensor], steps: int, decided: Sequence[bool]
 ) -> Together | None:
-    """Makes a call for several steps at once, and leaves the metrics as they are.
+    """Makes a call for several steps at once, and leaves the metrics, which `addable` returned, as they are.
 
-    Args:
-        call: The call.
-        metrics: What `addable` returned.
-        columns: What it gets in each step, `[steps, ...]` each.
-        steps: How many steps.
-        decided: What Python decided by values in a step before.
-
-    Returns:
-        What that came to; None where it cannot be done so, or would come to something else.
+    None where it cannot be done so, or would come to something else. `decided` is what Python decided by values in a
+    step before.
     """
 
     def step(states: list[list[Tensor]], given: list[Tensor]) -> Any:

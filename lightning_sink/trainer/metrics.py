@@ -175,16 +175,9 @@ class MetricCalls:
 
 
 def repeat(calls: Iterable[MetricCall], tensors: Iterable[Tensor], sources: Iterable[Source | None]) -> list[Any]:
-    """Makes a step's calls again.
+    """Makes a step's calls again, with such tensors; returns the value of each source of a logged value.
 
-    Args:
-        calls: The calls.
-        tensors: The tensors that they get.
-        sources: Where logged values come from.
-
-    Returns:
-        The value of each source: a 0-dim tensor, or what a metric measured in the batch. None for what the step
-        computed itself.
+    That is a 0-dim tensor, or what a metric measured in the batch. None for what the step computed itself.
     """
     remaining, wanted = iter(tensors), list(sources)
     values: list[Any] = [None] * len(wanted)

@@ -58,8 +58,7 @@ class Note:
     def values(self, logged: list[Tensor]) -> list[Any]:
         """Makes the step's calls of metrics; returns the values of what it logged.
 
-        Args:
-            logged: What a program put out for these: values that it computed, then what the metrics are called with.
+        For these a program put out values that it computed, then what the metrics are called with.
         """
         if not self.measures:
             return logged
@@ -70,11 +69,7 @@ class Note:
         return [next(computed) if entry.source is None else value for entry, value in pairs]
 
     def values_in_row(self, logged: list[Tensor], steps: int) -> tuple[list[Column], int, BaseException | None]:
-        """Makes the calls of metrics of steps in a row.
-
-        Args:
-            logged: What a program put out for them, as for `values`, `[steps, ...]` each.
-            steps: How many steps.
+        """Makes the calls of metrics of steps in a row, given as for `values`, `[steps, ...]` each.
 
         Returns:
             The values of what each logged; of how many steps, where one behind these raised an error; that error.

@@ -40,13 +40,8 @@ def what_it_asks_for(
 ) -> set[str] | None:
     """Returns the names of attributes that a hook asks for which sets options and does nothing else; None for others.
 
-    It may do one step of the optimizer where it is given one.
-
-    Args:
-        hook: The bound method.
-        module: The module that it belongs to, its trainer attached.
-        kinds: What its arguments are; "" for one that it may not use.
-        groups: The optimizers' groups.
+    It may do one step of the optimizer where it is given one. `kinds` is what its arguments are; "" for one that it may
+    not use. The module has its trainer attached.
     """
     function = getattr(hook, "__func__", None)
     values = [value for group in groups for key, value in group.items() if key != "params"]
@@ -58,10 +53,6 @@ def what_it_asks_for(
 
 class _Reader:
     """What is known wherever the source is read.
-
-    Args:
-        module: What `self` is.
-        options: The names of optimizers' options.
 
     Attributes:
         sets: Whether an option is set.
@@ -108,13 +99,7 @@ class _Reader:
 
 
 class _Body:
-    """The body of a function.
-
-    Args:
-        reader: What is known everywhere.
-        function: The function.
-        names: What its arguments are.
-        depth: How many functions may call each other from here.
+    """The body of a function, for arguments of such kinds; from it, `depth` functions may call each other.
 
     Attributes:
         returns: What it may return.

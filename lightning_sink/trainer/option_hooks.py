@@ -22,10 +22,7 @@ _ARGUMENTS = {_START: ("", NUMBER), _STEP: (NUMBER, NUMBER, OPTIMIZER, CLOSURE),
 
 
 class OptionHooks:
-    """The hooks of a Trainer's module that only set options.
-
-    Args:
-        trainer: The trainer, its module connected.
+    """The hooks of a Trainer's module, once that is connected, that only set options.
 
     Attributes:
         asked: The names of attributes that they ask for.
@@ -61,10 +58,8 @@ class OptionHooks:
     def set(self, batch_idx: int, steps: bool, seen: Callable[[], None]) -> Callable[[], None]:
         """Sets the options for the step that is about to run; returns what takes that back.
 
-        Args:
-            batch_idx: The index of the step's batch.
-            steps: Whether the optimizer is stepped in it.
-            seen: Called when the options are what the step computes with; not where the optimizer is not stepped.
+        `steps`: the optimizer is stepped in it. `seen` is called when the options are what the step computes with; not
+        where the optimizer is not stepped.
         """
         before = SavedSchedulers((), self._trainer.optimizers)
         try:
@@ -113,12 +108,7 @@ class OptionHooks:
 
 
 class _Around:
-    """An optimizer as such a hook sees it.
-
-    Args:
-        optimizer: The optimizer.
-        closure: What it is to be stepped with.
-        compute: Takes the place of its step.
+    """An optimizer as such a hook sees it, to be stepped with the closure; `compute` takes the place of its step.
 
     Attributes:
         steps: How often it was stepped so.

@@ -47,9 +47,6 @@ class PlainStep:
     """The user's part of a step.
 
     Args:
-        loop: The epoch loop.
-        hooks: The callbacks' batch hooks.
-        options: The module's hooks that only set the optimizers' options.
         tape: Runs the parts, and may record them.
         batch: The batch as the user's hooks see it.
 

@@ -45,14 +45,7 @@ class SinkReport:
 
 
 class SinkRecord(NamedTuple):
-    """What is kept of a sink: numbers, and nothing of what made them.
-
-    Attributes:
-        history: Its values.
-        items: As in `SinkReport`, and so the others.
-        seconds: Likewise.
-        data_seconds: Likewise.
-    """
+    """What is kept of a sink: numbers, and nothing of what made them; as in `SinkReport`, with its values."""
 
     history: History
     items: int
@@ -83,13 +76,7 @@ class SinkListener(Callback):
 
 
 class SinkProgress:
-    """Counts what a sink does.
-
-    Args:
-        loop: The epoch loop that it is part of.
-        queue: Where its batches come from.
-        history: Its values.
-    """
+    """Counts what a sink does."""
 
     def __init__(self, loop: Any, queue: BatchQueue, history: History) -> None:
         self._progress, self._queue, self._history = loop.batch_progress, queue, history
@@ -103,20 +90,12 @@ class SinkProgress:
         self._items += steps * items_in(step.leaves)
 
     def tell(self, waiting: int = 0) -> None:
-        """Tells the listeners how far the sink is.
-
-        Args:
-            waiting: Steps that are counted and have not ended.
-        """
+        """Tells the listeners how far the sink is; so many steps are counted and have not ended."""
         for listener in self._listeners:
             listener.on_sink_progress(self._progress.current.ready - waiting, self._queue.ready)
 
     def end(self, ran_seconds: float) -> None:
-        """The sink is over, if it was not: its time stands still from now on.
-
-        Args:
-            ran_seconds: Time in which its steps ran.
-        """
+        """The sink is over, if it was not, and its steps ran this long: its time stands still from now on."""
         self._whole = self._whole or self._times(ran_seconds)
 
     def _times(self, ran_seconds: float) -> tuple[float, float]:

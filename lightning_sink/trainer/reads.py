@@ -87,11 +87,7 @@ def lifted_counters(
 ) -> Iterator[None]:
     """Gives stand-ins for the counters to the user's part of a step, where they are read and where they are passed.
 
-    Args:
-        trainer: The trainer.
-        tape: Gives the stand-ins.
-        stepped: Takes the schedulers that the step steps by hand.
-        hooks: What takes the place of hooks of the module's.
+    `stepped` takes the schedulers that the step steps by hand; `hooks` take the place of hooks of the module's.
     """
     module = trainer.lightning_module
     owners = {id(item) for item in (module, trainer, trainer.fit_loop, trainer.fit_loop.epoch_loop)}
@@ -125,10 +121,6 @@ class _Rates:
     """What `scheduler.get_last_lr()` gives: the optimizer's rates, stand-ins by now, in steps where it tells the same.
 
     It tells others where another scheduler, or the user, has changed them since.
-
-    Args:
-        scheduler: The scheduler.
-        tape: Told when it is asked.
     """
 
     def __init__(self, scheduler: Any, tape: Tape) -> None:

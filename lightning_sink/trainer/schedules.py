@@ -20,9 +20,6 @@ def step_schedulers(loop: Any) -> None:
     """Steps the schedulers that are due between two training steps.
 
     Private names of Lightning (2.6): `_TrainingEpochLoop.update_lr_schedulers` and `_num_ready_batches_reached`.
-
-    Args:
-        loop: The epoch loop.
     """
     loop.update_lr_schedulers("step", update_plateau_schedulers=False)
     if loop._num_ready_batches_reached():
@@ -43,9 +40,6 @@ def step_in_row(loop: Any) -> Callable[[], None]:
     until the user's code runs again, which may change all of it.
 
     Private name of Lightning (2.6): `_TrainingEpochLoop.scheduler_progress`, which counts their steps.
-
-    Args:
-        loop: The epoch loop.
     """
     trainer, progress = loop.trainer, loop.scheduler_progress
     configs = trainer.lr_scheduler_configs if trainer.lightning_module.automatic_optimization else []

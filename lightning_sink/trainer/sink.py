@@ -51,8 +51,6 @@ class TrainerSink(Sink):
     """The next `length` steps of a Trainer.
 
     Args:
-        loop: The epoch loop that the sink is part of.
-        fetcher: Lightning's data fetcher.
         length: Steps, at most; the sink ends early with the data, when `deadline` is over, or on a signal.
         deadline: `time.monotonic()` after which the sink ends; infinity for none.
         eager_reason: Why every step has to run the plain way.
@@ -426,8 +424,7 @@ class TrainerSink(Sink):
     def _end_without_batch(self, announced: int) -> None:
         """No further batch is trained where more were announced: the one before was the last, its callbacks are due.
 
-        Args:
-            announced: Batches that came and are not trained.
+        `announced` batches came and are not trained.
         """
         self._deliver()
         if self._trained is None:

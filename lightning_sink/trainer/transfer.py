@@ -24,12 +24,7 @@ _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batc
 
 
 class PresentBatch:
-    """The batch of the present step.
-
-    Args:
-        trainer: The trainer.
-        transfer: What the user's hooks see is made of what the loader yields by.
-    """
+    """The batch of the present step; the transfer makes what the user's hooks see of what the loader yields."""
 
     def __init__(self, trainer: Any, transfer: Transfer) -> None:
         self._connector = trainer._logger_connector
@@ -58,9 +53,7 @@ class PresentBatch:
 class Transfer:
     """Transfers batches as plain Lightning does, and knows when that changes nothing.
 
-    Args:
-        trainer: The trainer.
-        done: Whether batches come here transferred already.
+    With `done`, batches come here transferred already.
     """
 
     def __init__(self, trainer: Trainer, done: bool = False) -> None:
