@@ -30,8 +30,8 @@ class Fetches:
         prepare: Applied to each batch; None for nothing.
 
     Attributes:
-        source: As given.
-        device: As given.
+        source: Where they come from.
+        device: Sends batches where they go; None for the host.
         telemetry: Counts the batches.
         prepares: Whether batches are prepared where they are fetched.
         stage: Who is late where a fetch on the queue's thread does not return.

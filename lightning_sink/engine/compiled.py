@@ -178,10 +178,7 @@ class CompiledEngine(Engine):
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _run_plain(self, sink: Sink, step: Step) -> None:
-        self._settle()
-        self._plain_steps += 1
-        self._ran = None
-        self._windows.forget()
+        self._leave_programs()
         has_program = self._maker.run(sink, step, self._sinks)
         if self._state is not None:
             self._state = self._granted.with_learned(self._state[0]), self._state[1]
@@ -194,11 +191,14 @@ class CompiledEngine(Engine):
 
     def _run_met(self, sink: Sink, step: Step) -> None:
         """Runs a step the plain way, of a kind that has programs."""
+        self._leave_programs()
+        sink.run(step, PlainTape())
+
+    def _leave_programs(self) -> None:
         self._settle()
         self._plain_steps += 1
         self._ran = None
         self._windows.forget()
-        sink.run(step, PlainTape())
 
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.looked_at != self._plain_steps:

@@ -26,13 +26,8 @@ class FunctionSink(Sink):
     """The next `length` steps of a function; the sink ends early on Ctrl-C.
 
     Args:
-        function: The user's step.
-        queue: Where its batches come from.
-        length: Steps.
-        state: What the step trains.
         schedulers: Schedulers that are stepped behind each step.
         signature: What each batch must look like; None where it may be anything.
-        interrupt: Holds signals back while a step runs.
         may_change: Whether a fetch may change what the step takes for granted.
 
     Attributes:

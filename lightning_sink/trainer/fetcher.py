@@ -79,7 +79,7 @@ class SinkFetcher(_DataFetcher):
         queue: The queue; its source is the inner fetcher.
 
     Attributes:
-        changes: As given.
+        changes: Whether a fetch may change what the steps take for granted.
         before_wait: Called when no batch lies ready; may raise. None for nothing.
     """
 

@@ -9,9 +9,7 @@ from types import FunctionType
 from typing import Any
 
 from lightning_sink.engine.numbers import passed_on
-
-ABSENT = object()
-"""Stands for what is not there."""
+from lightning_sink.engine.state.attribute_watch import ABSENT
 
 
 def source_of(function: FunctionType) -> ast.FunctionDef | None:

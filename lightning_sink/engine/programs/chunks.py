@@ -54,11 +54,8 @@ class Call:
     """Steps in a row that a program is to run, and what becomes of them.
 
     Args:
-        sink: Whose steps they are.
-        program: What runs them.
         columns: For each leaf, those of the batches that come next.
         numbers: How many of these are taken, and the counters and options that go with them.
-        is_whole: As the attribute.
 
     Attributes:
         steps: How many steps.

@@ -70,7 +70,6 @@ class Program:
         self.slots = [(position, slot) for position, slot, _ in self._slots]
         self._moving = [*(position for position, _ in self._leaves), *(position for position, _ in self.slots)]
         self.reads_slots = bool(self.slots)
-        self._written = observation.recording.written_inputs
         self.touches = [(slot, True) for slot in self.filled] + [(slot, False) for slot in observation.cleared]
         self._unread = [(slot, before) for slot, before, _ in observation.unread]
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
@@ -88,7 +87,6 @@ class Program:
         self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         self.takes_turns = not (self._reshaped or self.questions or self._twins or self.appends or counts_asked)
-        self._same_leaves = observation.same_leaves
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
         self.looked_at, self.seconds, self.kept_bytes = -1, 1.0, 0
