@@ -47,18 +47,16 @@ from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, place_of
 from lightning_sink.engine.state.varying import Looks
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.apart import Apart
-from lightning_sink.engine.tracing.constant_masks import by_places
-from lightning_sink.engine.tracing.default_dtype import with_types
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.origins import Origins
 from lightning_sink.engine.tracing.recorded_options import RecordedOptions
 from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.tracing.rewritten import by_places, with_types
 from lightning_sink.engine.tracing.scaled_steps import ScaledSteps, made_of_others
 from lightning_sink.engine.tracing.stand_in import StandInMode
 from lightning_sink.engine.tracing.step_counts import StepCounts
 from lightning_sink.engine.tracing.undo import Attributes, Undo
-from lightning_sink.engine.tracing.unfilled import Unfilled
-from lightning_sink.engine.tracing.unrepeatable import why_unrepeatable
+from lightning_sink.engine.tracing.unrepeatable import Unfilled, why_unrepeatable
 from lightning_sink.engine.tracing.values import Values
 from lightning_sink.engine.tracing.whose_error import is_raised_by_user, may_be_ours
 from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads

@@ -1,0 +1,77 @@
+"""Operations that a recording has in another way than the step, so that a program gives the same.
+
+Indexing by a mask that is the same in each step: `logits[~torch.eye(n, dtype=torch.bool)]`. How many elements a mask
+picks depends on what is in it, so no program can have the operation as it is. Where nothing that changes went into the
+mask, it picks the same ones each time, and these can be picked by their places.
+
+Operations whose result has torch's default type. A training in `bf16-true` or `64-true` has another default type in its
+step than around it, where programs are compiled and run: a quotient of whole numbers, `torch.full((), 0.1)` or
+`torch.linspace(0, 1, 3)` would be of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_aggregate
+
+from lightning_sink.engine.operands import members
+from lightning_sink.engine.private import schema_name, takes_dtype
+
+_INDEXES = frozenset(["aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"])
+_ATEN = torch.ops.aten
+
+_USUAL = torch.float32
+_COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def by_places(
+    func: Any, args: tuple[Any, ...], places_of: Callable[[Tensor], list[Tensor] | None]
+) -> tuple[Any, tuple[Any, ...]]:
+    """Returns an operation with its arguments, with the places of what masks pick instead of the masks.
+
+    `places_of` returns the places of a mask's ones, by dimension; None where that is another mask in other steps.
+    """
+    if schema_name(func) in _INDEXES and any(_is_mask(index) for index in args[1]):
+        found = [places_of(index) if _is_mask(index) else [index] for index in args[1]]
+        if all(places is not None for places in found):
+            indices = [index for places in found if places is not None for index in places]
+            return func, (args[0], indices, *args[2:])
+    elif func is _ATEN.masked_select.default and args[0].shape == args[1].shape:  # not where one is spread for it
+        if _is_mask(args[1]) and (places := places_of(args[1])):
+            return _ATEN.index.Tensor, (args[0], places)
+    elif func is _ATEN.nonzero.default and _is_mask(args[0]) and (places := places_of(args[0])):
+        return _ATEN.stack.default, (places, 1)
+    return func, args
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype is torch.bool and index.dim() > 0
+
+
+def with_types(
+    func: Any, args: Any, kwargs: dict[str, Any], out: Any, cast: Callable[[fx.Node, torch.dtype], fx.Node]
+) -> tuple[Any, dict[str, Any]]:
+    """Returns an operation's arguments, nodes in the place of tensors, so that it no longer asks for the default type.
+
+    It gave `out`; `cast` returns a node of another type.
+    """
+    default = torch.get_default_dtype()
+    if default is _USUAL or not isinstance(out, Tensor) or members(torch.dtype, args):
+        return args, kwargs
+    if takes_dtype(func):
+        return args, {**kwargs, "dtype": out.dtype} if kwargs.get("dtype") is None else kwargs
+    types = [node.meta["layout"][2] for node in members(fx.Node, (*args, *kwargs.values())) if node.meta["layout"]]
+    are_whole = bool(types) and not any(dtype.is_floating_point or dtype.is_complex for dtype in types)
+    compares = schema_name(func) in _COMPARISONS and bool(members(float, args))
+    if not are_whole or not (compares or out.dtype is default):
+        return args, kwargs
+
+    def converted(value: Any) -> Any:
+        return cast(value, default) if isinstance(value, fx.Node) else value
+
+    new_args, new_kwargs = map_aggregate((args, kwargs), converted)
+    return new_args, new_kwargs
