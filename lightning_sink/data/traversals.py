@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from lightning_sink.data.gather import GatherIterator
 from lightning_sink.data.generators import Draws, drawing_from
-from lightning_sink.data.resuming import finds_its_place, length_of, look_at
-from lightning_sink.data.road import Road, pass_over
+from lightning_sink.data.road import Road, length_of, look_at, pass_over
 from lightning_sink.data.samplers import set_epoch
 from lightning_sink.data.source import NotYet
 from lightning_sink.errors import EmptyDatasetError
@@ -154,7 +153,7 @@ class Traversals:
         if self.endless:
             for road in self.roads:
                 set_epoch(road.loader, self.traversal)
-        if self.resumed_at and saved is not None and not all(map(finds_its_place, self.roads)):
+        if self.resumed_at and saved is not None and not all(road.finds_its_place for road in self.roads):
             self._begin_again(saved)
         else:
             self.batch = self.resumed_at

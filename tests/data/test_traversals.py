@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from test_road import DRAWS_LATER, LOADERS, WORKERS, both_ways, plain, road_of, seed_all, states
 from torch.utils.data import DataLoader
 
-from lightning_sink.data.resuming import look_at
-from lightning_sink.data.road import Road
+from lightning_sink.data.road import Road, look_at
 from lightning_sink.data.source import NotYet
 from lightning_sink.data.traversals import Traversals, place_of
 from lightning_sink.errors import EmptyDatasetError

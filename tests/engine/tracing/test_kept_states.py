@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sink.engine.tracing import kept_states
-from lightning_sink.engine.tracing.kept_states import KeptStates
+from lightning_sink.engine.tracing import undo
+from lightning_sink.engine.tracing.undo import KeptStates
 
 OBJECTS = {
     "Python's generator": (lambda: random.Random(1), lambda held: held.random()),
@@ -33,7 +33,7 @@ def test_what_is_put_back_does_the_same_again(name):
 
 
 def test_no_more_bytes_are_kept_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(kept_states, "_MOST_BYTES", 20)
+    monkeypatch.setattr(undo, "_MOST_BYTES", 20)
     arrays = [np.zeros(2), np.zeros(2), bytearray(4)]
     states = KeptStates(arrays)
     for held in arrays:
