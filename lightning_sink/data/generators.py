@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from lightning_sink.data.order import is_repeatable
 from lightning_sink.data.private import python_draws
-from lightning_sink.data.samplers import is_repeatable
 
 _BYTES_OF_MERSENNE = 625 * 4
 """624 numbers and the place among them."""

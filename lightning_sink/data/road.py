@@ -14,8 +14,8 @@ from weakref import ref
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from lightning_sink.data.generators import Saved, drawing_from
+from lightning_sink.data.order import draws, is_repeatable, is_sequential
 from lightning_sink.data.private import stacks
-from lightning_sink.data.samplers import draws, is_repeatable, is_sequential
 
 
 class Road:

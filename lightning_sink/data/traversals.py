@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, cast
 
 from lightning_sink.data.gather import GatherIterator
 from lightning_sink.data.generators import Draws, drawing_from
+from lightning_sink.data.order import set_epoch
 from lightning_sink.data.road import Road, length_of, look_at, pass_over
-from lightning_sink.data.samplers import set_epoch
 from lightning_sink.data.source import NotYet
 from lightning_sink.errors import EmptyDatasetError
 

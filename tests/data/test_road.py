@@ -22,9 +22,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lightning_sink.data.gather import gathered
 from lightning_sink.data.generators import Draws, drawing_from
+from lightning_sink.data.order import is_repeatable, is_sequential, set_epoch
 from lightning_sink.data.private import default_collate_fn_map, pytree
 from lightning_sink.data.road import Road
-from lightning_sink.data.samplers import is_repeatable, is_sequential, set_epoch
 
 
 def data(length=11):
