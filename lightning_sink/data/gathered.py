@@ -23,7 +23,6 @@ class Gathered:
 
     Args:
         columns: Each tensor of them, in the order of `flatten`: `[batches, rows, ...]`.
-        build: Makes a batch of its tensors.
     """
 
     def __init__(self, columns: list[Tensor], build: Build) -> None:

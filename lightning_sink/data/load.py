@@ -30,14 +30,11 @@ class Load(Run):
     """A run of batches that lie side by side and are sent at once. Made by `Device.load`.
 
     Args:
-        streams: The device.
         found: The first of them.
         batch: One like them.
-        leaves: Its tensors.
         signature: What batches have in common that are like it.
         rebuild: Makes a batch of others in their place.
         most: How many there may be.
-        room: Bytes that the copy may have.
 
     Attributes:
         fit: How many such batches have room there.

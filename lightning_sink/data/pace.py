@@ -29,9 +29,6 @@ class Pace:
 
     First a trial in step, then, if a fetch takes long enough to be worth it, one ahead; the faster way is kept until
     the next trial. That one is left out where fetches in step are known to take too little by then.
-
-    Attributes:
-        ahead: Whether to fetch ahead now.
     """
 
     def __init__(self) -> None:

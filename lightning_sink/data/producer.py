@@ -53,7 +53,6 @@ class Producer:
     All methods are for the owner's thread. What both threads write is written with the lock held, but for `wanted`.
 
     Args:
-        most_bytes: Most bytes of them.
         telemetry: Takes the time for which there was work and no room.
 
     Attributes:

@@ -34,7 +34,6 @@ class BatchQueue:
     """Gives the batches of a source in order.
 
     Args:
-        source: Where the batches come from.
         options: How far ahead, and how long to wait.
         device: Sends the batches where they go; None for the host.
         prepare: Applied to each batch where it is fetched; None for nothing.

@@ -35,7 +35,6 @@ class _Leaf:
     """A tensor of a batch that was looked at.
 
     Attributes:
-        tensor: The tensor.
         content: What its memory held behind its step; before it, as long as that has not ended.
         written: Whether the step changed that.
     """

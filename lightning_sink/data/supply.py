@@ -42,13 +42,9 @@ class Supply:
 
     Args:
         in_step_because: Why nothing may be fetched before it is due; "" where it may.
-        say: Told once what costs speed.
 
     Attributes:
-        producer: The queue's thread.
-        pace: Which way is taken.
         sure: Whether a batch may be fetched while another is held: no memory is filled again, as far as is known.
-        draws: Whether a fetch was seen to draw.
         watching_seconds: What it took to see whether the last fetch drew: the pace is not to go by that.
         sending_seconds: What it took to send the last batch to a device, if that was done here.
     """

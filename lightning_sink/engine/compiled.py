@@ -41,10 +41,7 @@ class CompiledEngine(Engine):
     """Records steps and runs programs.
 
     Args:
-        name: The engine's name.
         parts: The module whose state the step reads and writes, and what belongs to it.
-        optimizers: The optimizers that the step uses.
-        compiler: Makes a function of a recording.
         costly: Whether compiling takes long enough to wait until a kind of step comes again.
         verify: How many steps of each new program are compared with eager ones.
         fallback: Told once of each reason why steps run the plain way; may raise.

@@ -43,8 +43,6 @@ class Asked:
         verify: Steps of each new program that are also run eagerly.
         api: What takes the option `engine`, as users write it: "SinkStrategy".
         speed: Whose speed eager steps have: "plain Lightning's".
-        step: The user's step.
-        say: Tells the user a line.
     """
 
     engine: str

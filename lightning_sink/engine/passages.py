@@ -9,12 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class _Passage:
-    """Steps that were gone through for one call.
-
-    Attributes:
-        restore: Puts everything back as it was before the first of them.
-        steps: How many.
-    """
+    """Steps that were gone through for one call; `restore` puts everything back as it was before the first of them."""
 
     restore: Callable[[], None]
     steps: int = 0

@@ -28,8 +28,6 @@ class LogCall:
     """One call of `self.log` in a step, without its value.
 
     Attributes:
-        name: The name logged.
-        hook: The hook that logged.
         options: The other arguments of the call.
         batch_size: The weight of the value in a mean over the epoch.
         source: Where the value comes from if not from the step itself: from a metric.
@@ -51,9 +49,7 @@ class StepLog:
     """What one step logged.
 
     Attributes:
-        calls: The calls, in order.
         values: Their values, 0-dim; of a metric, what it measured in the batch.
-        metrics: What metrics were called with.
         hazards: Why these calls cannot be repeated by a program.
     """
 

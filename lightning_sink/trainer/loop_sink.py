@@ -37,7 +37,6 @@ class _Left:
         note: The note, or that of the steps that take turns.
         first: The index of the first one's batch.
         number: Its number for loggers.
-        steps: How many there are.
     """
 
     note: Note | TurnsNote

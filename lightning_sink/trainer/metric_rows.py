@@ -33,7 +33,6 @@ class Repeated(NamedTuple):
     Attributes:
         values: For each source the values of steps: of a number, a tensor `[steps]`. None for what the steps computed.
         done: Of how many steps; fewer than there are where the one behind them raised an error.
-        error: That error.
     """
 
     values: list[Column | None]

@@ -37,14 +37,10 @@ class MetricCall:
     """One call in a step, without its tensors.
 
     Attributes:
-        metric: The metric.
-        method: The method.
         arguments: What it was called with, `_TENSOR` in the place of each tensor.
         spec: How to rebuild them.
-        grad: Whether gradients were on.
         device: The kind of device that the tensors were on.
         autocast: The type that autocast computed in there; None where it was off.
-        shapes: Of the tensors.
     """
 
     metric: Same
@@ -128,9 +124,7 @@ class MetricCalls:
     """The calls of one step.
 
     Attributes:
-        calls: The calls, in order.
         tensors: The tensors that they got, all in one list.
-        metrics: The metrics whose calls are noted.
     """
 
     calls: list[MetricCall] = field(default_factory=list)

@@ -21,10 +21,7 @@ class Note:
     """The same for every step that a program stands for.
 
     Attributes:
-        calls: Its calls of `self.log`.
-        metrics: Its calls of metrics.
         clearings: How often it cleared the gradients at Lightning's bidding.
-        optimizer_steps: Optimizer steps that it made.
         schedulers: Schedulers that it stepped by hand, in order.
         late_schedulers: Those that `on_train_batch_end` stepped.
     """

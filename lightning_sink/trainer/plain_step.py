@@ -51,7 +51,6 @@ class PlainStep:
         batch: The batch as the user's hooks see it.
 
     Attributes:
-        log: What the step logged.
         schedulers: Schedulers that it stepped by hand and that only compute, where it is recorded.
         late_schedulers: Those that `on_train_batch_end` stepped.
     """

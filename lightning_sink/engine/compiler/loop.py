@@ -29,7 +29,6 @@ class CompiledStep:
     Args:
         function: Takes the inputs; writes in place what the step wrote in place, returns the outputs.
         draws: What makes the inputs behind those that are given: random draws, in the step's order.
-        one_thread: Whether it runs faster on one thread.
 
     Attributes:
         rounding: By how much of a gradient's largest number its gradients may differ from the step's, where that is

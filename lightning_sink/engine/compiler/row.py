@@ -28,12 +28,10 @@ class Repeated:
     """What became of steps in a row.
 
     Attributes:
-        done: How many were run.
         outputs: What the last of them gave, of each turn that was reached, one behind the other; None where steps that
             were launched behind them leave all of it anew.
         kept: For each output of which every step's is wanted, in the same order, these in one tensor: `[steps]` of one
             element each, `[steps, ...]` of others.
-        seconds: What they took.
         error: What the step behind them raised; None where all were run.
     """
 
@@ -58,7 +56,6 @@ class Turn:
     """What those of a row's steps take that are alike. They take turns with the others, one of each in a round.
 
     Attributes:
-        run: Runs one.
         fixed: The inputs that are the same for each; None for those that are not.
         positions: Which differ.
         columns: Those inputs, of all of these steps; each step's are laid as any other's.
@@ -125,8 +122,6 @@ class NativeRow(Row):
         turns: What they take; one where all are alike.
         loops: What runs those of each turn.
         layouts: What the outputs of each turn look like of which every step's is wanted.
-        steps: How many steps: whole rounds.
-        one_thread: Whether they run faster on one thread.
         beside: Whether to run them beside the thread that launches them, behind the row that was launched before; they
             are not run where that fails.
         draw_again: Has the random generator draw what so many of the steps draw, as if nothing else had been drawn

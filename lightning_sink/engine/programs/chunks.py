@@ -58,7 +58,6 @@ class Call:
         numbers: How many of these are taken, and the counters and options that go with them.
 
     Attributes:
-        steps: How many steps.
         is_whole: Whether they are on all of the batches that come next.
         done: How many were run; known, like the others, when they have been waited for.
         left: What they left, as `Program.left`; None where a call that was launched behind this one leaves it anew.

@@ -41,15 +41,7 @@ _MOST_NAMES = 3
 
 
 class ProgramMaker:
-    """Runs steps the plain way and makes programs of them.
-
-    Args:
-        programs: Takes what is made.
-        parts: As for `CompiledEngine`, and so those that are not here.
-        hyper: The optimizers' options.
-        counts: The owner's counters.
-        granted: What programs take for granted.
-    """
+    """Runs steps the plain way and makes programs of them, for `programs`; arguments as for `CompiledEngine`."""
 
     def __init__(
         self,

@@ -22,11 +22,8 @@ class Program:
     """Runs one step without the user's Python.
 
     Args:
-        observation: The step that it stands for.
-        bindings: Where its inputs come from.
         function: Takes the inputs, writes in place what the step wrote in place, returns the outputs.
         counts: Inputs that stand for counters, with what gives their values.
-        lifted: Tensors that stand for the optimizers' options.
 
     Attributes:
         seconds: What a step took when one was last run.

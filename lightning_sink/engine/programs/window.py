@@ -38,15 +38,11 @@ class Window:
     """Programs that take turns, all of which have run.
 
     Args:
-        programs: Those of a window's steps, in order.
         links: For each of them, which inputs earlier ones give.
-        note: The owner's note of such steps.
 
     Attributes:
-        function: What runs rows of the steps.
         appends: What the steps append: nothing.
         seconds: What a step took, on average, when some were last run.
-        kept_bytes: What is kept of a step.
     """
 
     def __init__(self, programs: Sequence[Program], links: Sequence[Links], note: Any) -> None:
@@ -133,7 +129,6 @@ class _Ran:
 
     Attributes:
         key: Of the steps that it ran.
-        program: The program.
         layouts: What that looks like which is kept of its steps in a row; None where that does not lie in one piece.
     """
 

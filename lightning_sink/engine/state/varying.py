@@ -29,7 +29,6 @@ class Looks(NamedTuple):
     """What is known of a step while it is recorded.
 
     Attributes:
-        uses: Told of what is done with numbers.
         ran: Takes its code.
         past: Takes functions that look at all attributes at once.
         goes_on: Tells whether a stand-in that a frame's instruction gives goes to nobody who needs the number itself.

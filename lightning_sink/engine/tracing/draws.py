@@ -30,9 +30,7 @@ class Draw:
     """A random draw; called, it is made.
 
     Attributes:
-        target: The operation.
         arguments: Its arguments, but for the tensor that it fills or is to be like.
-        options: Its arguments by name.
         layout: Shape, strides, type and device of that tensor; None where there is none.
         part: Which of the operation's results is drawn; None where it has one.
     """

@@ -35,8 +35,6 @@ class Question:
 
     Args:
         name: What was asked; equal for the same question in another step.
-        value: The answer.
-        where: The user's line.
         graph: The operations; returns the value.
         inputs: What its placeholders stand for.
     """

@@ -43,9 +43,7 @@ class ScaledSteps:
     """Makes the optimizer steps of one recording that may be left out.
 
     Args:
-        before: What every slot held before the step.
         recorded: For operations that are to be part of it; not what is done with `paused` in it.
-        paused: Keeps operations from being recorded.
     """
 
     def __init__(

@@ -36,7 +36,6 @@ class Values:
     Args:
         is_sum: Tells whether an attribute of an object is a number that steps add to.
         uses: Told of what is done with numbers that go on.
-        paused: Keeps operations from being recorded.
     """
 
     def __init__(
