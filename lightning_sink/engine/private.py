@@ -8,9 +8,8 @@ Those of Inductor, but for one table, are in `generated.py`, `native.py` and `co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_sink.engine.operands import members
+from lightning_sink.engine.shadows import replaced, shadowed
 
 __all__ = ["TorchDispatchMode", "WeakIdKeyDictionary", "pytree"]
 """What others import from here under PyTorch's own name."""
@@ -114,6 +114,11 @@ def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in module._parameters.items() if parameter is not None]
 
 
+def own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Returns a module's own buffers by name, as `own_parameters` does."""
+    return [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
+
+
 def own_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Returns modules' own parameters and buffers, those of `parameters()` and `buffers()` in a seventh of the time."""
     held = [tensor for module in modules for own in (module._parameters, module._buffers) for tensor in own.values()]
@@ -174,7 +179,7 @@ def scaler_steps_by(other: TakesSteps) -> Iterator[None]:
             if looks and optimizer.defaults.get("fused"):  # in its plain form it would fail half-way
                 raise RuntimeError("an optimizer in its fused form looks at what a `GradScaler` has found")
             return step(scaler, optimizer, *args, **kwargs)
-        with other.keeping(), patch.object(optimizer, _UNSCALES, False):
+        with other.keeping(), shadowed(optimizer, {_UNSCALES: False}):
             return step(scaler, optimizer, *args, **kwargs)
 
     def maybe_step(scaler: Any, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +189,9 @@ def scaler_steps_by(other: TakesSteps) -> Iterator[None]:
         found = sum((item.to(first.device) for item in others), start=first)
         return other.run(found, lambda: optimizer.step(*args, **kwargs))
 
-    with patch.multiple(GradScaler, unscale_=unscaled, step=in_plain_form, _maybe_opt_step=maybe_step):
+    with ExitStack() as stack:
+        for name, method in (("unscale_", unscaled), ("step", in_plain_form), ("_maybe_opt_step", maybe_step)):
+            stack.enter_context(replaced(GradScaler, name, method))
         yield
 
 

@@ -127,6 +127,10 @@ _WRITERS = {
     "posix": {"write", "open", "stat", "listdir", "scandir"},
     "nt": {"write", "open", "stat", "listdir", "scandir"},
 }
+# By these, code reaches globals whose names it does not say, and these may be any: asked of the user's own lines alone.
+_BY_ANY_NAME = {"globals": "`globals()` is called", "import_module": "`importlib.import_module()` is called"}
+_BY_ANY_NAME |= {"__import__": "`__import__()` is called", "modules": "`sys.modules` is read"}
+_BY_ANY_NAME |= {"_version": "`Tensor._version` is read"}
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
 _GENERATOR = (torch.random.manual_seed, torch.random.set_rng_state, torch.random.get_rng_state)
@@ -171,6 +175,10 @@ def watch_reads(
         if code.co_name.startswith("add_") and frame.f_globals.get("__name__", "").startswith(_BOARD):
             told[id(code)] = f"`SummaryWriter.{code.co_name}()` is called"
         users[id(code)] = is_users
+        if is_users and _is_users(frame) and not _is_installed(frame):
+            for name in _BY_ANY_NAME.keys() & {*code.co_names}:
+                if name != "modules" or "sys" in code.co_names:
+                    report(_BY_ANY_NAME[name])
         return is_users
 
     def hook(frame: FrameType, event: str, arg: Any) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.shadows import shadowed
 from lightning_sink.engine.step import Tape
 from lightning_sink.trainer.metrics import MetricCalls, Source
-from lightning_sink.trainer.shadows import shadowed
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from lightning_sink.engine.numbers.number import released
 from lightning_sink.engine.private import pytree, version
+from lightning_sink.engine.shadows import replaced
 from lightning_sink.engine.state.attributes import fingerprint
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.undo import Attributes
 from lightning_sink.trainer.metrics import MetricCalls, is_metric
-from lightning_sink.trainer.shadows import replaced
 
 _METHODS = ("update", "forward", "compute", "reset")
 

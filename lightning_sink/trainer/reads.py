@@ -24,10 +24,10 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch import Tensor
 
 from lightning_sink.engine.numbers.number import Number, released
+from lightning_sink.engine.shadows import replaced, shadowed
 from lightning_sink.engine.state.schedulers import only_computes
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.watch import is_user_frame
-from lightning_sink.trainer.shadows import replaced, shadowed
 
 _COUNTERS: dict[type, tuple[str, ...]] = {
     LightningModule: ("global_step", "current_epoch"),

@@ -36,6 +36,21 @@ class OutputsInAListThatStays(Collecting):
         return loss
 
 
+@case()
+class OutputsInAListByANameOfOtherLibraries(Small):
+    """What takes the place of a method meanwhile, as `unittest.mock` would, is no code of the step's."""
+
+    def __init__(self):
+        super().__init__()
+        self.target, self.attribute, self.new = [], [], []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        for kept in (self.target, self.attribute, self.new):
+            kept.append(loss.detach())
+        return loss
+
+
 @case(inductor=True, size=8)
 class PredictionsAndTargetsInListsThatAreMadeAnew(Small):
     """The last batch of an epoch has fewer rows."""

@@ -1,10 +1,14 @@
 """State that a module keeps: buffers, counters, lists, hidden states."""
 
+import importlib
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from torch import nn
 
-from gallery.case import Small, case
+from gallery.case import Small, add, case
 from parity import loader
 
 
@@ -274,3 +278,101 @@ class NormalizedStepsThatCannotBeRecorded(Small):
     def on_after_backward(self):
         if torch._C._len_torch_dispatch_stack():
             raise RuntimeError("not where operations are looked at")
+
+
+# -- attributes that somebody puts on tensors and on torch's own objects -----------------------------------------------
+
+
+def counted(item):
+    """Counts the steps on something, and weighs the loss of those behind the first ten otherwise."""
+    item.seen = getattr(item, "seen", 0) + 1
+    return 1.0 if item.seen <= 10 else 3.0
+
+
+ON_WHAT = {
+    "a buffer": lambda module: module.mean,
+    "a tensor": lambda module: module.kept,
+    "a tensor in a list": lambda module: module.several[1],
+    "a tensor of an object": lambda module: module.held.tensor,
+    "a dataset of torch's": lambda module: module.trainer.train_dataloader.dataset,
+}
+
+
+class Weighing(Small):
+    """The weight of the loss is found on something that the module reaches."""
+
+    def __init__(self, find):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.kept = torch.zeros(1)
+        self.several = [torch.zeros(1), torch.ones(1)]
+        self.held = Holder()
+        self.find = find
+
+
+class Holder:
+    def __init__(self):
+        self.tensor = torch.zeros(1)
+
+
+class Counting(Weighing):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * counted(self.find(self))
+
+
+class CountingOnADataset(Weighing):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * counted(self.trainer.train_dataloader.dataset)
+
+
+class WeighingByEpochs(Weighing):
+    """What is found there changes between the epochs."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.find(self).weight
+
+    def on_train_epoch_start(self):
+        self.find(self).weight = 1.0 + self.current_epoch
+
+
+class WeighingByEpochsOfADataset(WeighingByEpochs):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.trainer.train_dataloader.dataset.weight
+
+
+for what, find in ON_WHAT.items():
+    is_data = what.startswith("a dataset")
+    count, weigh = (CountingOnADataset, WeighingByEpochsOfADataset) if is_data else (Counting, WeighingByEpochs)
+    add(f"steps counted on {what}", lambda find=find, kind=count: kind(find), eager="changes Python state")
+    add(f"a weight by epochs on {what}", lambda find=find, kind=weigh: kind(find))
+
+
+# -- globals that are reached by other names ---------------------------------------------------------------------------
+
+OTHER_WAYS = {
+    "globals()": lambda: globals()["counts"],
+    "importlib": lambda: importlib.import_module(__name__).counts,
+    "__import__": lambda: getattr(__import__(__name__, fromlist=["counts"]), "counts"),  # noqa: B009
+    "sys.modules": lambda: sys.modules[__name__].counts,
+}
+counts: SimpleNamespace
+
+
+class CountingInAGlobal(Small):
+    def __init__(self, find):
+        super().__init__()
+        globals()["counts"] = SimpleNamespace()
+        self.find = find
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * counted(self.find())
+
+
+for way, find in OTHER_WAYS.items():
+    add(f"steps counted in a global found by {way}", lambda find=find: CountingInAGlobal(find), eager=way.strip("()"))
+
+
+@case(eager="`Tensor._version` is read")
+class WeighsByTheVersionOfItsWeights(Small):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1.0 + self.net[0].weight._version % 3)

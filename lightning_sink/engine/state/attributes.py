@@ -35,6 +35,9 @@ _DEEPEST = 12
 # Of the standard library's objects only these, and those of `insides.py`, are looked into.
 _TRANSPARENT = frozenset(["_thread", "argparse", "collections", "queue", "types"])
 
+# And of torch's: distributions compute with what they hold, and users put attributes on datasets.
+_TORCHS = "torch.distributions", "torch.utils.data.dataset"
+
 _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
 
 SCALARS = frozenset([int, float, bool, complex, str, type(None)])
@@ -70,9 +73,9 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
     if kind is FunctionType and value.__closure__ is None:
         return Same(value), ()
     if in_slots and isinstance(value, Tensor):
-        return "tensor"
+        return _untensored(value, known)
     if in_slots and kind is list and value and all(is_a(item, Tensor) for item in value):
-        return kind, "tensors", len(value)
+        return kind, "tensors", len(value), tuple(_untensored(item, known) for item in value if vars(item))
     if in_slots and kind in (tuple, list, dict):
         items = list(value.items()) if kind is dict else list(enumerate(value))
         return kind, tuple((fingerprint(key), _untensored(item, known)) for key, item in items)
@@ -92,7 +95,10 @@ def _few_scalars(values: Collection[Any]) -> Hashable | None:
 
 
 def _untensored(item: Any, known: Collection[int]) -> Hashable:
-    return "tensor" if is_a(item, Tensor) else fingerprint(item, known=known)
+    """Returns a fingerprint of an item; of a tensor, only of the attributes that somebody has put on it."""
+    if not is_a(item, Tensor):
+        return fingerprint(item, known=known)
+    return ("tensor", fingerprint(vars(item), known=known)) if vars(item) else "tensor"
 
 
 def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
@@ -208,6 +214,8 @@ class _Walk:
             return _plain_in(value) if is_users(value.__name__) else None
         if isinstance(value, nn.Module):
             return None if id(value) in self._known else _of_module(value)
+        if isinstance(value, Tensor) and vars(value):
+            return [Same(value), vars(value)]
         held = insides(value)
         return [*(held or ()), *_attributes(value)] if _is_users_object(value) else held
 
@@ -261,7 +269,7 @@ def _is_users_object(value: Any) -> bool:
         return False
     module = type(value).__module__
     root = module.partition(".")[0]
-    if module.startswith("torch.distributions"):
+    if module.startswith(_TORCHS):
         return True
     return is_users(module) or root in _TRANSPARENT
 

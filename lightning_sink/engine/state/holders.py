@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.private import MODULE_HOOKS, own_parameters, tensor_hooks
+from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_parameters, tensor_hooks
 from lightning_sink.engine.state.attribute_watch import ABSENT, AttributeWatch
 from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS, Same, fingerprint
 from lightning_sink.engine.state.slots import Parts
@@ -116,11 +116,13 @@ def python_state(
         if parts.collected.places:
             left_out = left_out | parts.collected.names(holder)
         state |= seen.attributes(prefix, holder, left_out, known)
-        for name, parameter in own_parameters(holder) if isinstance(holder, nn.Module) else ():
-            if any(hooks := tensor_hooks(parameter)):
-                state[f"hooks of {prefix}{name}"] = fingerprint(hooks, known=known)
-            if vars(parameter):
-                state[f"attributes of {prefix}{name}"] = fingerprint(vars(parameter), known=known)
+        if isinstance(holder, nn.Module):
+            for name, parameter in own_parameters(holder):
+                if any(hooks := tensor_hooks(parameter)):
+                    state[f"hooks of {prefix}{name}"] = fingerprint(hooks, known=known)
+            for name, tensor in (*own_parameters(holder), *own_buffers(holder)):
+                if vars(tensor):
+                    state[f"attributes of {prefix}{name}"] = fingerprint(vars(tensor), known=known)
     seen.keep(holders)
     for number, optimizer in enumerate(optimizers):
         for name, value in vars(optimizer).items():
