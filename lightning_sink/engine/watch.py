@@ -8,7 +8,9 @@ step (`global_step`, the clock, the data of a tensor as numpy sees it). What a s
 from __future__ import annotations
 
 import copy
+import dis
 import gc
+import importlib
 import inspect
 import io
 import random
@@ -99,6 +101,20 @@ def _is_users(frame: FrameType) -> bool:
     return is_users(frame.f_globals.get("__name__", ""))
 
 
+def _is_own(frame: FrameType) -> bool:
+    """Tells whether a line is one of the user's own code, and of no package that was installed beside it."""
+    return _is_users(frame) and not _is_installed(frame)
+
+
+@lru_cache(maxsize=4096)
+def _reads_modules(code: CodeType) -> bool:
+    """Tells whether some code names `sys.modules`."""
+    if not {"sys", "modules"} <= {*code.co_names}:
+        return False
+    named = [instruction.argval for instruction in dis.get_instructions(code)]
+    return ("sys", "modules") in zip(named, named[1:], strict=False)
+
+
 def _is_installed(frame: FrameType) -> bool:
     """Tells whether a file is a package's that was installed beside the user's own code."""
     return any(folder in frame.f_code.co_filename for folder in ("site-packages", "dist-packages"))
@@ -128,9 +144,8 @@ _WRITERS = {
     "nt": {"write", "open", "stat", "listdir", "scandir"},
 }
 # By these, code reaches globals whose names it does not say, and these may be any: asked of the user's own lines alone.
-_BY_ANY_NAME = {"globals": "`globals()` is called", "import_module": "`importlib.import_module()` is called"}
-_BY_ANY_NAME |= {"__import__": "`__import__()` is called", "modules": "`sys.modules` is read"}
-_BY_ANY_NAME |= {"_version": "`Tensor._version` is read"}
+_BY_ANY_NAME = (globals, __import__, eval, exec)
+_IMPORTS = id(importlib.import_module.__code__)
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
 _GENERATOR = (torch.random.manual_seed, torch.random.set_rng_state, torch.random.get_rng_state)
@@ -175,10 +190,8 @@ def watch_reads(
         if code.co_name.startswith("add_") and frame.f_globals.get("__name__", "").startswith(_BOARD):
             told[id(code)] = f"`SummaryWriter.{code.co_name}()` is called"
         users[id(code)] = is_users
-        if is_users and _is_users(frame) and not _is_installed(frame):
-            for name in _BY_ANY_NAME.keys() & {*code.co_names}:
-                if name != "modules" or "sys" in code.co_names:
-                    report(_BY_ANY_NAME[name])
+        if is_users and _is_own(frame) and _reads_modules(code):
+            report("`sys.modules` is read")
         return is_users
 
     def hook(frame: FrameType, event: str, arg: Any) -> None:
@@ -193,6 +206,8 @@ def watch_reads(
                 report(told[key])
             if key in _LOOK_AT_ALL and frame.f_back is not None and _is_users(frame.f_back):
                 past.append(frame.f_code)
+            if key == _IMPORTS and frame.f_back is not None and _is_own(frame.f_back):
+                report("`importlib.import_module()` is called")
             name = names.get(key)
             # Lightning reads its own counters in every step; a read counts where the user's line asks for it.
             if name is not None and frame.f_back is not None and _asked_by_user(frame.f_back, name):
@@ -200,6 +215,8 @@ def watch_reads(
         elif event == "c_call" and is_users:
             if arg is vars or arg is dir:
                 past.append(arg)
+            if arg in _BY_ANY_NAME and _is_own(frame):
+                report(f"`{arg.__name__}()` is called")
             name = _read_by(arg)
             if name is not None and not (arg.__name__ in _STATE and _is_asked_by_machine_code(frame)):
                 report(name)

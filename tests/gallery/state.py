@@ -347,6 +347,81 @@ for what, find in ON_WHAT.items():
     add(f"a weight by epochs on {what}", lambda find=find, kind=weigh: kind(find))
 
 
+@case()
+class AMarkThatMoves(Small):
+    """An attribute moves from one tensor of a list to another between the epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.several = [torch.ones(1), torch.full((1,), 3.0)]
+        self.several[0].chosen = True
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * next(tensor for tensor in self.several if hasattr(tensor, "chosen"))
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            del self.several[0].chosen
+            self.several[1].chosen = True
+
+
+@case(eager="the step puts a tensor with attributes of its own into")
+class AnAverageWithItsDecay(Small):
+    """The tensor is another one in each step, and what is on it goes from one to the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = torch.zeros(6)
+        self.average.decay = 0.9
+
+    def training_step(self, batch, batch_idx):
+        decay = self.average.decay
+        self.average = decay * self.average + (1 - decay) * batch[0].mean(0)
+        self.average.decay = decay
+        return self.loss(batch) + self.average.sum()
+
+
+@case(eager="a tensor with attributes of its own")
+class LossesWithALabel(Small):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        kept = loss.detach()
+        kept.label = "loss"
+        self.losses.append(kept)
+        return loss
+
+    def on_train_epoch_end(self):
+        assert all(loss.label == "loss" for loss in self.losses)
+
+
+@case()
+class BuffersMadeAnew(Small):
+    """What torch itself puts on each is nobody's."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = nn.Buffer(torch.zeros(6))
+
+    def training_step(self, batch, batch_idx):
+        self.average = nn.Buffer(0.9 * self.average + 0.1 * batch[0].mean(0))
+        return self.loss(batch) + self.average.sum()
+
+
+@case()
+class NamesLikeThoseThatReachGlobals(Small):
+    def __init__(self):
+        super().__init__()
+        self.globals, self._version = 2.0, 3.0
+
+    def training_step(self, batch, batch_idx):
+        layers = sum(isinstance(module, nn.Linear) for module in self.modules())
+        return self.loss(batch) * (self.globals + self._version + layers) / min(sys.maxsize, 5)
+
+
 # -- globals that are reached by other names ---------------------------------------------------------------------------
 
 OTHER_WAYS = {
@@ -354,6 +429,8 @@ OTHER_WAYS = {
     "importlib": lambda: importlib.import_module(__name__).counts,
     "__import__": lambda: getattr(__import__(__name__, fromlist=["counts"]), "counts"),  # noqa: B009
     "sys.modules": lambda: sys.modules[__name__].counts,
+    "globals() by another name": lambda looked_up=globals: looked_up()["counts"],
+    "eval": lambda: eval("counts"),
 }
 counts: SimpleNamespace
 
@@ -369,10 +446,5 @@ class CountingInAGlobal(Small):
 
 
 for way, find in OTHER_WAYS.items():
-    add(f"steps counted in a global found by {way}", lambda find=find: CountingInAGlobal(find), eager=way.strip("()"))
-
-
-@case(eager="`Tensor._version` is read")
-class WeighsByTheVersionOfItsWeights(Small):
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch) * (1.0 + self.net[0].weight._version % 3)
+    told = way.split("()")[0]
+    add(f"steps counted in a global found by {way}", lambda find=find: CountingInAGlobal(find), eager=told)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.appends import Appends, tensors_in
+from lightning_sink.engine.state.attributes import own_attributes
 from lightning_sink.engine.state.slots import Slot, Snapshot, shape_of, share_memory, storages
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.tracing.record import Recorder
@@ -80,6 +81,9 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
         recorder.hazard(f"{name} disappears")
     _check_gradients(recorder, after, leaves)
     _check_aliases(recorder, after, filled)
+    for slot in filled:
+        if (left := after.tensors[slot.name]) is not None and own_attributes(left):
+            recorder.hazard(f"the step puts a tensor with attributes of its own into {slot.name}")
     appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))
     _check_collected(recorder, after, appends, collected)
     outputs = [*tensors, *result.logged, *collected, *(after.tensors[slot.name] for slot in filled)]
@@ -127,6 +131,9 @@ def _check_collected(recorder: Recorder, after: Snapshot, appends: Appends, coll
     for name, place in zip(appends.names, storages(collected), strict=True):
         if place in held:
             recorder.hazard(f"the step appends to `{name}` what shares its memory with a tensor of the training's")
+    for name, tensor in zip(appends.names, collected, strict=True):
+        if own_attributes(tensor):
+            recorder.hazard(f"the step appends to `{name}` a tensor with attributes of its own")
 
 
 @dataclass

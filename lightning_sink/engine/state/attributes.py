@@ -35,8 +35,11 @@ _DEEPEST = 12
 # Of the standard library's objects only these, and those of `insides.py`, are looked into.
 _TRANSPARENT = frozenset(["_thread", "argparse", "collections", "queue", "types"])
 
-# And of torch's: distributions compute with what they hold, and users put attributes on datasets.
-_TORCHS = "torch.distributions", "torch.utils.data.dataset"
+_BUFFERS = frozenset(["_is_buffer", "persistent"])
+"""Attributes of each `nn.Buffer`."""
+
+_DATASETS = frozenset(["cumulative_sizes", "dataset", "datasets", "indices", "tensors"])
+"""Attributes of torch's own datasets: data, of which there may be millions."""
 
 _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
 
@@ -75,7 +78,8 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
     if in_slots and isinstance(value, Tensor):
         return _untensored(value, known)
     if in_slots and kind is list and value and all(is_a(item, Tensor) for item in value):
-        return kind, "tensors", len(value), tuple(_untensored(item, known) for item in value if vars(item))
+        marked = [_untensored(item, known) for item in value] if any(map(vars, value)) else ()
+        return kind, "tensors", len(value), tuple(marked)
     if in_slots and kind in (tuple, list, dict):
         items = list(value.items()) if kind is dict else list(enumerate(value))
         return kind, tuple((fingerprint(key), _untensored(item, known)) for key, item in items)
@@ -98,7 +102,14 @@ def _untensored(item: Any, known: Collection[int]) -> Hashable:
     """Returns a fingerprint of an item; of a tensor, only of the attributes that somebody has put on it."""
     if not is_a(item, Tensor):
         return fingerprint(item, known=known)
-    return ("tensor", fingerprint(vars(item), known=known)) if vars(item) else "tensor"
+    return ("tensor", fingerprint(own, known=known)) if (own := own_attributes(item)) else "tensor"
+
+
+def own_attributes(value: Any) -> dict[str, Any]:
+    """Returns what somebody has put on a tensor or a dataset, beside what torch itself does."""
+    held = vars(value)
+    left_out = (_BUFFERS if "_is_buffer" in held else ()) if is_a(value, Tensor) else _DATASETS
+    return {name: item for name, item in held.items() if name not in left_out} if held and left_out else held
 
 
 def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
@@ -214,8 +225,8 @@ class _Walk:
             return _plain_in(value) if is_users(value.__name__) else None
         if isinstance(value, nn.Module):
             return None if id(value) in self._known else _of_module(value)
-        if isinstance(value, Tensor) and vars(value):
-            return [Same(value), vars(value)]
+        if isinstance(value, Tensor) or type(value).__module__ == "torch.utils.data.dataset":
+            return [Same(value), own] if (own := own_attributes(value)) else None
         held = insides(value)
         return [*(held or ()), *_attributes(value)] if _is_users_object(value) else held
 
@@ -269,7 +280,7 @@ def _is_users_object(value: Any) -> bool:
         return False
     module = type(value).__module__
     root = module.partition(".")[0]
-    if module.startswith(_TORCHS):
+    if module.startswith("torch.distributions"):
         return True
     return is_users(module) or root in _TRANSPARENT
 

@@ -19,7 +19,14 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_parameters, tensor_hooks
 from lightning_sink.engine.state.attribute_watch import ABSENT, AttributeWatch
-from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS, Same, fingerprint
+from lightning_sink.engine.state.attributes import (
+    CONTAINERS,
+    SCALARS,
+    TENSOR_HOLDERS,
+    Same,
+    fingerprint,
+    own_attributes,
+)
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.watch import is_library
 
@@ -121,8 +128,8 @@ def python_state(
                 if any(hooks := tensor_hooks(parameter)):
                     state[f"hooks of {prefix}{name}"] = fingerprint(hooks, known=known)
             for name, tensor in (*own_parameters(holder), *own_buffers(holder)):
-                if vars(tensor):
-                    state[f"attributes of {prefix}{name}"] = fingerprint(vars(tensor), known=known)
+                if own := own_attributes(tensor):
+                    state[f"attributes of {prefix}{name}"] = fingerprint(own, known=known)
     seen.keep(holders)
     for number, optimizer in enumerate(optimizers):
         for name, value in vars(optimizer).items():
