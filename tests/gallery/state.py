@@ -4,6 +4,7 @@ import importlib
 import sys
 from types import SimpleNamespace
 
+import lightning as L
 import numpy as np
 import torch
 from torch import nn
@@ -399,6 +400,20 @@ class LossesWithALabel(Small):
 
     def on_train_epoch_end(self):
         assert all(loss.label == "loss" for loss in self.losses)
+
+
+class SeesALabel(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        assert outputs["kept"].label == "loss"
+
+
+@case(eager="attributes of its own into what it returns", options={"callbacks": lambda: [SeesALabel()]})
+class ALabelOnWhatIsReturned(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        kept = loss.detach()
+        kept.label = "loss"
+        return {"loss": loss, "kept": kept}
 
 
 @case()

@@ -81,11 +81,11 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
         recorder.hazard(f"{name} disappears")
     _check_gradients(recorder, after, leaves)
     _check_aliases(recorder, after, filled)
-    for slot in filled:
-        if (left := after.tensors[slot.name]) is not None and own_attributes(left):
-            recorder.hazard(f"the step puts a tensor with attributes of its own into {slot.name}")
     appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))
     _check_collected(recorder, after, appends, collected)
+    placed = [(f"`{slot.name}`", after.tensors[slot.name]) for slot in filled]
+    placed += [(f"`{name}`", tensor) for name, tensor in zip(appends.names, collected, strict=True)]
+    _check_attributes(recorder, [*placed, *(("what it returns", tensor) for tensor in tensors)])
     outputs = [*tensors, *result.logged, *collected, *(after.tensors[slot.name] for slot in filled)]
     recording = recorder.finish([tensor for tensor in outputs if tensor is not None])
     constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
@@ -131,9 +131,13 @@ def _check_collected(recorder: Recorder, after: Snapshot, appends: Appends, coll
     for name, place in zip(appends.names, storages(collected), strict=True):
         if place in held:
             recorder.hazard(f"the step appends to `{name}` what shares its memory with a tensor of the training's")
-    for name, tensor in zip(appends.names, collected, strict=True):
-        if own_attributes(tensor):
-            recorder.hazard(f"the step appends to `{name}` a tensor with attributes of its own")
+
+
+def _check_attributes(recorder: Recorder, placed: list[tuple[str, Tensor | None]]) -> None:
+    """A program gives tensors on which nobody has put anything."""
+    for place, tensor in placed:
+        if tensor is not None and own_attributes(tensor):
+            recorder.hazard(f"the step puts a tensor with attributes of its own into {place}")
 
 
 @dataclass
