@@ -77,7 +77,7 @@ OPERATIONS = {
     "a hook": lambda m: m[0].register_forward_hook(print),
     "hooks go": lambda m: m[0]._forward_hooks.clear(),
     "what is left out": lambda m: setattr(m, "noise", m.noise + 1),
-    "an object": lambda m: vars(m.options).update(depth=len(vars(m.options))),
+    "an object": lambda m: vars(m.options).update(depth=vars(m.options).get("depth", 0) + 1),
     "nothing": lambda m: None,
 }
 
