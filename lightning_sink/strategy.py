@@ -153,11 +153,9 @@ class SinkStrategy(SingleDeviceStrategy):
             optimizers, callbacks = list(self.optimizers), in_step(trainer)
             self._engine = make_engine(
                 self._asked(module),
-                Parts(module, [*callbacks, *parts_of_precision(trainer)], is_metric),
-                optimizers,
+                Parts(module, optimizers, [*callbacks, *parts_of_precision(trainer)], is_metric, machinery()),
                 counters=counters(trainer),
                 codes=watched_getters(trainer),
-                ignore=machinery(),
                 outside=reached_through(trainer),
             )
             self._engine_optimizers, self._engine_callbacks = optimizers, callbacks

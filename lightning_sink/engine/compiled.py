@@ -8,12 +8,10 @@ branches that numbers decide, and `_state`, looked at when a sink begins.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from types import CodeType
 from typing import Any
-
-from torch.optim import Optimizer
 
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, TurnTaking
 from lightning_sink.engine.eager import EagerEngine
@@ -41,13 +39,12 @@ class CompiledEngine(Engine):
     """Records steps and runs programs.
 
     Args:
-        parts: The module whose state the step reads and writes, and what belongs to it.
+        parts: What the step reads and writes: the module, the optimizers, and what belongs to them.
         costly: Whether compiling takes long enough to wait until a kind of step comes again.
         verify: How many steps of each new program are compared with eager ones.
         fallback: Told once of each reason why steps run the plain way; may raise.
         counters: What gives a counter of the owner's in the step that is about to run, by the name that users know.
         codes: Code objects of getters whose reads depend on the step, with their names.
-        ignore: Attributes of the module that say nothing about the step.
         outside: As for `Granted`.
     """
 
@@ -55,7 +52,6 @@ class CompiledEngine(Engine):
         self,
         name: str,
         parts: Parts,
-        optimizers: list[Optimizer],
         compiler: Compiler,
         *,
         costly: bool,
@@ -63,19 +59,17 @@ class CompiledEngine(Engine):
         fallback: Callable[[Hazard], None],
         counters: Mapping[str, Callable[[], int]],
         codes: Mapping[CodeType, str],
-        ignore: frozenset[str] = frozenset(),
         outside: Outside = lambda codes: dict,
     ) -> None:
         self.name, self._verify, self._parts = name, verify, parts
-        self._granted = Granted(parts, optimizers, ignore, outside)
+        self._hyper = Hyperparameters(parts.optimizers)
+        self._granted = Granted(parts, self._hyper, outside)
         self._generators = Generators(parts.device)
         self._glance: Glance = [], []
-        self._hyper = Hyperparameters(optimizers)
         self._programs = Programs()
         self._maker = ProgramMaker(
             self._programs,
             parts,
-            optimizers,
             self._hyper,
             Counts(counters),
             self._granted,
@@ -85,7 +79,7 @@ class CompiledEngine(Engine):
             fallback=fallback,
         )
         self._verified: dict[str, int] = {}
-        self._state: tuple[State, Hashable] | None = None
+        self._state: State | None = None
         self._sinks = 0
         self._plain_steps = 0
         self._looked_at = 0
@@ -178,11 +172,11 @@ class CompiledEngine(Engine):
         self._leave_programs()
         has_program = self._maker.run(sink, step, self._sinks)
         if self._state is not None:
-            self._state = self._granted.with_learned(self._state[0]), self._state[1]
+            self._state = self._granted.with_learned(self._state)
         if has_program:
             # Attributes that the first steps set are there now; what was looked at when the sink began is not.
             state = self._present_state(sink)
-            if self._changed(state) is not None:
+            if self._granted.changed_in(state, self._state) is not None:
                 self._programs.keep_last(step.key)  # steps of other kinds found something else when they were recorded
             self._state = state
 
@@ -389,7 +383,7 @@ class CompiledEngine(Engine):
             self._forget()
         self._parts.varying.update()
         state = self._present_state(sink)
-        changed = self._changed(state)
+        changed = self._granted.changed_in(state, self._state)
         if changed is not None:
             self._forget(changed)
             self._parts.varying.suspect(changed)
@@ -397,14 +391,7 @@ class CompiledEngine(Engine):
         self._plain_steps += 1
         self._looked_at = self._plain_steps
 
-    def _changed(self, state: tuple[State, Hashable]) -> list[str] | None:
-        """Returns the names of what has changed that programs take for granted; None where nothing has."""
-        before = self._state
-        if before is not None and state[1] == before[1]:
-            return self._granted.changed_in(state[0], before[0])
-        return self._granted.changed_in(state[0], before and before[0]) or []
-
-    def _present_state(self, sink: Sink) -> tuple[State, Hashable]:
+    def _present_state(self, sink: Sink) -> State:
         if sink.disturbed:
             self._granted.find_containers()
-        return self._granted.state(), self._hyper.constants()
+        return self._granted.state()

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.compiler.generated import missing_compiler
@@ -54,7 +53,7 @@ class Asked:
     say: Callable[[str], None]
 
 
-def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known: Any) -> Engine:
+def make_engine(asked: Asked, parts: Parts, **known: Any) -> Engine:
     """Returns the engine of a training.
 
     What else is `known` is what `CompiledEngine` takes of its owner.
@@ -93,7 +92,6 @@ def make_engine(asked: Asked, parts: Parts, optimizers: list[Optimizer], **known
     return CompiledEngine(
         name,
         parts,
-        optimizers,
         compiler if traced else timed(compiler, asked.say),
         costly=not traced,
         verify=asked.verify,

@@ -158,8 +158,7 @@ class DataSink:
             known = state.identities() | set(map(id, self._schedulers))
             self._engine = make_engine(
                 self._asked,
-                Parts(module),
-                state.optimizers,
+                Parts(module, state.optimizers),
                 counters={},
                 codes=codes,
                 outside=lambda codes: lambda: bound_state(self._function, known),

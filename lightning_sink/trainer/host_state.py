@@ -61,7 +61,7 @@ class HostState:
             trainer.accumulate_grad_batches,
             global_states(),
             [state.tolist() for state in Generators(trainer.strategy.root_device).state()[1:]],
-            python_state(Parts(module, parts_of_precision(trainer), is_metric), ignore=_OF_LIGHTNING, seen=seen),
+            python_state(Parts(module, (), parts_of_precision(trainer), is_metric, _OF_LIGHTNING), seen),
         ]
         self._held = tensors  # so that nothing else gets their identities
         self._kept = [tensor for item in callbacks for tensor in _held_by(item)]

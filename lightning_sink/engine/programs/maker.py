@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import CodeType
 
-from torch.optim import Optimizer
-
 from lightning_sink.engine.compiler.functions import Functions
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
 from lightning_sink.engine.programs.binding import Binding, Observation, observe
@@ -47,7 +45,6 @@ class ProgramMaker:
         self,
         programs: Programs,
         parts: Parts,
-        optimizers: list[Optimizer],
         hyper: Hyperparameters,
         counts: Counts,
         granted: Granted,
@@ -57,7 +54,7 @@ class ProgramMaker:
         codes: Mapping[CodeType, str],
         fallback: Callable[[Hazard], None],
     ) -> None:
-        self._programs, self._parts, self._optimizers, self._hyper = programs, parts, optimizers, hyper
+        self._programs, self._parts, self._hyper = programs, parts, hyper
         self._counts, self._granted, self._costly, self._codes = counts, granted, costly, codes
         self._fallback = fallback
         self._functions = Functions(compiler, Generators(parts.device))
@@ -160,13 +157,13 @@ class ProgramMaker:
     def _record(self, sink: Sink, step: Step, candidate: Candidate) -> bool:
         self._has_recorded = True
         self._parts.collected.leave_out(sink.option_names)
-        before = Snapshot(self._parts, self._optimizers)
+        before = Snapshot(self._parts)
         recorder = Recorder(
             self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python, sink.sets_options
         )
         result = sink.run(step, recorder)
         self._granted.learn(recorder.ran)
-        observation = observe(recorder, before, Snapshot(self._parts, self._optimizers), step, result)
+        observation = observe(recorder, before, Snapshot(self._parts), step, result)
         self._note_volatile(observation)
         recording = observation.recording
         self._parts.varying.check([hazard.what for hazard in recording.frozen], not recording.hazards)

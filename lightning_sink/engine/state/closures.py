@@ -17,7 +17,6 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, python_state
@@ -52,15 +51,13 @@ def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -
     return found
 
 
-def outside_state(
-    functions: Iterable[FunctionType], inside: nn.Module, optimizers: Iterable[Optimizer] = ()
-) -> dict[str, Hashable]:
+def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, Hashable]:
     """Returns a fingerprint of what the functions take from outside, tensors by identity.
 
-    The module `inside`, with all its submodules, and the optimizers are looked at by themselves.
+    The module, with all its submodules, and the optimizers are looked at by themselves.
     """
-    known = set(inside.modules())
-    identities = {id(item) for item in (*known, *optimizers)}
+    known = set(parts.module.modules())
+    identities = {id(item) for item in (*known, *parts.optimizers)}
     state: dict[str, tuple[Hashable, ...]] = {}
     met = Counter[str]()
     for function in functions:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from itertools import chain
 from types import CodeType, FunctionType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from lightning_sink.engine.private import global_hooks, own_tensors
 from lightning_sink.engine.state.attributes import (
@@ -22,6 +21,7 @@ from lightning_sink.engine.state.attributes import (
 )
 from lightning_sink.engine.state.closures import Variables, find_functions, kept_results, outside_state
 from lightning_sink.engine.state.holders import Seen, python_state, users_classes
+from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, place_of
 from lightning_sink.engine.watch import is_users
 
@@ -48,8 +48,23 @@ def agree(one: Glance, other: Glance) -> bool:
     return one[1] == other[1] and are_the_same(one[0], other[0])
 
 
-State = tuple[Hashable, Hashable, tuple[tuple[str, Hashable], ...], Hashable, Hashable]
-"""All that programs take for granted at one moment; what is Python's of it in the middle, by name."""
+class State(NamedTuple):
+    """All that programs take for granted at one moment.
+
+    Attributes:
+        training: Which modules train.
+        gradients: Which parameters ask for gradients.
+        python: What is Python's, by the names that users know it by.
+        switches: Of torch's global settings those that a step depends on.
+        constants: The optimizers' options that are no inputs.
+    """
+
+    training: tuple[bool, ...]
+    gradients: tuple[bool, ...]
+    python: dict[str, Hashable]
+    switches: Hashable
+    hooks: tuple[Any, ...]
+    constants: tuple[Any, ...]
 
 
 def _count(looks: Iterable[Hashable]) -> int:
@@ -60,17 +75,13 @@ class Granted:
     """Looks at attributes, and at the variables outside the functions that steps were seen to call.
 
     Args:
-        ignore: Attributes of the module that say nothing about a step.
         outside: Takes code; returns what looks at all that it reaches in a way that only the owner knows, and gives a
             fingerprint.
     """
 
-    def __init__(
-        self, parts: Parts, optimizers: list[Optimizer], ignore: frozenset[str], outside: Outside = lambda codes: dict
-    ) -> None:
-        self._parts = parts
-        self._module = parts.module
-        self._optimizers, self._ignore, self._outside = optimizers, ignore, outside
+    def __init__(self, parts: Parts, hyper: Hyperparameters, outside: Outside = lambda codes: dict) -> None:
+        self._parts, self._hyper, self._outside = parts, hyper, outside
+        self._module, self._optimizers = parts.module, parts.optimizers
         self._codes: dict[int, CodeType] = {}
         self._look_outside = outside(())
         self._nested: list[Iterable[Any]] = []
@@ -97,15 +108,14 @@ class Granted:
     def with_learned(self, state: State) -> State:
         """Returns a state with what has been learned since, as it was then: to be looked at is no change of it."""
         learned, self._learned = self._learned, {}
-        return state if not learned else (*state[:2], (*state[2], *learned.items()), *state[3:])
+        return state._replace(python={**state.python, **learned}) if learned else state
 
     def _outside_values(self) -> dict[str, Hashable]:
-        return {**outside_state(self._functions, self._module, self._optimizers), **self._look_outside()}
+        return {**outside_state(self._functions, self._parts), **self._look_outside()}
 
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
-        state = python_state(self._parts, self._optimizers, self._ignore, self._seen)
-        return {**state, **self._outside_values()}
+        return {**python_state(self._parts, self._seen), **self._outside_values()}
 
     def glance(self) -> Glance:
         """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer."""
@@ -159,10 +169,11 @@ class Granted:
         tensors = (*own_tensors(modules), *(parameter for group in groups for parameter in group))
         training = tuple([module.training for module in modules])
         gradients = tuple([tensor.requires_grad for tensor in tensors])
-        return training, gradients, tuple(self.python().items()), _switches(self._parts.device.type), global_hooks()
+        switches = _switches(self._parts.device.type)
+        return State(training, gradients, self.python(), switches, global_hooks(), self._hyper.constants())
 
     def changed_in(self, state: State, before: State | None) -> list[str] | None:
-        """Returns the names of Python values that a state does not share with the one before; None if all is as it was.
+        """Returns the names of Python values that differ from those of the state before; None if all is as it was.
 
         What changes and no program depends on counts as what it was.
         """
@@ -170,10 +181,9 @@ class Granted:
             return []
         if state == before:
             return None
-        old, new = dict(before[2]), dict(state[2])
-        cover = self._parts.varying.cover
+        old, new, cover = before.python, state.python, self._parts.varying.cover
         changed = [name for name in changed_names(old, new) if not cover(name, old.get(name), new.get(name))]
-        return None if not changed and (*state[:2], *state[3:]) == (*before[:2], *before[3:]) else changed
+        return None if not changed and state == before._replace(python=new) else changed
 
     def forget(self) -> None:
         """Lets go of the functions, and of what was seen."""

@@ -15,7 +15,6 @@ from operator import is_
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_parameters, tensor_hooks
 from lightning_sink.engine.state.attribute_watch import ABSENT, AttributeWatch
@@ -100,10 +99,8 @@ def _is_empty(name: str, value: Any) -> bool:
     return kind in CONTAINERS and not value and (kind is not OrderedDict or name in _OF_EVERY_MODULE)
 
 
-def python_state(
-    parts: Parts, optimizers: Collection[Optimizer] = (), ignore: frozenset[str] = frozenset(), seen: Seen | None = None
-) -> dict[str, Hashable]:
-    """Returns a fingerprint of all about a training that is no tensor, but for attributes of the module to ignore.
+def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
+    """Returns a fingerprint of all about a training that is no tensor.
 
     `seen` is what was seen in other looks at the same training; None where there are none.
     """
@@ -111,9 +108,9 @@ def python_state(
     state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in apart}
     held = list(parts.holders())
     holders = {id(holder) for _, holder in held}
-    known = holders | {id(optimizer) for optimizer in optimizers}
+    known = holders | {id(optimizer) for optimizer in parts.optimizers}
     known |= {id(submodule) for _, module in apart for submodule in module.modules()}
-    seen, of_module = seen or Seen(), TENSOR_HOLDERS | (ignore - MODULE_HOOKS)
+    seen, of_module = seen or Seen(), TENSOR_HOLDERS | (parts.ignore - MODULE_HOOKS)
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind)
     state |= parts.collected.state()
@@ -131,7 +128,7 @@ def python_state(
                 if own := own_attributes(tensor):
                     state[f"attributes of {prefix}{name}"] = fingerprint(own, known=known)
     seen.keep(holders)
-    for number, optimizer in enumerate(optimizers):
+    for number, optimizer in enumerate(parts.optimizers):
         for name, value in vars(optimizer).items():
             if name not in ("state", "param_groups"):
                 state[f"optimizer {number}.{name}"] = fingerprint(value, known=known)

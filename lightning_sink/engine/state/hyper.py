@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ def _plain_form(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, bool]:
 class Hyperparameters:
     """Reads, lifts and puts back the entries of optimizers' parameter groups."""
 
-    def __init__(self, optimizers: list[Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
         self._entries: list[tuple[dict[str, Any], str, int | None]] = []
         self._owners: list[int] = []

@@ -152,15 +152,19 @@ class Parts:
 
     Attributes:
         module: The module; its submodules belong to it.
+        optimizers: The optimizers, which keep state and options.
         others: Objects that take part in the step besides; the modules that they hold belong to them.
         is_apart: Tells of a submodule whether the owner of the training keeps it up to date by itself.
+        ignore: Attributes of the module that say nothing about a step.
         collected: Those among the attributes in which steps collect.
         varying: Those that change between sinks.
     """
 
     module: nn.Module
+    optimizers: Sequence[Optimizer] = ()
     others: Sequence[Any] = ()
     is_apart: Callable[[nn.Module], bool] = lambda module: False
+    ignore: frozenset[str] = frozenset()
     collected: Collected = field(default_factory=Collected)
     varying: Varying = field(default_factory=Varying)
 
@@ -198,9 +202,9 @@ class Parts:
             yield from self._within(child, f"{path}{name}.", seen)
 
 
-def find_slots(parts: Parts, optimizers: Iterable[Optimizer]) -> dict[str, Slot]:
+def find_slots(parts: Parts) -> dict[str, Slot]:
     """Returns every slot of a training by name, filled or not, each tensor once."""
-    slots = [*_attribute_slots(parts.holders(), parts.collected), *_optimizer_slots(parts.module, optimizers)]
+    slots = [*_attribute_slots(parts.holders(), parts.collected), *_optimizer_slots(parts.module, parts.optimizers)]
     return {slot.name: slot for slot in slots}
 
 
@@ -241,9 +245,9 @@ class Snapshot:
     not kept here.
     """
 
-    def __init__(self, parts: Parts, optimizers: list[Optimizer]) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.slots = find_slots(parts, optimizers)
+        self.slots = find_slots(parts)
         self.tensors = {name: slot.get() for name, slot in self.slots.items()}
         self.pointers = {name: place_of(tensor) for name, tensor in self.tensors.items() if tensor is not None}
         held = {id(tensor): tensor for tensor in self.tensors.values() if tensor is not None and place_of(tensor)}
@@ -252,21 +256,20 @@ class Snapshot:
         for name, tensor in self.tensors.items():
             if tensor is not None:
                 self.names.setdefault(id(tensor), []).append(name)
-        self.optimizers = optimizers
-        self._states = [{key: copy(value) for key, value in item.state.items()} for item in optimizers]
+        self._states = [{key: copy(value) for key, value in item.state.items()} for item in parts.optimizers]
 
     def again(self) -> Snapshot:
         """Returns a snapshot of the same training as it is now."""
-        return Snapshot(self.parts, self.optimizers)
+        return Snapshot(self.parts)
 
     def is_optimizer_state(self, tensor: Tensor) -> bool:
         """Tells whether an optimizer keeps the tensor in its state, now."""
-        states = (state for optimizer in self.optimizers for state in optimizer.state.values())
+        states = (state for optimizer in self.parts.optimizers for state in optimizer.state.values())
         return any(value is tensor for state in states if isinstance(state, dict) for value in state.values())
 
     def restore(self) -> None:
         """Puts every tensor back into its slot and forgets optimizer state that was made since."""
-        for optimizer, states in zip(self.optimizers, self._states, strict=True):
+        for optimizer, states in zip(self.parts.optimizers, self._states, strict=True):
             for key in list(optimizer.state):
                 if key in states and isinstance(states[key], dict):
                     optimizer.state[key].clear()

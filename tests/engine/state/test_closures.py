@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lightning_sink.engine.state.closures import find_functions, outside_state
+from lightning_sink.engine.state.slots import Parts
 
 SCALE = 1.0
 TABLE = {"scale": 1.0}
@@ -22,7 +23,7 @@ def uses_globals():
 
 
 def state(function, inside=None):
-    return outside_state([function], inside or nn.Module())
+    return outside_state([function], Parts(inside or nn.Module()))
 
 
 def test_functions_are_found_by_their_code():
@@ -38,6 +39,7 @@ def test_functions_of_libraries_are_left_out():
 FROZEN = """
 import gc
 from lightning_sink.engine.state.closures import find_functions, outside_state
+from lightning_sink.engine.state.slots import Parts
 from torch import nn
 
 def make(scale):
@@ -53,9 +55,9 @@ gc.freeze()
 other, _ = make(2.0)  # of the same code, and not frozen
 found = find_functions([function.__code__])
 assert set(found) == {function, other}
-before = outside_state([function], nn.Module())
+before = outside_state([function], Parts(nn.Module()))
 change(3.0)
-assert outside_state([function], nn.Module()) != before
+assert outside_state([function], Parts(nn.Module())) != before
 """
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from lightning_sink.engine.state.granted import Granted, agree
+from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts
 
 LOOSE = nn.Parameter(torch.ones(1))
@@ -13,7 +14,7 @@ LOOSE = nn.Parameter(torch.ones(1))
 def made():
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     optimizer = torch.optim.SGD([*module.parameters(), LOOSE], 0.1)
-    return module, optimizer, Granted(Parts(module), [optimizer], frozenset())
+    return module, optimizer, Granted(Parts(module, [optimizer]), Hyperparameters([optimizer]))
 
 
 CHANGES = {
@@ -48,7 +49,7 @@ def test_what_steps_add_to_is_not_taken_for_granted():
     """Nor is the whole training looked at anew at each step, where callbacks run between them."""
     module = Counts()
     parts = Parts(module)
-    granted = Granted(parts, [], frozenset())
+    granted = Granted(parts, Hyperparameters([]))
     granted.find_containers()
     module.step()
     control = granted.state(), granted.glance()

@@ -17,9 +17,9 @@ from lightning_sink.engine.state.slots import Parts
 def changed(change, module=None, optimizer=None):
     module = module or nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     optimizers = [optimizer or torch.optim.SGD(module.parameters(), 0.1)]
-    before = python_state(Parts(module), optimizers)
+    before = python_state(Parts(module, optimizers))
     change(module, optimizers[0])
-    after = python_state(Parts(module), optimizers)
+    after = python_state(Parts(module, optimizers))
     return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
 
@@ -51,7 +51,7 @@ def test_control_training_a_step_changes_nothing():
 def test_ignored_are_attributes_of_the_root_only_and_no_hooks():
     module = nn.Sequential(nn.Linear(2, 2))
     module.noise = module[0].noise = 1
-    state = python_state(Parts(module), ignore=frozenset(["noise", "_forward_hooks"]))
+    state = python_state(Parts(module, ignore=frozenset(["noise", "_forward_hooks"])))
     assert "noise" not in state
     assert {"0.noise", "_forward_hooks"} <= state.keys()
 
@@ -92,13 +92,13 @@ def test_a_look_that_remembers_finds_what_a_new_one_finds(operations):
     module.scale, module.ratio, module.noise, module.rows, module.names = 1, 0.5, 0, [], {}
     module.ordered, module.quiet = OrderedDict(), 1
     module.table, module.mask, module.other, module.options = {"a": []}, None, 1, Options()
-    parts, ignore, seen = Parts(module, [Options()]), frozenset(["noise", "quiet"]), Seen()
-    before = python_state(parts, ignore=ignore, seen=seen)
-    assert before == python_state(parts, ignore=ignore)
+    parts, seen = Parts(module, others=[Options()], ignore=frozenset(["noise", "quiet"])), Seen()
+    before = python_state(parts, seen)
+    assert before == python_state(parts)
     for operation in operations:
         OPERATIONS[operation](module)
-        found = python_state(parts, ignore=ignore, seen=seen)
-        assert found == python_state(parts, ignore=ignore)
+        found = python_state(parts, seen)
+        assert found == python_state(parts)
         if operation in ("a number", "an empty list is filled", "an item deep down", "a hook", "an object"):
             assert found != before, "the control: such a change is seen at all"
         before = found
@@ -107,12 +107,12 @@ def test_a_look_that_remembers_finds_what_a_new_one_finds(operations):
 def test_what_was_seen_is_not_kept():
     module, seen = nn.Sequential(nn.Linear(2, 2)), Seen()
     module.kept = torch.ones(2, requires_grad=True).exp()
-    python_state(Parts(module), seen=seen)
+    python_state(Parts(module), seen)
     gone = [weakref.ref(module[0]), weakref.ref(module.kept)]
     module[0], module.kept = nn.Linear(2, 2), None
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
     for _ in range(5):
         module[0] = nn.Linear(2, 2)
-        python_state(Parts(module), seen=seen)
+        python_state(Parts(module), seen)
     assert len(seen._holders) == 2

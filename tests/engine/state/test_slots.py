@@ -29,7 +29,7 @@ def training():
 
 def test_every_place_has_a_slot(training):
     net, optimizer = training
-    found = set(find_slots(Parts(net), [optimizer]))
+    found = set(find_slots(Parts(net, [optimizer])))
     assert {"layer.weight", "count", "plain", "pair[0]", "list[0]", "table['a']", "gradient of layer.weight"} <= found
     assert "optimizer 0 state 'exp_avg' of layer.weight" in found
     assert not {"pair[1]", "list[1]", "table[3]"} & found
@@ -37,7 +37,7 @@ def test_every_place_has_a_slot(training):
 
 def test_a_slot_reads_and_fills_its_place(training):
     net, optimizer = training
-    slots = find_slots(Parts(net), [optimizer])
+    slots = find_slots(Parts(net, [optimizer]))
     replaceable = [name for name in slots if name not in ("layer.weight", "layer.bias")]
     for name in replaceable:
         new = slots[name].get() * 0 + 7
@@ -50,7 +50,7 @@ def test_a_slot_reads_and_fills_its_place(training):
 
 def test_a_slot_follows_a_container_that_is_replaced(training):
     net, optimizer = training
-    slots = find_slots(Parts(net), [optimizer])
+    slots = find_slots(Parts(net, [optimizer]))
     net.list, net.table, net.pair = [torch.ones(1)], {"a": torch.ones(1)}, (torch.ones(1),)
     assert [float(slots[name].get()) for name in ("list[0]", "table['a']", "pair[0]")] == [1, 1, 1]
     slots["list[0]"].set(torch.full((1,), 2.0))
@@ -59,7 +59,7 @@ def test_a_slot_follows_a_container_that_is_replaced(training):
 
 def test_a_slot_is_empty_where_its_place_is_gone(training):
     net, optimizer = training
-    slots = find_slots(Parts(net), [optimizer])
+    slots = find_slots(Parts(net, [optimizer]))
     net.list, net.table, net.pair, net.plain = [], None, 3, None
     optimizer.state.clear()
     names = ["list[0]", "table['a']", "pair[0]", "plain", "optimizer 0 state 'exp_avg' of layer.weight"]
@@ -68,19 +68,19 @@ def test_a_slot_is_empty_where_its_place_is_gone(training):
 
 def test_gradients_of_parameters_that_only_an_optimizer_knows():
     loose = nn.Parameter(torch.ones(2))
-    slots = find_slots(Parts(nn.Linear(1, 1)), [torch.optim.SGD([loose], 0.1)])
+    slots = find_slots(Parts(nn.Linear(1, 1), [torch.optim.SGD([loose], 0.1)]))
     assert "gradient of optimizer 0 group 0 parameter 0" in slots
 
 
 def test_going_back_puts_every_tensor_where_it_was(training):
     net, optimizer = training
-    before = Snapshot(Parts(net), [optimizer])
+    before = Snapshot(Parts(net, [optimizer]))
     held = dict(before.tensors)
     net.layer.weight.grad = None
     net.plain, net.list[0], net.pair = torch.ones(3), torch.ones(1), (torch.ones(1), 5)
     optimizer.state[net.layer.weight]["extra"] = torch.ones(1)
     before.restore()
-    after = Snapshot(Parts(net), [optimizer])
+    after = Snapshot(Parts(net, [optimizer]))
     assert after.tensors.keys() == held.keys()
     assert all(after.tensors[name] is tensor for name, tensor in held.items())
 
@@ -88,7 +88,7 @@ def test_going_back_puts_every_tensor_where_it_was(training):
 def test_state_made_since_is_forgotten():
     net = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(net.parameters())
-    before = Snapshot(Parts(net), [optimizer])
+    before = Snapshot(Parts(net, [optimizer]))
     net(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     before.restore()
@@ -98,6 +98,6 @@ def test_state_made_since_is_forgotten():
 
 def test_optimizer_state_is_told_apart(training):
     net, optimizer = training
-    snapshot = Snapshot(Parts(net), [optimizer])
+    snapshot = Snapshot(Parts(net, [optimizer]))
     assert snapshot.is_optimizer_state(optimizer.state[net.layer.weight]["step"])
     assert not snapshot.is_optimizer_state(net.layer.weight)

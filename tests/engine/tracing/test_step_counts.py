@@ -25,7 +25,7 @@ def after_steps(steps):
         module(torch.ones(2)).sum().backward()
         optimizer.step()
     equal, uses = [], Uses(print, lambda what: None)
-    before = Snapshot(Parts(module), [optimizer])
+    before = Snapshot(Parts(module, [optimizer]))
     writer = GraphWriter(Recording(fx.Graph()), lambda tensor, index: None)
     return module, optimizer, StepCounts(before, writer.node, uses, equal, nullcontext), equal, uses
 
@@ -61,7 +61,7 @@ def test_a_decision_by_a_count_holds_for_the_steps_where_it_comes_out_the_same()
 
 def test_a_step_of_adam_decides_nothing_by_its_counts():
     module, optimizer, *_ = after_steps(3)
-    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module), [optimizer]), {})
+    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module, [optimizer])), {})
     recorder.span(optimizer.step, lambda: None)
     recording = recorder.finish([])
     assert recording.hazards == []
