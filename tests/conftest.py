@@ -110,13 +110,13 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def rows(monkeypatch):
     """The lengths of rows in windows, in order, each with the number of its turns."""
-    made, original = [], Window.row
+    made, original = [], Window.in_row
 
-    def row(self, columns, numbers, steps):
+    def in_row(self, columns, numbers, steps):
         made.append((steps, len(self.turns)))
         return original(self, columns, numbers, steps)
 
-    monkeypatch.setattr(Window, "row", row)
+    monkeypatch.setattr(Window, "in_row", in_row)
     return made
 
 

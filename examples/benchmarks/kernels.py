@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from lightning_sink.engine.compiler import inductor, masks
 from lightning_sink.engine.compiler.loop import CompiledStep
 from lightning_sink.engine.compiler.masks import RowDraws
+from lightning_sink.engine.compiler.row import Turn
 from lightning_sink.engine.tracing.draws import Draw
 from lightning_sink.engine.tracing.recording import Recording
 
@@ -72,7 +73,7 @@ def compiled(operation: Callable[..., Any], tensors: list[Tensor], options: tupl
 
 
 def seconds(step: CompiledStep, tensors: list[Tensor]) -> float:
-    row = step.row(tensors, [], [], [], STEPS)
+    row = step.row([Turn(step, [*tensors], [], [], [])], STEPS)
     began = time.perf_counter()
     row.launch()
     row.wait()

@@ -24,7 +24,8 @@ def recording():
 
 def in_a_row(step, fixed, positions, rows, kept):
     """Returns steps in a row, of which each has these for the inputs that differ."""
-    return step.row(fixed, positions, [list(column) for column in zip(*rows, strict=True)], kept, len(rows))
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return step.row([Turn(step, fixed, positions, columns, kept)], len(rows))
 
 
 def repeat(step, fixed, positions, rows, kept):

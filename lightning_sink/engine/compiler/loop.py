@@ -65,11 +65,9 @@ class CompiledStep:
         """Returns what runs this step and others, of which each has its turn."""
         return TurnTaking(steps)
 
-    def row(
-        self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
-    ) -> Row:
-        """Returns steps in a row, to be run, all of them alike; the arguments are those of `Turn` and `Row`."""
-        return Row([Turn(self, fixed, positions, columns, kept)], steps)
+    def row(self, turns: list[Turn], steps: int) -> Row:
+        """Returns steps in a row, to be run: of one turn, all of them alike."""
+        return Row(turns, steps)
 
     def rest(self) -> None:
         """Ends what rows that run beside others need; the next one begins it anew."""
@@ -105,15 +103,11 @@ class NativeStep(CompiledStep):
         """
         return self.one_thread and self.loop.is_bare and self.layouts is not None
 
-    def row(
-        self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
-    ) -> Row:
-        """Returns steps in a row, to be run, all of them alike; the arguments are those of `Turn` and `Row`."""
+    def row(self, turns: list[Turn], steps: int) -> Row:
+        """Returns steps in a row, to be run: of one turn, all of them alike."""
         if self._alone is None and self.layouts is not None:
             self._alone = TurnTaking([self])
-        if self._alone is None:
-            return super().row(fixed, positions, columns, kept, steps)
-        return self._alone.row([Turn(self, fixed, positions, columns, kept)], steps)
+        return super().row(turns, steps) if self._alone is None else self._alone.row(turns, steps)
 
     def rest(self) -> None:
         """Ends the thread for rows beside others."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_sink.engine.compiler.loop import CompiledStep
 from lightning_sink.engine.compiler.masks import draw_in_a_row
-from lightning_sink.engine.compiler.row import Layout, Outputs, Row, layout_of
+from lightning_sink.engine.compiler.row import Layout, Outputs, Row, Turn, layout_of
 from lightning_sink.engine.device.block import Block, BlockStep, Launch, places_of
 from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured_row import CapturedRow
@@ -144,7 +144,8 @@ class CapturedStep(CompiledStep):
         same = self._same(fixed, positions)
         if not self._stay(same) or not self._may_stage_and_write(same, inputs, positions):
             return self(*inputs)
-        found, varying = self._find(same, positions, [[inputs[position]] for position in positions], kept, 1)
+        turn = Turn(self, fixed, positions, [[inputs[position]] for position in positions], kept)
+        found, varying = self._find(same, turn, 1)
         block = cast(Block, found[0])
         outputs, ran = Outputs(), False
         self.counterparts.launch(fixed)
@@ -212,17 +213,16 @@ class CapturedStep(CompiledStep):
         step.layouts, step.blocks = layouts, blocks
         return step
 
-    def row(
-        self, fixed: list[Tensor | None], positions: list[int], columns: list[Column], kept: list[int], steps: int
-    ) -> Row:
-        """Returns steps in a row, to be run; the arguments are those of `Row`."""
-        same = self._same(fixed, positions)
-        tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in columns)
-        may_stage = self.placement.written.isdisjoint(positions) and same.leave(storages(tensors))
+    def row(self, turns: list[Turn], steps: int) -> Row:
+        """Returns steps in a row, to be run: of one turn, all of them alike."""
+        (turn,) = turns
+        same = self._same(turn.fixed, turn.positions)
+        tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in turn.columns)
+        may_stage = self.placement.written.isdisjoint(turn.positions) and same.leave(storages(tensors))
         if self.layouts is None or not may_stage:
-            return super().row(fixed, positions, columns, kept, steps)
-        blocks, varying = self._find(same, positions, columns, kept, steps)
-        return CapturedRow(self, fixed, blocks, varying, kept, steps)
+            return super().row(turns, steps)
+        blocks, varying = self._find(same, turn, steps)
+        return CapturedRow(self, turn, blocks, varying, steps)
 
     def _same(self, fixed: list[Tensor | None], positions: list[int]) -> _Fixed:
         same = self._fixed.get(tuple(positions))
@@ -231,14 +231,12 @@ class CapturedStep(CompiledStep):
             self._fixed[tuple(positions)] = same = _Fixed(fixed, given, self.placement.written)
         return same
 
-    def _find(
-        self, same: _Fixed, positions: list[int], columns: list[Column], kept: list[int], steps: int
-    ) -> tuple[list[Launch], list[Column]]:
+    def _find(self, same: _Fixed, turn: Turn, steps: int) -> tuple[list[Launch], list[Column]]:
         """Returns blocks for steps in a row, and the inputs that differ, on the device, with what the host draws."""
-        varying = self._bring([*columns, *draw_in_a_row(self.on_host, steps)])
+        varying = self._bring([*turn.columns, *draw_in_a_row(self.on_host, steps)])
         layouts = self.layouts or []
-        wanted = {index: layouts[index] for index in kept}
-        places = [*positions, *range(len(same.given) - len(self.on_host), len(same.given))]
+        wanted = {index: layouts[index] for index in turn.kept}
+        places = [*turn.positions, *range(len(same.given) - len(self.on_host), len(same.given))]
         step = BlockStep(self.run_there, same.given, places, [column[0] for column in varying], wanted)
         return self.blocks.find(step, same.places, steps), varying
 

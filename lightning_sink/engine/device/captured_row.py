@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
-from torch import Tensor
 
-from lightning_sink.engine.compiler.row import Outputs, Repeated, Row
+from lightning_sink.engine.compiler.row import Outputs, Repeated, Row, Turn
 from lightning_sink.engine.device.block import Launch
 from lightning_sink.engine.device.block_memory import cut
 from lightning_sink.engine.failures import with_type
@@ -29,27 +28,18 @@ class CapturedRow(Row):
 
     Args:
         step: What runs them.
-        fixed: The inputs that are the same for each, where the owner has them.
+        turn: What they take, where the owner has it, and which outputs are wanted of each.
         blocks: Graphs of the steps, one behind the other.
         varying: The inputs that differ, of all steps, on the device.
-        kept: Outputs of which every step's is wanted.
         steps: How many steps.
     """
 
-    def __init__(
-        self,
-        step: CapturedStep,
-        fixed: list[Tensor | None],
-        blocks: list[Launch],
-        varying: list[Column],
-        kept: list[int],
-        steps: int,
-    ) -> None:
+    def __init__(self, step: CapturedStep, turn: Turn, blocks: list[Launch], varying: list[Column], steps: int) -> None:
         self._captured, self._graphs = step, step.graphs
-        self._inputs, self._blocks, self._varying = fixed, blocks, varying
+        self._inputs, self._blocks, self._varying = turn.fixed, blocks, varying
         self._values = {
             index: torch.empty((steps, *column.shape[1:]), dtype=column.dtype, device=column.device)
-            for index, column in zip(kept, blocks[0].columns, strict=True)
+            for index, column in zip(turn.kept, blocks[0].columns, strict=True)
         }
         self._marks: tuple[Any, Any] | None = None
         self._outputs: Callable[[], Outputs] | None = Outputs

@@ -147,8 +147,8 @@ class CapturedTurns(TurnTaking):
             return Row(turns, steps)
         first = sum(step.num_outputs for step in self._captured)
         kept = [first + index for index in range(sum(map(len, found.kept)))]
-        row = self._step.row(found.fixed, found.positions, found.columns, kept, steps // len(turns))
-        return _Rounds(row, len(turns), first)
+        turn = Turn(self._step, found.fixed, found.positions, found.columns, kept)
+        return _Rounds(self._step.row([turn], steps // len(turns)), len(turns), first)
 
     def _step_for(self, found: Round) -> CapturedStep | None:
         """Returns what runs a round; None where there can be none."""

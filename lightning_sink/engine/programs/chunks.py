@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -78,11 +78,15 @@ class Call:
         self.collected: list[Tensor] = []
         self.error: Exception | None = None
         self._sink, self._program = sink, program
-        self._row = program.row(columns, numbers.rows, numbers.steps)
+        with self._grad_mode():  # a device may capture the steps now
+            self._row = program.function.row(program.in_row(columns, numbers.rows, self.steps), self.steps)
+
+    def _grad_mode(self) -> AbstractContextManager[None]:
+        return torch.enable_grad() if self._program.grad_mode else nullcontext()
 
     def launch(self) -> None:
         """Begins to run the steps, behind those of a call that was launched before."""
-        with torch.enable_grad() if self._program.grad_mode else nullcontext():
+        with self._grad_mode():
             self._row.launch()
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.compiler.loop import CompiledStep
-from lightning_sink.engine.compiler.row import Layout, Row, Turn, layout_of
+from lightning_sink.engine.compiler.row import Layout, Turn, layout_of
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.state.slots import shape_of, share_memory, storages
@@ -207,11 +207,9 @@ class Program:
             varying += [[*tensors] for tensors in zip(*numbers, strict=True)]
         return Turn(self.function, fixed, positions, varying, self._kept)
 
-    def row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Row:
-        """Returns steps in a row, to be run right behind one that it ran; the arguments are those of `turn`."""
-        turn = self.turn(columns, numbers, steps)
-        with torch.enable_grad() if self.grad_mode else nullcontext():  # a device may capture the steps now
-            return self.function.row(turn.fixed, turn.positions, turn.columns, turn.kept, steps)
+    def in_row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> list[Turn]:
+        """Returns what steps in a row take, right behind one that it ran; the arguments are those of `turn`."""
+        return [self.turn(columns, numbers, steps)]
 
     def may_repeat(self, outputs: tuple[Tensor, ...]) -> bool:
         """Tells whether steps may be run in a row, right behind one that gave these outputs."""

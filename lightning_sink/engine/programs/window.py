@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from lightning_sink.engine.compiler.row import Layout, Row
+from lightning_sink.engine.compiler.row import Layout, Turn
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key
 from lightning_sink.engine.state.appends import Appends
@@ -61,14 +59,13 @@ class Window:
         """Returns how many of the steps that come next it is for: those of whole windows."""
         return steps - steps % len(self.turns)
 
-    def row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Row:
-        """Returns steps in a row, as a program does, right behind the last one of a window."""
+    def in_row(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> list[Turn]:
+        """Returns what steps in a row take, right behind the last one of a window."""
         count, turns = len(self.turns), []
         for which, (program, links) in enumerate(zip(self.turns, self._links, strict=True)):
             turn = program.turn(self._of_turn(columns, which), numbers[which::count], steps // count)
             turns.append(replace(turn, links=links))
-        with torch.enable_grad() if self.grad_mode else nullcontext():
-            return self.function.row(turns, steps)
+        return turns
 
     def left(self, outputs: tuple[Tensor, ...], steps: int) -> list[tuple[Program, tuple[Tensor, ...]]]:
         """Returns the programs that steps in a row have left something of, and what, in the order of the steps."""

@@ -15,6 +15,7 @@ from lightning_sink.engine.compiler import masks
 from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor
 from lightning_sink.engine.compiler.masks import RowDraws, draws_alike, probability_of_ones
+from lightning_sink.engine.compiler.row import Turn
 from lightning_sink.engine.tracing.draws import Draw, hoist_draws
 
 pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
@@ -189,7 +190,7 @@ def test_a_step_in_a_row_draws_what_single_ones_draw():
     expected = [step(x)[0].clone() for _ in range(6)]
     left = torch.get_rng_state()
     torch.manual_seed(4)
-    row = step.row([x], [], [], [0], 6)
+    row = step.row([Turn(step, [x], [], [], [0])], 6)
     row.launch()
     found = row.wait()
     step.rest()

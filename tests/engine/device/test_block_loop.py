@@ -8,6 +8,7 @@ from rows import in_a_row, recording
 from test_captured import Parts, adding, drawing, refuse, there, zeros
 
 from fake_graphs import FakeGraphs
+from lightning_sink.engine.compiler.row import Turn
 from lightning_sink.engine.device import blocks
 from lightning_sink.engine.device.block_loop import BlockLoop
 from lightning_sink.engine.device.block_memory import fill
@@ -31,7 +32,8 @@ def _repeats(monkeypatch):
 def run(parts, total, rows, kept=(0, 2), side_by_side=True):
     """Runs a row on what lies on the device; returns what became of it."""
     column = there(rows)
-    row = parts.step.row([total, None], [1], [column if side_by_side else [*column]], [*kept], len(rows))
+    turn = Turn(parts.step, [total, None], [1], [column if side_by_side else [*column]], [*kept])
+    row = parts.step.row([turn], len(rows))
     row.launch()
     return row.wait()
 
@@ -166,7 +168,7 @@ def test_inputs_of_any_type(dtype):
     parts.step._function = lambda total, row, other: (found.append(other.dtype), function(total, row * other))[1]
     rows, others = torch.randn(37, 4), torch.randint(0, 2, (37, 4)).to(dtype)
     parts(total, zeros(), there(others[0]))
-    row = parts.step.row([total, None, None], [1, 2], [there(rows), there(others)], [2], 37)
+    row = parts.step.row([Turn(parts.step, [total, None, None], [1, 2], [there(rows), there(others)], [2])], 37)
     row.launch()
     assert torch.allclose(row.wait().kept[0].cpu().float(), 2 * rows * others.float())
     assert set(found) == {dtype}

@@ -13,6 +13,7 @@ from fake_device import DEVICE
 from fake_graphs import FakeGraphs
 from lightning_sink.engine.compiler.copies import copy_of
 from lightning_sink.engine.compiler.inductor import graph_module
+from lightning_sink.engine.compiler.row import Turn
 from lightning_sink.engine.device import block
 from lightning_sink.engine.device.block import Block
 from lightning_sink.engine.device.block_loop import Turns
@@ -91,7 +92,7 @@ def test_inputs_that_lie_side_by_side_are_those_of_their_steps(count, gap):
     parts, total = adding(), zeros()
     rows = torch.randn(count + 3, 4 + gap)
     column = there(rows)[3:, :4]
-    row = parts.step.row([total, None], [1], [column], [0, 2], count)
+    row = parts.step.row([Turn(parts.step, [total, None], [1], [column], [0, 2])], count)
     row.launch()
     found = row.wait()
     assert found.done == count
@@ -102,7 +103,7 @@ def test_inputs_that_lie_side_by_side_are_those_of_their_steps(count, gap):
 def test_inputs_that_lie_side_by_side_are_as_good_where_rows_are_launched_one_by_one():
     parts, total = adding(refuse=None), zeros()
     rows = torch.randn(5, 4)
-    row = parts.step.row([total, None], [1], [there(rows)], [2], 5)
+    row = parts.step.row([Turn(parts.step, [total, None], [1], [there(rows)], [2])], 5)
     row.launch()
     assert torch.equal(row.wait().kept[0].cpu(), rows * 2)
 

@@ -10,6 +10,7 @@ from test_captured import ON_HOST, counting, drawing
 
 from gpu import memory_of_batches, needs_gpu, no_synchronisation
 from lightning_sink.engine.compiler.inductor import graph_module
+from lightning_sink.engine.compiler.row import Turn
 from lightning_sink.engine.device.captured import CapturedStep
 from lightning_sink.engine.device.cuda import CudaGraphs
 from lightning_sink.engine.device.placement import Placement
@@ -60,7 +61,7 @@ def test_rows_that_the_device_repeats_by_itself(count):
         pytest.skip("this PyTorch (2.15.0 or older), CUDA or driver has no loops in graphs that are used")
     rows = torch.arange(4.0 * count).reshape(count, 4)
     for number in (1.0, 2.0, 3.0):
-        row = step.row([total, None], [1], [rows.to(CUDA)], [2], count)
+        row = step.row([Turn(step, [total, None], [1], [rows.to(CUDA)], [2])], count)
         row.launch()
         found = row.wait()
         assert torch.allclose(total.cpu(), number * rows.sum(0))
