@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,20 +50,6 @@ class BlockStep:
         return kept + sum(memory_of(tensor).nbytes for tensor in self.first)
 
 
-class Launch(Protocol):
-    """Some steps of a row, given to a device at once; the attributes are those of a `Block`."""
-
-    size: int
-    columns: list[Tensor]
-    is_captured: bool
-
-    def run(self, columns: Sequence[Column]) -> None:
-        """Has the device run the steps with these inputs."""
-
-    def outputs(self) -> Outputs:
-        """Returns the last step's outputs as they are now: what is run later leaves these alone."""
-
-
 class Block:
     """Some steps, captured as one graph.
 
@@ -96,16 +82,12 @@ class Block:
         self.is_captured = False
         self.replay: Callable[[], None] = self._run
 
-    def capture(self, graphs: Graphs, body: Callable[[], Outputs] | None = None, left: Tensor | None = None) -> None:
-        """Captures the steps.
+    def capture(self, graphs: Graphs) -> None:
+        """Captures the steps."""
+        self._take(graphs.capture(self.body))
 
-        Args:
-            graphs: The device.
-            body: What is captured; None for `body`.
-            left: As for `Graphs.capture`.
-        """
-        self.replay, self._outputs = graphs.capture(body or self.body, left)
-        self.is_captured = True
+    def _take(self, captured: tuple[Callable[[], None], Outputs]) -> None:
+        (self.replay, self._outputs), self.is_captured = captured, True
 
     def run(self, columns: Sequence[Column]) -> None:
         """Has the device run the steps with these inputs."""

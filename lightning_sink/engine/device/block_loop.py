@@ -19,39 +19,26 @@ from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.step import Column
 
 
-class BlockLoop:
-    """A block that is captured as a loop.
-
-    Args:
-        step: As for `Block`.
-        size: How many steps are one turn.
-        most: How many turns at most.
-
-    Attributes:
-        block: The body.
-    """
+class BlockLoop(Block):
+    """A block that is captured as a loop, of which it is one turn; there are `most` turns at most."""
 
     def __init__(self, step: BlockStep, size: int, most: int) -> None:
-        self.block, self._most = Block(step, size), most
+        super().__init__(step, size)
+        self._most = most
         self._line = [Varying(tensor, size * most) for tensor in step.first]
-        self._kept = [column.new_empty((most, *column.shape)) for column in self.block.columns]
-        self._turn = torch.zeros(1, dtype=torch.int64, device=self.block.device)
-        self._left = torch.zeros((), dtype=torch.int64, device=self.block.device)
-
-    @property
-    def places(self) -> list[int | None]:
-        """As those of the block."""
-        return self.block.places
+        self._every = [column.new_empty((most, *column.shape)) for column in self.columns]
+        self._turn = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._left = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def capture(self, graphs: Graphs) -> None:
         """Captures a turn of the loop."""
-        self.block.capture(graphs, self._take_turn, self._left)
+        self._take(graphs.capture(self._take_turn, self._left))
 
     def _take_turn(self) -> Outputs:
-        for varying, line in zip(self.block.varying, self._line, strict=True):
+        for varying, line in zip(self.varying, self._line, strict=True):
             torch.index_select(line.words.view(self._most, -1), 0, self._turn, out=varying.words.view(1, -1))
-        outputs = self.block.body()
-        for every, column in zip(self._kept, self.block.columns, strict=True):
+        outputs = self.body()
+        for every, column in zip(self._every, self.columns, strict=True):
             every.index_copy_(0, self._turn, column[None])
         self._turn.add_(1)
         self._left.sub_(1)
@@ -62,13 +49,13 @@ class BlockLoop:
         fill(self._line, columns)
         self._turn.zero_()
         self._left.fill_(turns)
-        self.block.replay()
+        self.replay()
 
     def kept(self, turns: int) -> list[Tensor]:
         """Returns what was kept of the steps of the last so many turns: `[steps, ...]` each."""
-        return [every[:turns].flatten(0, 1) for every in self._kept]
+        return [every[:turns].flatten(0, 1) for every in self._every]
 
-    def launches(self, turns: int) -> list[Turns]:
+    def launches(self, turns: int) -> list[Launch]:
         """Returns what runs so many turns, one launch behind the other where they are too many for one."""
         return [Turns(self, min(self._most, turns - begin)) for begin in range(0, turns, self._most)]
 
@@ -80,7 +67,7 @@ class Turns:
 
     def __init__(self, loop: BlockLoop, turns: int) -> None:
         self._loop, self._turns = loop, turns
-        self.size, self.columns = turns * loop.block.size, loop.kept(turns)
+        self.size, self.columns = turns * loop.size, loop.kept(turns)
 
     def run(self, columns: Sequence[Column]) -> None:
         """Has the device run the steps with these inputs."""
@@ -88,4 +75,8 @@ class Turns:
 
     def outputs(self) -> Outputs:
         """Returns the last step's outputs as they are now."""
-        return self._loop.block.outputs()
+        return self._loop.outputs()
+
+
+Launch = Block | Turns
+"""Some steps of a row, given to a device at once."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lightning_sink.engine.device.block import Block, BlockStep, Launch
-from lightning_sink.engine.device.block_loop import BlockLoop
+from lightning_sink.engine.device.block import Block, BlockStep
+from lightning_sink.engine.device.block_loop import BlockLoop, Launch
 from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.failures import in_short
 
@@ -38,7 +38,7 @@ class Blocks:
     ) -> None:
         self._graphs, self._refuse, self._unroll = graphs, refuse, unroll
         self._why_no_loop, self._is_capturable, self._most = "", False, _SIZES[0][0]
-        self._known: dict[tuple[int, ...], Block | BlockLoop] = {}
+        self._known: dict[tuple[int, ...], Block] = {}
         self._marks: tuple[Any, Any] | None = None
         self._seconds: float | None = None
 
@@ -93,7 +93,7 @@ class Blocks:
                 found += block.launches(count) if isinstance(block, BlockLoop) else [block] * count
         return found
 
-    def _get(self, step: BlockStep, places: list[int | None], size: int) -> Block | BlockLoop | None:
+    def _get(self, step: BlockStep, places: list[int | None], size: int) -> Block | None:
         """Returns a block that has been made, or makes it; None where it cannot be captured, and is not to be."""
         key = size, len(step.positions), *step.positions, *step.kept
         block = self._known.pop(key, None)

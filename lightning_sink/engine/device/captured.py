@@ -17,7 +17,8 @@ from torch import Tensor
 from lightning_sink.engine.compiler.loop import CompiledStep
 from lightning_sink.engine.compiler.masks import draw_in_a_row
 from lightning_sink.engine.compiler.row import Layout, Outputs, Row, Turn, layout_of
-from lightning_sink.engine.device.block import Block, BlockStep, Launch, places_of
+from lightning_sink.engine.device.block import Block, BlockStep, places_of
+from lightning_sink.engine.device.block_loop import Launch
 from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.engine.device.captured_turns import CapturedTurns

@@ -81,7 +81,7 @@ def test_control_a_loop_that_goes_on_where_the_last_row_ended_gives_something_el
     def repeat(self, columns, turns):
         fill(self._line, columns)
         self._left.fill_(turns)
-        self._replay()
+        self.replay()
 
     monkeypatch.setattr(BlockLoop, "repeat", repeat)
     parts, total, rows = adding(), zeros(), torch.randn(32, 4)
