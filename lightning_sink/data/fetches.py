@@ -16,8 +16,9 @@ from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.producer import Abandoned, Item
 from lightning_sink.data.report import Telemetry
 from lightning_sink.data.run import Found, count_of
-from lightning_sink.data.source import NotYet, Source
+from lightning_sink.data.source import Source
 from lightning_sink.data.texts import note_place
+from lightning_sink.data.traversals import NotYet
 
 _NO_ERRORS = (StopIteration, KeyboardInterrupt, NotYet, Abandoned, GeneratorExit)
 """What leaves a fetch that did not fail."""

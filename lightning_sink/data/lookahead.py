@@ -15,10 +15,10 @@ from lightning_sink.data.generators import watch_states
 from lightning_sink.data.lending import Lending
 from lightning_sink.data.load import Load
 from lightning_sink.data.run import Early, Found, Part, count_of, notes_of
-from lightning_sink.data.source import NotYet
 from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
 from lightning_sink.data.texts import LATE
+from lightning_sink.data.traversals import NotYet
 from lightning_sink.errors import warn_at
 
 _COPY = 32 << 20

@@ -17,8 +17,8 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.pace import Pace
 from lightning_sink.data.producer import Item, Producer
 from lightning_sink.data.run import Found
-from lightning_sink.data.source import NotYet
 from lightning_sink.data.texts import BOUND, DRAWS, HANGS, lateness
+from lightning_sink.data.traversals import NotYet
 from lightning_sink.errors import DataTimeoutError
 
 _PROBES = 2

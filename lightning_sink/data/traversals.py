@@ -2,7 +2,7 @@
 
 `Traversals` owns the number of the traversal and the batches of it that were given; fetching, workers and shuffling
 stay with the loaders. It can be one traversal at a time, begun by its owner, or endless: then a traversal that ends is
-followed by the next, always in turn (`source.NotYet`), since beginning one draws from the process's generators and may
+followed by the next, always in turn (`NotYet`), since beginning one draws from the process's generators and may
 start workers.
 """
 
@@ -18,8 +18,11 @@ from lightning_sink.data.gather import GatherIterator
 from lightning_sink.data.generators import Draws, drawing_from
 from lightning_sink.data.order import set_epoch
 from lightning_sink.data.road import Road, length_of, look_at, pass_over
-from lightning_sink.data.source import NotYet
 from lightning_sink.errors import EmptyDatasetError
+
+
+class NotYet(Exception):
+    """The next fetch begins a traversal, which is made in step."""
 
 
 class Place(NamedTuple):

@@ -19,12 +19,11 @@ from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
 from lightning_sink.data.source import Source
-from lightning_sink.data.traversal_source import TraversalSource
-from lightning_sink.data.traversals import LazyPlace, place_of
+from lightning_sink.data.traversals import LazyPlace, NotYet, place_of
 from lightning_sink.trainer.loaders import TrainingLoaders
 
 
-class LoaderBatches(TraversalSource):
+class LoaderBatches(Source):
     """The batches of the training loaders, through Lightning's own fetcher."""
 
     def __init__(self, fetcher: _DataFetcher, loaders: TrainingLoaders) -> None:
@@ -57,7 +56,7 @@ class LoaderBatches(TraversalSource):
         """Gives the next batches of the traversal, with their places."""
         fetcher, endless = self.fetcher, self.traversals.endless
         if self.traversals.keeps_states or self.reads_further:
-            yield from Source.row(self, most, together)  # where there is no length, the fetcher is one batch further
+            yield from self._one_by_one(most)  # where there is no length, the fetcher is one batch further
             return
         if not endless:
             most = min(most, cast(int, fetcher.length) - fetcher.fetched)
@@ -66,6 +65,14 @@ class LoaderBatches(TraversalSource):
                 fetcher.fetched += len(batch) if type(batch) is Gathered else 1
                 fetcher.done = fetcher.fetched == fetcher.length
             yield batch, note
+
+    def _one_by_one(self, most: int) -> Iterator[tuple[Any, LazyPlace]]:
+        for _ in range(most):
+            try:
+                found = self.fetch(False)
+            except (NotYet, StopIteration):
+                return
+            yield found
 
     def _iterators(self) -> list[Any]:
         return getattr(self.loaders._iterator, "iterators", [])
@@ -110,7 +117,7 @@ class SinkFetcher(_DataFetcher):
             traversals.places.clear()
             traversals.in_turn = True
             iter(self._inner)
-        self._begin_epoch()
+        self.reset()
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
@@ -159,11 +166,7 @@ class SinkFetcher(_DataFetcher):
         self._start_profiler = self._stop_profiler = _profile_nothing
 
     def reset(self) -> None:
-        """Forgets what was fetched of the epoch."""
-        self._inner.reset()
-        self._begin_epoch()
-
-    def _begin_epoch(self) -> None:
+        """Begins to count an epoch's batches."""
         self._taken = 0
         self.length, self.done = self._inner.length, self._inner.length == 0
 
@@ -171,4 +174,4 @@ class SinkFetcher(_DataFetcher):
         """Ends the queue's thread, then the workers."""
         self.queue.close()
         self._inner.teardown()
-        self._begin_epoch()
+        self.reset()

@@ -23,7 +23,8 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
-from lightning_sink.data.source import NotYet, Source
+from lightning_sink.data.source import Source
+from lightning_sink.data.traversals import NotYet
 from lightning_sink.errors import DataTimeoutError, SinkWarning
 
 LONG = 20.0
@@ -67,6 +68,7 @@ class Numbers(Source):
     """
 
     gives_copies = True
+    draws_nothing = stacks = False
 
     def __init__(self, lengths=(1 << 40,), act=lambda number: None, other=0, groups=(1,)):
         self.other, self.groups = other, itertools.cycle(groups)
@@ -123,7 +125,7 @@ class Numbers(Source):
     def row(self, most, together):
         group, size = [], next(self.groups) if together else 1
         try:
-            for batch, number in super().row(most, together):
+            for batch, number in self._one_by_one(most):
                 if group and signature(batch) != signature(group[0][0]):
                     self.read = batch, number
                     yield grouped(group)
@@ -138,6 +140,17 @@ class Numbers(Source):
             raise
         if group:
             yield grouped(group)
+
+    def _one_by_one(self, most):
+        for _ in range(most):
+            try:
+                found = self.fetch(False)
+            except (NotYet, StopIteration):
+                return
+            yield found
+
+    def retry(self):
+        return False
 
     def describe(self):
         return f"batch {self.index} of traversal {self.traversal}"

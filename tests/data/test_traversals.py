@@ -13,8 +13,7 @@ from test_road import DRAWS_LATER, LOADERS, WORKERS, both_ways, plain, road_of, 
 from torch.utils.data import DataLoader
 
 from lightning_sink.data.road import Road, look_at
-from lightning_sink.data.source import NotYet
-from lightning_sink.data.traversals import Traversals, place_of
+from lightning_sink.data.traversals import NotYet, Traversals, place_of
 from lightning_sink.errors import EmptyDatasetError
 
 lengths = st.integers(1, 9)
