@@ -15,7 +15,7 @@ from lightning_sink.data.run import Part
 from lightning_sink.data.traversals import name_of
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.private import pytree
-from lightning_sink.engine.state.schedulers import SavedSchedulers, only_computes
+from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes
 from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.functional.batches import Signature, as_arguments
 from lightning_sink.functional.outputs import Outputs, values_of
@@ -135,8 +135,8 @@ class FunctionSink(Sink):
 
     def passing(self, steps: int, note: Any, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Steps the schedulers behind each of some steps, before these are run."""
-        saved = SavedSchedulers(self._schedulers, self._state.optimizers)
-        return self.passages.go(steps, saved.restore, self._step_schedulers, begin=seen)
+        restore = keep_schedulers(self._schedulers, self._state.optimizers)
+        return self.passages.go(steps, restore, self._step_schedulers, begin=seen)
 
     def account_chunk(
         self, steps: int, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any

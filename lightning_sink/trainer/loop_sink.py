@@ -22,7 +22,7 @@ from lightning_sink.engine.failures import add_note
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.trainer.logged_turns import LoggedTurns, numbers_in_row
 from lightning_sink.trainer.note import Note, TurnsNote
-from lightning_sink.trainer.schedules import saved_schedulers, step_by_hand, step_in_row
+from lightning_sink.trainer.schedules import keep_schedules, step_by_hand, step_in_row
 from lightning_sink.trainer.sink import Kind, TrainerSink
 
 _MOST_LEFT, _MOST_BYTES = 1024, 1 << 26
@@ -129,12 +129,11 @@ class LoopSink(TrainerSink):
         """Counts steps between the first and the last one, and steps the schedulers behind each."""
         loop, trainer, counters, options = self._loop, self._trainer, self._counters, self._option_hooks
         step_schedulers, counted = step_in_row(loop), counters.present()
-        scheduled = saved_schedulers(trainer) if trainer.lr_scheduler_configs or options else None
+        put_back = keep_schedules(trainer) if trainer.lr_scheduler_configs or options else lambda: None
         turns, first = note.turns, loop.batch_idx + 1
 
         def restore() -> None:
-            if scheduled is not None:
-                scheduled.restore()
+            put_back()
             counters.restore(counted)
 
         def present() -> int:

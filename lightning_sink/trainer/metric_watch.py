@@ -1,6 +1,6 @@
 """Stands before the methods of a module's metrics while a step is recorded, and notes their calls.
 
-`noted` is all that a step needs; `MetricStates` goes back to before a recording that failed.
+`noted` is all that a step needs; `keep_metrics` is for going back to before a recording that failed.
 
 Private names of torchmetrics (1.x): `update` and `compute` of a `Metric` are attributes of the instance.
 """
@@ -158,20 +158,19 @@ def _tensors(metric: nn.Module) -> Iterator[Tensor]:
     yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
-class MetricStates:
-    """What the metrics of a module hold at one moment, to go back to."""
+def keep_metrics(module: nn.Module) -> Callable[[], None]:
+    """Returns what puts the metrics of a module back to where they are now."""
+    metrics = [item for item in module.modules() if is_metric(item)]
+    kept = [Attributes(Parts(metric)) for metric in metrics]
+    tensors = (tensor for metric in metrics for part in metric.modules() for tensor in _tensors(part))
+    contents = [(tensor, version(tensor), tensor.detach().clone()) for tensor in tensors]
 
-    def __init__(self, module: nn.Module) -> None:
-        metrics = [item for item in module.modules() if is_metric(item)]
-        self._attributes = [Attributes(Parts(metric)) for metric in metrics]
-        tensors = (tensor for metric in metrics for part in metric.modules() for tensor in _tensors(part))
-        self._tensors = [(tensor, version(tensor), tensor.detach().clone()) for tensor in tensors]
-
-    def restore(self) -> None:
-        """Puts everything back."""
-        for attributes in self._attributes:
+    def restore() -> None:
+        for attributes in kept:
             attributes.restore()
         with torch.no_grad():
-            for tensor, seen, content in self._tensors:
+            for tensor, seen, content in contents:
                 if version(tensor) != seen:
                     tensor.copy_(content)
+
+    return restore

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_sink.engine.state.schedulers import SavedSchedulers
+from lightning_sink.engine.state.schedulers import keep_schedulers
 from lightning_sink.engine.step import Tape
 from lightning_sink.trainer.only_options import CLOSURE, NUMBER, OPTIMIZER, what_it_asks_for
 
@@ -61,7 +61,7 @@ class OptionHooks:
         `steps`: the optimizer is stepped in it. `seen` is called when the options are what the step computes with; not
         where the optimizer is not stepped.
         """
-        before = SavedSchedulers((), self._trainer.optimizers)
+        restore = keep_schedulers((), self._trainer.optimizers)
         try:
             if _START in self._hooks:
                 self._hooks[_START](None, batch_idx)
@@ -72,9 +72,9 @@ class OptionHooks:
                 around = _Around(optimizer, given, lambda **options: seen())
                 self._hooks[_STEP](self._trainer.current_epoch, batch_idx, around, given)
         except BaseException:
-            before.restore()
+            restore()
             raise
-        return before.restore
+        return restore
 
     def set_behind(self, batch_idx: int) -> None:
         """Sets the options behind a step."""

@@ -22,25 +22,24 @@ from lightning_sink.engine.step import PlainTape, Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.logging import StepLog, captured
-from lightning_sink.trainer.metric_watch import MetricStates, noted
+from lightning_sink.trainer.metric_watch import keep_metrics, noted
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.reads import lifted_counters
-from lightning_sink.trainer.schedules import saved_schedulers
+from lightning_sink.trainer.schedules import keep_schedules
 
 
-class SavedResults:
-    """What `self.log` had gathered at one moment, to go back to."""
+def keep_results(loop: Any) -> Callable[[], None]:
+    """Returns what puts back what `self.log` has gathered by now."""
+    results = loop._results
+    gathered = [(key, result, dict(vars(result))) for key, result in results.items()]
 
-    def __init__(self, loop: Any) -> None:
-        self._results = loop._results
-        self._held = [(key, result, dict(vars(result))) for key, result in self._results.items()]
-
-    def restore(self) -> None:
-        """Puts it back."""
-        self._results.clear()
-        for key, result, held in self._held:
+    def restore() -> None:
+        results.clear()
+        for key, result, held in gathered:
             vars(result).update(held)
-            self._results[key] = result
+            results[key] = result
+
+    return restore
 
 
 class PlainStep:
@@ -94,17 +93,14 @@ class PlainStep:
             return lambda: None
         loop, log, counters = self._loop, self.log, Counters(self._loop)
         counted = counters.present()
-        results = SavedResults(loop)
         logged = StepLog(list(log.calls), list(log.values), log.metrics.copy(), list(log.hazards))
-        metrics = MetricStates(loop.trainer.lightning_module)
-        schedulers = saved_schedulers(loop.trainer)
+        kept = keep_results(loop), keep_metrics(loop.trainer.lightning_module), keep_schedules(loop.trainer)
 
         def rewind() -> None:
             self.log = logged
             counters.restore(counted)
-            results.restore()
-            metrics.restore()
-            schedulers.restore()
+            for restore in kept:
+                restore()
             stepped.clear()
 
         return rewind

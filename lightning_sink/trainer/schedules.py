@@ -7,13 +7,13 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
-from lightning_sink.engine.state.schedulers import SavedSchedulers, only_computes
+from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes
 
 
-def saved_schedulers(trainer: Any) -> SavedSchedulers:
-    """Returns those that may be stepped in a recording or in a row, as they are now, and the optimizers' options."""
+def keep_schedules(trainer: Any) -> Callable[[], None]:
+    """Returns what puts back those that may be stepped in a recording or in a row, and the optimizers' options."""
     schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
-    return SavedSchedulers(filter(only_computes, schedulers), trainer.optimizers)
+    return keep_schedulers(filter(only_computes, schedulers), trainer.optimizers)
 
 
 def step_schedulers(loop: Any) -> None:

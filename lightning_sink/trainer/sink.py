@@ -36,7 +36,7 @@ from lightning_sink.trainer.logged_turns import LoggedTurns
 from lightning_sink.trainer.logging import Logged, numbers_in, split_late, told_of_logs
 from lightning_sink.trainer.note import Note
 from lightning_sink.trainer.option_hooks import OptionHooks
-from lightning_sink.trainer.plain_step import PlainStep, SavedResults
+from lightning_sink.trainer.plain_step import PlainStep, keep_results
 from lightning_sink.trainer.progress import SinkProgress
 from lightning_sink.trainer.schedules import step_by_hand, step_schedulers, steps_by_users_code
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
@@ -274,12 +274,12 @@ class TrainerSink(Sink):
         loop, trainer = self._loop, self._trainer
         batch, batch_idx = self._batch.get(), loop.batch_idx
         counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
-        gathered = SavedResults(loop) if self._may_skip else None
+        forget_log = keep_results(loop) if self._may_skip else lambda: None
         output = plain.train()
         if output is None:
             self.skip_epoch = self._last = True
             tape.is_no_example()
-            self._end_skipped(gathered)
+            self._end_skipped(forget_log)
             loop.batch_progress.increment_by(0, is_last_batch=True)
         elif not output and self._automatic:
             tape.hazard("the step returned no loss")
@@ -413,13 +413,12 @@ class TrainerSink(Sink):
         call._call_lightning_module_hook(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)
         self._completed()
 
-    def _end_skipped(self, gathered: SavedResults | None) -> None:
+    def _end_skipped(self, forget_log: Callable[[], None]) -> None:
         """Calls what is due behind the batch before: with what it logged, and not what the one that is skipped did."""
-        logged = SavedResults(self._loop)
-        if gathered is not None:
-            gathered.restore()
+        restore = keep_results(self._loop)
+        forget_log()
         self._end_without_batch(announced=1)
-        logged.restore()
+        restore()
 
     def _end_without_batch(self, announced: int) -> None:
         """No further batch is trained where more were announced: the one before was the last, its callbacks are due.

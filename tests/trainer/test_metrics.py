@@ -7,7 +7,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.aggregation import CatMetric, MaxMetric, MeanMetric
 
 from lightning_sink.engine.step import PlainTape
-from lightning_sink.trainer.metric_watch import MetricStates, noted
+from lightning_sink.trainer.metric_watch import keep_metrics, noted
 from lightning_sink.trainer.metrics import MetricCalls, Source, repeat
 
 
@@ -74,12 +74,12 @@ def test_states_go_back_to_where_they_were():
     module = Module()
     module.mean.update(torch.ones(2))
     module.all.update(torch.ones(2))
-    states = MetricStates(module)
+    restore = keep_metrics(module)
     module.mean.update(torch.full((2,), 9.0))
     module.mean.mean_value.add_(1.0)
     module.all.update(torch.zeros(2))
     module.both.update(torch.ones(2))
-    states.restore()
+    restore()
     assert module.mean.compute() == 1.0
     assert module.all.compute().tolist() == [1.0, 1.0]
     assert module.both["max"].update_count == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,24 +21,22 @@ _FUNCTIONS = ("lr_lambdas", "_scale_fn_ref", "_anneal_func")
 _INNER = "_schedulers"
 
 
-class SavedSchedulers:
-    """Schedulers, and the optimizers' options, as they are now."""
+def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) -> Callable[[], None]:
+    """Returns what puts schedulers, and the optimizers' options, back to where they are now."""
+    states = [(scheduler, dict(scheduler.state_dict())) for scheduler in schedulers]
+    groups = [(group, dict(group)) for optimizer in optimizers for group in optimizer.param_groups]
+    held = (value for _, options in groups for value in options.values() if isinstance(value, Tensor))
+    filled = [(tensor, tensor.detach().clone()) for tensor in held]  # schedulers fill a rate that is a tensor
 
-    def __init__(self, schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) -> None:
-        self._schedulers = [(scheduler, dict(scheduler.state_dict())) for scheduler in schedulers]
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._options = [(group, dict(group)) for group in groups]
-        held = (value for group in groups for value in group.values() if isinstance(value, Tensor))
-        self._filled = [(tensor, tensor.detach().clone()) for tensor in held]  # schedulers fill a rate that is a tensor
-
-    def restore(self) -> None:
-        """Puts them back."""
-        for scheduler, state in self._schedulers:
+    def restore() -> None:
+        for scheduler, state in states:
             scheduler.load_state_dict(state)
-        for group, options in self._options:
+        for group, options in groups:
             group.update(options)
-        for tensor, value in self._filled:
+        for tensor, value in filled:
             tensor.detach().copy_(value)
+
+    return restore
 
 
 def only_computes(scheduler: Any) -> bool:

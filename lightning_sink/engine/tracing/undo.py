@@ -1,7 +1,7 @@
 """Keeps what a recorded step overwrites, so that a recording that fails costs the training nothing.
 
 `Undo` keeps memory that was there before the step, once for each storage, at the moment it is about to be written to.
-`Attributes` keeps what is Python: attributes, containers' contents, and by `KeptStates` what objects hold that a step
+`Attributes` keeps what is Python: attributes, containers' contents, and by `keep_objects` what objects hold that a step
 changes in place, and no operation shows: generators, arrays, bytes. Iterators cannot be put back, nor can objects of
 the user's with slots: whoever records says that they have moved.
 """
@@ -78,7 +78,7 @@ class Attributes:
             (content, copy(content) if content else ()) for content in containers if type(content) in _RESTORED
         ]
         inside = (islice(held.values() if isinstance(held, dict) else held, MOST_VALUES) for held in containers)
-        self._states = KeptStates(chain(values, *inside))
+        self._put_back = keep_objects(chain(values, *inside))
         self._random = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
 
@@ -109,28 +109,22 @@ class Attributes:
         for container, content in self._contents:
             container.clear()
             (container.extend if isinstance(container, (list, deque)) else container.update)(content)
-        self._states.restore()
+        for put_back in self._put_back:
+            put_back()
         random.setstate(self._random)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
 
 
-class KeptStates:
-    """The states of generators, arrays and bytes among some values, at one moment."""
-
-    def __init__(self, values: Iterable[Any]) -> None:
-        self._put_back: list[Callable[[], None]] = []
-        room = _MOST_BYTES
-        for value in {id(value): value for value in values}.values():
-            size = _bytes_of(value)
-            if size <= room and (put_back := _kept(value)) is not None:
-                self._put_back.append(put_back)
-                room -= size
-
-    def restore(self) -> None:
-        """Puts them back."""
-        for put_back in self._put_back:
-            put_back()
+def keep_objects(values: Iterable[Any]) -> list[Callable[[], None]]:
+    """Returns what puts back generators, arrays and bytes among some values, each to where it is now."""
+    found, room = list[Callable[[], None]](), _MOST_BYTES
+    for value in {id(value): value for value in values}.values():
+        size = _bytes_of(value)
+        if size <= room and (put_back := _kept(value)) is not None:
+            found.append(put_back)
+            room -= size
+    return found
 
 
 def _bytes_of(value: Any) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_sink.engine.tracing import undo
-from lightning_sink.engine.tracing.undo import KeptStates
+from lightning_sink.engine.tracing.undo import keep_objects
 
 OBJECTS = {
     "Python's generator": (lambda: random.Random(1), lambda held: held.random()),
@@ -25,9 +25,10 @@ OBJECTS = {
 def test_what_is_put_back_does_the_same_again(name):
     make, change = OBJECTS[name]
     held = make()
-    states = KeptStates([held, held])
+    states = keep_objects([held, held])
     first = change(held)
-    states.restore()
+    for put_back in states:
+        put_back()
     assert change(held) == first
     assert change(held) != first
 
@@ -35,14 +36,16 @@ def test_what_is_put_back_does_the_same_again(name):
 def test_no_more_bytes_are_kept_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(undo, "_MOST_BYTES", 20)
     arrays = [np.zeros(2), np.zeros(2), bytearray(4)]
-    states = KeptStates(arrays)
+    states = keep_objects(arrays)
     for held in arrays:
         held[0] = 1
-    states.restore()
+    for put_back in states:
+        put_back()
     assert [held[0] for held in arrays] == [0, 1, 0]
 
 
 def test_an_array_that_nobody_can_write_to_is_left_alone():
     held = np.zeros(2)
     held.flags.writeable = False
-    KeptStates([held, "a text", 1, None, object()]).restore()
+    for put_back in keep_objects([held, "a text", 1, None, object()]):
+        put_back()
