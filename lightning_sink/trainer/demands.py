@@ -137,14 +137,9 @@ def in_step_reason(trainer: Any, loaders: Iterable[Any] = ()) -> str:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
     if is_overridden("on_train_batch_start", trainer.lightning_module) and not OptionHooks(trainer).end_no_epoch:
         return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
-    if look_back(trainer, loaders):
+    if holds_training(_own(loaders), trainer.lightning_module, [trainer], _leads_back):
         return "a dataset, sampler or `collate_fn` holds the module, whose weights each step changes"
     return ""
-
-
-def look_back(trainer: Any, loaders: Iterable[Any]) -> bool:
-    """Tells whether a fetch from loaders runs code that holds the training, and may look at it."""
-    return holds_training(_own(loaders), trainer.lightning_module, [trainer], _leads_back)
 
 
 def may_change_training(trainer: Any, loaders: Iterable[Any]) -> bool:

@@ -31,15 +31,17 @@ _MOST_LEFT, _MOST_BYTES = 1024, 1 << 26
 
 @dataclass
 class _Left:
-    """What steps in a row that measure left, all with the same note.
+    """What steps in a row that measure left, all of them alike.
 
     Attributes:
-        note: The note, or that of the steps that take turns.
+        note: The note of each.
+        stretch: How many of them have one number for loggers.
         first: The index of the first one's batch.
         number: Its number for loggers.
     """
 
-    note: Note | TurnsNote
+    note: Note
+    stretch: int
     first: int
     number: int
     steps: int = 0
@@ -186,7 +188,7 @@ class LoopSink(TrainerSink):
         if not note.measures:
             self._logs.add(parts, number, steps, self._selects, note.stretch)
             return
-        self._left = self._left or _Left(note, first, number)
+        self._left = self._left or _Left(turns[0], note.stretch, first, number)
         if self._left.add(parts[0].values, steps):
             self._catch_up()
 
@@ -205,7 +207,7 @@ class LoopSink(TrainerSink):
         if done:
             by_themselves = values if done > 1 else [value[0] for value in values]
             parts = [LoggedTurns(left.note.calls, by_themselves)]
-            self._logs.add(parts, left.number, done, self._selects, left.note.stretch)
+            self._logs.add(parts, left.number, done, self._selects, left.stretch)
         if error is not None:
             self._has_failed = True
             if isinstance(error, Exception):

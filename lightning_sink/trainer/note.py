@@ -109,18 +109,9 @@ class TurnsNote:
         return found if len({*found.layouts}) == 1 else None
 
     @property
-    def calls(self) -> tuple[LogCall, ...]:
-        """The calls of `self.log` of the first: where they measure, of each."""
-        return self.turns[0].calls
-
-    @property
     def measures(self) -> bool:
         """Whether any calls metrics, or logs some."""
         return any(note.measures for note in self.turns)
-
-    def values_in_row(self, logged: list[Tensor], steps: int) -> tuple[list[Column], int, BaseException | None]:
-        """Makes the calls of metrics of steps in a row, as `Note` does."""
-        return self.turns[0].values_in_row(logged, steps)
 
     def together(self, logged: list[Tensor], steps: int) -> list[LoggedTurns]:
         """Returns what steps in a row put out, those of turns that log alike together."""
@@ -138,13 +129,3 @@ class TurnsNote:
             )
             for places in alike.values()
         ]
-
-    @property
-    def schedulers(self) -> tuple[Any, ...]:
-        """Schedulers that any of them stepped by hand."""
-        return tuple(scheduler for note in self.turns for scheduler in note.schedulers)
-
-    @property
-    def late_schedulers(self) -> tuple[Any, ...]:
-        """Those that `on_train_batch_end` stepped."""
-        return tuple(scheduler for note in self.turns for scheduler in note.late_schedulers)

@@ -34,7 +34,7 @@ from lightning_sink.trainer.demands import awaited
 from lightning_sink.trainer.log_buffer import LogBuffer
 from lightning_sink.trainer.logged_turns import LoggedTurns
 from lightning_sink.trainer.logging import Logged, numbers_in, split_late, told_of_logs
-from lightning_sink.trainer.note import Note
+from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep, keep_results
 from lightning_sink.trainer.progress import SinkProgress
@@ -239,9 +239,10 @@ class TrainerSink(Sink):
         """Returns what a step's batch holds besides tensors."""
         return dict(values_in(step.batch))
 
-    def schedules(self, note: Note) -> bool:
+    def schedules(self, note: Note | TurnsNote) -> bool:
         """Tells whether schedulers are stepped between two steps, by Lightning or by the step itself."""
-        return bool(self._by_step or self._option_hooks or note.schedulers or note.late_schedulers)
+        by_hand = any(of.schedulers or of.late_schedulers for of in note.turns)
+        return bool(self._by_step or self._option_hooks or by_hand)
 
     def set_options(self, seen: Callable[[], None]) -> None:
         """Runs the user's hooks that only do that."""
