@@ -36,7 +36,7 @@ class Blocks:
     def __init__(
         self, graphs: Graphs, refuse: Callable[[Exception], None] | None, unroll: Callable[[str], None] | None
     ) -> None:
-        self._graphs, self._refuse, self._unroll = graphs, refuse, unroll
+        self.graphs, self._refuse, self._unroll = graphs, refuse, unroll
         self._why_no_loop, self._is_capturable, self._most = "", False, _SIZES[0][0]
         self._known: dict[tuple[int, ...], Block] = {}
         self._marks: tuple[Any, Any] | None = None
@@ -52,7 +52,7 @@ class Blocks:
         if not all(own.captures for own in steps):
             return None
         unrolled = any(own._unroll is None or own._why_no_loop for own in steps)
-        blocks = cls(steps[0]._graphs, steps[0]._refuse, None if unrolled else steps[0]._unroll)
+        blocks = cls(steps[0].graphs, steps[0]._refuse, None if unrolled else steps[0]._unroll)
         blocks._most = max(1, blocks._most // len(steps))
         blocks._seconds = sum(own._took() for own in steps)
         return blocks
@@ -115,15 +115,15 @@ class Blocks:
     def _took(self) -> float:
         """Returns how long a step took. Waits for the one that was launched last, unless it is known by then."""
         if self._seconds is None and self._marks is not None:
-            self._graphs.wait(self._marks[1])
-            self._seconds = self._graphs.seconds(*self._marks)
+            self.graphs.wait(self._marks[1])
+            self._seconds = self.graphs.seconds(*self._marks)
         return self._seconds or 0.0
 
     def _block(self, step: BlockStep, size: int) -> Block | None:
         block = Block(step, size)
         if self._refuse is not None:
             try:
-                block.capture(self._graphs)
+                block.capture(self.graphs)
             except RuntimeError as error:
                 self._known.clear()  # graphs behind one that failed are captured in other memory, or none is
                 if size > _TURN:
@@ -139,7 +139,7 @@ class Blocks:
         """Returns a loop; None where it cannot be captured, which is said, and none is tried again."""
         try:
             loop = BlockLoop(step, size, turns)
-            loop.capture(self._graphs)
+            loop.capture(self.graphs)
         except Exception as error:  # nothing depends on it: blocks take its place
             self._why_no_loop = in_short(error)
             if self._unroll is not None:
@@ -149,6 +149,6 @@ class Blocks:
 
     def _turns(self, step: BlockStep, size: int) -> int:
         """Returns how many turns a loop may have; 0 where there is to be none."""
-        if size != _TURN or self._unroll is None or self._why_no_loop or not self._graphs.repeats():
+        if size != _TURN or self._unroll is None or self._why_no_loop or not self.graphs.repeats():
             return 0
         return min(_TURNS, _LINE // max(1, size * step.nbytes))

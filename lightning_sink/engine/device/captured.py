@@ -23,7 +23,6 @@ from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.engine.device.captured_turns import CapturedTurns
 from lightning_sink.engine.device.counterparts import Counterparts
-from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.device.placement import Placement
 from lightning_sink.engine.state.slots import storages
 from lightning_sink.engine.step import Column
@@ -70,11 +69,9 @@ class CapturedStep(CompiledStep):
 
     Args:
         function: As for `CompiledStep`, of tensors on the device.
-        graphs: The device.
+        blocks: The graphs, none of which has been made.
         placement: What the step has on the host.
         draws: As for `CompiledStep`.
-        refuse: Told why steps cannot be captured, which are then launched one by one; None where none are to be.
-        unroll: Told why they cannot be captured as a loop; None where there is to be no loop.
 
     Attributes:
         graphs: The device.
@@ -87,18 +84,11 @@ class CapturedStep(CompiledStep):
     """
 
     def __init__(
-        self,
-        function: Callable[..., Outputs],
-        graphs: Graphs,
-        placement: Placement,
-        draws: Sequence[Draw] = (),
-        refuse: Callable[[Exception], None] | None = None,
-        unroll: Callable[[str], None] | None = None,
+        self, function: Callable[..., Outputs], blocks: Blocks, placement: Placement, draws: Sequence[Draw] = ()
     ) -> None:
         super().__init__(function, draws)
-        self.graphs, self.placement = graphs, placement
-        self.counterparts = Counterparts(graphs, placement)
-        self.blocks = Blocks(graphs, refuse, unroll)
+        self.graphs, self.blocks, self.placement = blocks.graphs, blocks, placement
+        self.counterparts = Counterparts(self.graphs, placement)
         self.last: Callable[[], CapturedRow | None] = lambda: None
         self.on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
         self.layouts: list[Layout] | None = None
@@ -210,8 +200,8 @@ class CapturedStep(CompiledStep):
         blocks = Blocks.of_rounds([step.blocks for step in steps])
         if blocks is None:
             return None
-        step = CapturedStep(function, self.graphs, placement, draws)
-        step.layouts, step.blocks = layouts, blocks
+        step = CapturedStep(function, blocks, placement, draws)
+        step.layouts = layouts
         return step
 
     def row(self, turns: list[Turn], steps: int) -> Row:

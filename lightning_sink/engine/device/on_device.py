@@ -14,6 +14,7 @@ from lightning_sink.engine.compiler.inductor import NO_ASSERTS, graph_module, ke
 from lightning_sink.engine.compiler.lists import take_lists_apart
 from lightning_sink.engine.compiler.row import Outputs
 from lightning_sink.engine.compiler.value_checks import keep_value_checks
+from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured import CapturedStep
 from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.device.placement import place
@@ -70,7 +71,8 @@ def compile_on_device(
             uncompiled(error)
     # PyTorch counts draws where a graph is launched: the turns of a loop would all draw the same.
     draws_there = left is not None or len(placement.draws) < len(draws)
-    step = CapturedStep(function, graphs, placement, draws, refuse, None if draws_there else unroll)
+    blocks = Blocks(graphs, refuse, None if draws_there else unroll)
+    step = CapturedStep(function, blocks, placement, draws)
     step.rounding = differs
     return step
 

@@ -17,6 +17,7 @@ from lightning_sink.engine.compiler.row import Turn
 from lightning_sink.engine.device import block
 from lightning_sink.engine.device.block import Block
 from lightning_sink.engine.device.block_loop import Turns
+from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured import CapturedStep
 from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.device.placement import Placement
@@ -44,7 +45,8 @@ class Parts:
         self.graphs, placement = FakeGraphs(DEVICE), placement or Placement()
         function = graph_module(recorded).forward
         draws_there = len(placement.draws) < len(draws)
-        self.step = CapturedStep(function, self.graphs, placement, draws, refuse, None if draws_there else unroll)
+        graphs = Blocks(self.graphs, refuse, None if draws_there else unroll)
+        self.step = CapturedStep(function, graphs, placement, draws)
 
     def __call__(self, *inputs):
         return self.step(*inputs)
@@ -341,7 +343,7 @@ def test_what_waits_for_the_device_cannot_be_captured(what):
         return (row * (total.sum().item() if what == "item" else total.cpu().to(DEVICE)),)
 
     said, graphs = [], FakeGraphs(DEVICE)
-    step = CapturedStep(function, graphs, Placement(), refuse=said.append)
+    step = CapturedStep(function, Blocks(graphs, said.append, None), Placement())
     step(zeros(), zeros())
     in_a_row(step, [zeros(), None], [1], [[zeros()]], [])
     assert [str(error) for error in said] == ["operation not permitted when stream is capturing"]

@@ -11,6 +11,7 @@ from test_captured import ON_HOST, counting, drawing
 from gpu import memory_of_batches, needs_gpu, no_synchronisation
 from lightning_sink.engine.compiler.inductor import graph_module
 from lightning_sink.engine.compiler.row import Turn
+from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured import CapturedStep
 from lightning_sink.engine.device.cuda import CudaGraphs
 from lightning_sink.engine.device.placement import Placement
@@ -25,7 +26,7 @@ def refuse(error):
 
 def step_of(recorded, placement=None, draws=(), refuse=refuse, unroll=None):
     function = graph_module(recorded).forward
-    return CapturedStep(function, CudaGraphs(CUDA), placement or Placement(), draws, refuse, unroll)
+    return CapturedStep(function, Blocks(CudaGraphs(CUDA), refuse, unroll), placement or Placement(), draws)
 
 
 def zeros():
@@ -135,7 +136,7 @@ def test_a_capture_that_fails_leaves_the_device_as_it_was():
     def function(total, row):
         return (row * total.sum().item(),)
 
-    step = CapturedStep(function, CudaGraphs(CUDA), Placement(), refuse=said.append)
+    step = CapturedStep(function, Blocks(CudaGraphs(CUDA), said.append, None), Placement())
     step(zeros(), zeros())
     found = repeat(step, [zeros() + 1, None], [1], [[zeros() + 2]] * 3, [])
     assert len(said) == 1

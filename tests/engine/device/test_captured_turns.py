@@ -56,7 +56,7 @@ def windows(**options):
     made = [Parts(step(), place, **options) for step, place in zip((making, adding, taking), WRITTEN, strict=True)]
     for parts in made:
         parts.graphs = parts.step.graphs = made[0].graphs
-        parts.step.blocks._graphs = made[0].graphs
+        parts.step.blocks.graphs = made[0].graphs
     for parts, count in zip(made, (1, 2, 3), strict=True):
         parts(*(zeros() for _ in range(count)))
     return [parts.step for parts in made]
