@@ -128,7 +128,7 @@ def require_optimizer(optimizers: list[Optimizer], module: LightningModule) -> N
         )
 
 
-def in_step_reason(trainer: Any, loaders: Iterable[Any] = ()) -> str:
+def in_step_reason(trainer: Any, loaders: Iterable[Any]) -> str:
     """Returns why no batch may be fetched before a step of this trainer that is due; "" where it may."""
     before = torch.get_default_dtype()
     with copy(trainer.precision_plugin).forward_context():  # one of the user's may count how often it is entered

@@ -10,7 +10,7 @@ attributes `fetched`, `done`, `length` and the two profiler functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 from lightning.pytorch.loops.fetchers import _DataFetcher, _profile_nothing
@@ -87,14 +87,12 @@ class SinkFetcher(_DataFetcher):
 
     Attributes:
         changes: Whether a fetch may change what the steps take for granted.
-        before_wait: Called when no batch lies ready; may raise. None for nothing.
     """
 
     def __init__(self, inner: _DataFetcher, loaders: TrainingLoaders, queue: BatchQueue, changes: bool) -> None:
         self._inner, self.changes = inner, changes
         super().__init__()
         self._loaders, self.queue = loaders, queue
-        self.before_wait: Callable[[], None] | None = None
         self._combined_loader = loaders
         self.length, self.done = inner.length, inner.done
 
@@ -124,8 +122,6 @@ class SinkFetcher(_DataFetcher):
         """Returns the next batch, its index in the epoch and that of its loader, as Lightning's fetchers do."""
         self._start_profiler()
         try:
-            if self.before_wait is not None and not self.queue.ready:
-                self.before_wait()
             batch, note = self.queue.take()
         except StopIteration:
             self.done = True

@@ -200,10 +200,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
         length = 1 if trainer.should_stop else next_sink(limits, position)
         with DeferredInterrupt() as interrupt:
             data_fetcher.queue.expect(length)
-            sink = LoopSink(
-                self, data_fetcher, length, demands.deadline(trainer), demands.eager_reason(trainer), interrupt
-            )
-            strategy.present_sink = sink
+            sink = strategy.present_sink = LoopSink(self, data_fetcher, length, interrupt)
             try:
                 strategy.engine.run(sink)
             finally:

@@ -27,10 +27,9 @@ from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.engine.history import History
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.step import Result, Sink, Step, Tape
-from lightning_sink.engine.watch import Hazard
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
-from lightning_sink.trainer.demands import awaited
+from lightning_sink.trainer.demands import awaited, deadline, eager_reason
 from lightning_sink.trainer.log_buffer import LogBuffer
 from lightning_sink.trainer.logged_turns import LoggedTurns
 from lightning_sink.trainer.logging import Logged, numbers_in, split_late, told_of_logs
@@ -51,22 +50,11 @@ class TrainerSink(Sink):
     """The next `length` steps of a Trainer.
 
     Args:
-        length: Steps, at most; the sink ends early with the data, when `deadline` is over, or on a signal.
-        deadline: `time.monotonic()` after which the sink ends; infinity for none.
-        eager_reason: Why every step has to run the plain way.
+        length: Steps, at most; the sink ends early with the data, with a trigger by the clock, or on a signal.
     """
 
-    def __init__(
-        self,
-        loop: Any,
-        fetcher: Any,
-        length: int,
-        deadline: float,
-        eager_reason: Hazard | None,
-        interrupt: DeferredInterrupt,
-    ) -> None:
+    def __init__(self, loop: Any, fetcher: Any, length: int, interrupt: DeferredInterrupt) -> None:
         super().__init__()
-        self.eager_reason = eager_reason
         self.history = History()
         self.exhausted = False
         self.skip_epoch = False
@@ -75,7 +63,8 @@ class TrainerSink(Sink):
         self._module = self._trainer.lightning_module
         self._fetcher = fetcher
         self.progress = SinkProgress(loop, fetcher.queue, self.history)
-        self._length, self._deadline, self._interrupt = length, deadline, interrupt
+        self._length, self._interrupt = length, interrupt
+        self._deadline, self.eager_reason = deadline(self._trainer), eager_reason(self._trainer)
         self._transfer = Transfer(self._trainer, done=fetcher.queue.prepares)
         self._logs = LogBuffer(self._trainer, self._module)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
@@ -115,7 +104,6 @@ class TrainerSink(Sink):
     def steps(self) -> Iterator[Step]:
         """Yields each step with its counters and events up to the user's code done."""
         loop, trainer, interrupt = self._loop, self._trainer, self._interrupt
-        self._fetcher.before_wait = interrupt.raise_for_children
         progress, started = loop.batch_progress, False
         while self._index < self._length:
             raw = self._next()
@@ -170,6 +158,8 @@ class TrainerSink(Sink):
         self._interrupt.held = False
         try:
             with self._users_turn():
+                if not self._fetcher.queue.ready:
+                    self._interrupt.raise_for_children()
                 batch, _, _ = next(self._fetcher)
         except StopIteration:
             self.exhausted = True
