@@ -29,7 +29,7 @@ from lightning_sink.engine.step import Engine
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.trainer.batch_hooks import in_step
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, require_optimizer
-from lightning_sink.trainer.fetcher import LoaderBatches
+from lightning_sink.trainer.loaders import TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.loops import SinkFitLoop, take_over
 from lightning_sink.trainer.metrics import is_metric
@@ -178,7 +178,7 @@ class SinkStrategy(SingleDeviceStrategy):
         datamodule = getattr(module.trainer if module is not None else None, "datamodule", None)
         return datamodule.queue_options if isinstance(datamodule, SinkDataModule) else QueueOptions()
 
-    def make_queue(self, source: LoaderBatches) -> BatchQueue:
+    def make_queue(self, loaders: TrainingLoaders) -> BatchQueue:
         """Returns the queue of this fit."""
         module, options = self.lightning_module, self.queue_options
         assert module is not None  # noqa: S101 - connect() has run
@@ -186,11 +186,11 @@ class SinkStrategy(SingleDeviceStrategy):
         # Hooks of the user's are given what the loader yields; what they return is on the device.
         sends = transfer.is_plain and not options.transfer_ahead
         self._queue = BatchQueue(
-            source,
+            loaders.traversals,
             options,
             device=sender(self.root_device) if sends else None,
             prepare=transfer.ahead if options.transfer_ahead else None,
-            in_step_because=in_step_reason(module.trainer, source.loaders.flattened),
+            in_step_because=in_step_reason(module.trainer, loaders.flattened),
             say=self.say,
         )
         return self._queue

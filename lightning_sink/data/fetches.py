@@ -16,9 +16,8 @@ from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.producer import Abandoned, Item
 from lightning_sink.data.report import Telemetry
 from lightning_sink.data.run import Found, count_of
-from lightning_sink.data.source import Source
 from lightning_sink.data.texts import note_place
-from lightning_sink.data.traversals import NotYet
+from lightning_sink.data.traversals import NotYet, Traversals
 
 _NO_ERRORS = (StopIteration, KeyboardInterrupt, NotYet, Abandoned, GeneratorExit)
 """What leaves a fetch that did not fail."""
@@ -40,7 +39,7 @@ class Fetches:
         sending_seconds: What it took to send the batch that `fetch` has just returned on the trainer's thread.
     """
 
-    def __init__(self, source: Source, device: Device | None, prepare: Callable[[Any], Any] | None) -> None:
+    def __init__(self, source: Traversals, device: Device | None, prepare: Callable[[Any], Any] | None) -> None:
         self.source, self.device, self.prepares = source, device, prepare is not None
         self.telemetry = Telemetry()
         self.stage, self.since, self.sending_seconds = _LOADER, 0.0, 0.0

@@ -23,9 +23,9 @@ from lightning_sink.data.lookahead import LookAhead
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import QueueReport
 from lightning_sink.data.run import Part
-from lightning_sink.data.source import Source
 from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
+from lightning_sink.data.traversals import Traversals
 
 _ENDLESS = 1 << 62
 
@@ -46,7 +46,7 @@ class BatchQueue:
 
     def __init__(
         self,
-        source: Source,
+        source: Traversals,
         options: QueueOptions,
         *,
         device: Device | None = None,
@@ -116,7 +116,7 @@ class BatchQueue:
         """Lets nothing be fetched, whatever the options say; with `wait`, returns when no fetch is running."""
         self._supply.pause(wait)
 
-    def restart(self, source: Source | None = None) -> None:
+    def restart(self, source: Traversals | None = None) -> None:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
         self._early.clear()
         self._supply.empty()

@@ -1,9 +1,9 @@
-"""The traversals of the training data, one after another, and the place in them.
+"""The traversals of the training data, one after another, and the place in them. A queue fetches from these.
 
 `Traversals` owns the number of the traversal and the batches of it that were given; fetching, workers and shuffling
 stay with the loaders. It can be one traversal at a time, begun by its owner, or endless: then a traversal that ends is
-followed by the next, always in turn (`NotYet`), since beginning one draws from the process's generators and may
-start workers.
+followed by the next, always in turn (`NotYet`), since beginning one draws from the process's generators and may start
+workers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from lightning_sink.data.gather import GatherIterator
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.generators import Save, drawing_from, keep_draws
 from lightning_sink.data.order import set_epoch
+from lightning_sink.data.private import worker_processes
 from lightning_sink.data.road import Road, length_of, look_at, pass_over
 from lightning_sink.errors import EmptyDatasetError
 
@@ -65,13 +67,8 @@ def place_of(lazy: LazyPlace) -> Place:
     return lazy[0]._replace(batch=lazy[1])
 
 
-def name_of(lazy: LazyPlace) -> str:
-    """Names the batch that a place is behind."""
-    return f"batch {lazy[1] - 1} of traversal {lazy[0].traversal}"
-
-
 class Traversals:
-    """Gives the batches of loaders, traversal by traversal.
+    """Gives the batches of loaders, traversal by traversal; to one thread at a time.
 
     Args:
         iterate: Makes the iterator of one traversal over all of them.
@@ -81,7 +78,7 @@ class Traversals:
         traversal: Number of the present traversal, from 0.
         batch: Batches of it that were given.
         limit: Batches after which an endless traversal ends even if there are more; infinity for all.
-        in_turn: Whether the next batch is fetched in turn; see `source.Source.fetch`.
+        in_turn: Whether the next batch is fetched in turn; see `fetch`.
         keeps_states: Whether some loader has a state.
         on_restart: Called when a traversal that follows another had workers to start, with the seconds that it took.
         doubt: Why what follows a resumed place may not be what would have followed; "" where it certainly is.
@@ -89,6 +86,12 @@ class Traversals:
         places: The place behind each batch given and not yet asked for, oldest first.
         iterator: What gives the batches of the present traversal; None before the first.
     """
+
+    reads_further = False
+    """Whether a fetch reads one batch beyond the one that it gives, to know whether that is the last."""
+
+    restarts_midway = False
+    """Whether a fetch in the middle of a traversal may begin a part of the data again, and draw."""
 
     def __init__(
         self,
@@ -124,21 +127,42 @@ class Traversals:
 
     @property
     def begin_due(self) -> bool:
-        """Whether the next batch is another traversal's."""
+        """Whether another traversal has to begin before the next batch."""
         return self.endless and (self.iterator is None or self._ended or self.batch >= self.limit)
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether a fetch is known not to draw from the process's generators, unless it begins a traversal."""
+        return all(road.draws_nothing for road in self.roads)
+
+    @property
+    def gives_copies(self) -> bool:
+        """Whether each batch is known to lie in memory of its own, in which nothing is written anew."""
+        # Nothing is known before the first traversal, when there are no roads.
+        return bool(self.roads) and all(road.fast is not None for road in self.roads)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether torch's own code makes each batch of samples: it allocates it, unless code of theirs interferes."""
+        return all(road.fast is not None or road.stacks for road in self.roads)
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Lets the first traversal be the one of a saved place, begun again and entered behind that place's batch."""
         self._resumed = saved
 
     def describe(self) -> str:
-        """Names the next batch."""
+        """Names the next batch for people: "batch 3 of traversal 0"."""
         if self.begin_due:
             return f"batch 0 of traversal {self.traversal + 1}"
         return f"batch {self.batch} of traversal {self.traversal}"
 
+    @staticmethod
+    def name(lazy: LazyPlace) -> str:
+        """Names the batch that a place is behind, likewise."""
+        return f"batch {lazy[1] - 1} of traversal {lazy[0].traversal}"
+
     def begin(self) -> None:
-        """Begins the next traversal; one that fails to begin is begun anew."""
+        """Begins the next traversal, on the trainer's thread; one that fails to begin is begun anew."""
         before = self.traversal, self._resumed
         self.iterator = None
         try:
@@ -179,11 +203,21 @@ class Traversals:
                 pass_over(self.iterator, self.batch)
         self._begin, self._first = lambda: begin, lambda: first
 
+    def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
+        """Returns the next batch and its place; what it raises is that of `next`.
+
+        `in_turn`: the training has used every batch before and waits for this one.
+        """
+        self.in_turn = in_turn
+        batch = self.next()
+        place = self.places.popleft()
+        return batch, (place, place.batch)
+
     def next(self) -> Any:
         """Returns the next batch.
 
         Raises:
-            NotYet: When it begins a traversal and it is not in turn.
+            NotYet: When it begins a traversal and it is not in turn. Nothing has been fetched then.
             StopIteration: At the end of a traversal, if they are not endless.
             EmptyDatasetError: When an endless traversal gives no batch.
         """
@@ -214,20 +248,21 @@ class Traversals:
         self.places.append(Place(self.traversal, self.batch, self._length, self._begin, self._first, states))  # type: ignore[arg-type]
         return batch
 
-    def row(self, most: int, together: bool = False) -> Iterator[tuple[Any, LazyPlace]]:
+    def row(self, most: int, together: bool = False) -> Iterator[tuple[Any, LazyPlace | list[LazyPlace]]]:
         """Gives the next batches of the traversal, and the place behind each; not the first one, which is in turn.
 
-        For loaders that keep no state. With `together`, several that are gathered may be given at once, with the place
-        behind the last.
+        For loaders that keep no state. With `together`, several may be given as one `Gathered`, with a list of their
+        places.
         """
         if self.begin_due or self._fresh or self._ended:
             return
         begin = Place(self.traversal, 0, self._length, self._begin, self._first)  # type: ignore[arg-type]
         end = int(min(self.batch + max(0, most), self.limit))
         if together and isinstance(self.iterator, GatherIterator):
-            for batches, count in self.iterator.row(end - self.batch):
+            for batch, count in self.iterator.row(end - self.batch):
+                numbers = range(self.batch + 1, self.batch + count + 1)
                 self.batch += count
-                yield batches, (begin, self.batch)
+                yield batch, [(begin, n) for n in numbers] if type(batch) is Gathered else (begin, self.batch)
         else:
             batches = islice(cast(Iterator[Any], self.iterator), end - self.batch)
             for number, batch in enumerate(batches, start=self.batch + 1):
@@ -238,6 +273,17 @@ class Traversals:
     def retry(self) -> bool:
         """Lets the next batch be the one that has just failed; tells whether that can be done."""
         return len(self.roads) == 1 and self.roads[0].retry()
+
+    def abort(self) -> bool:
+        """Ends, from another thread, the workers that a fetch may wait for; tells whether there are some."""
+        processes = [process for iterator in self._iterators() for process in worker_processes(iterator)]
+        for process in processes:
+            process.terminate()
+        return bool(processes)
+
+    def _iterators(self) -> list[Any]:
+        """Returns the loaders' iterators."""
+        return [self.iterator]
 
     def close(self) -> None:
         """Lets go of the iterator."""

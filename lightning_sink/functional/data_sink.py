@@ -15,7 +15,6 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.data.road import Road
-from lightning_sink.data.source import Source
 from lightning_sink.data.traversals import Traversals
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
@@ -170,8 +169,7 @@ class DataSink:
             held = is_own and holds_training([self._dataset], module)
             self._may_change = held and holds_training(parts_that_may_change(self._dataset), module)
             because = "the dataset holds a module whose weights each step changes" if held else ""
-            source = Source(self._traversals)
-            self._queue = BatchQueue(source, self._options, in_step_because=because, say=self._asked.say)
+            self._queue = BatchQueue(self._traversals, self._options, in_step_because=because, say=self._asked.say)
         return self._engine, self._queue, state
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
-from lightning_sink.data.traversals import name_of
+from lightning_sink.data.traversals import Traversals
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes
@@ -78,7 +78,7 @@ class FunctionSink(Sink):
             if not self._queue.ready:
                 self._interrupt.raise_for_children()
             batch, place = self._queue.take()
-            self._place = name_of(place)
+            self._place = Traversals.name(place)
         finally:
             self._interrupt.held = True
         return batch
@@ -143,7 +143,7 @@ class FunctionSink(Sink):
     ) -> None:
         """Takes note of steps that a program ran in a row."""
         _, places = self._queue.skip(steps)
-        self._place = name_of(places[-1])
+        self._place = Traversals.name(places[-1])
         self.passages.end()  # where there are schedulers, all of the steps were gone through
         self.outputs.add(loss, zip(note, logged, strict=True), steps)
         self.done += steps

@@ -10,72 +10,14 @@ attributes `fetched`, `done`, `length` and the two profiler functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher, _profile_nothing
 
-from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
-from lightning_sink.data.source import Source
-from lightning_sink.data.traversals import LazyPlace, NotYet, place_of
+from lightning_sink.data.traversals import place_of
 from lightning_sink.trainer.loaders import TrainingLoaders
-
-
-class LoaderBatches(Source):
-    """The batches of the training loaders, through Lightning's own fetcher."""
-
-    def __init__(self, fetcher: _DataFetcher, loaders: TrainingLoaders) -> None:
-        super().__init__(loaders.traversals)
-        self.fetcher, self.loaders = fetcher, loaders
-
-    @property
-    def reads_further(self) -> bool:  # type: ignore[override]
-        """Whether Lightning's fetcher does, as it does for data without a length."""
-        return not (self.traversals.endless or self.fetcher.length)
-
-    @property
-    def restarts_midway(self) -> bool:  # type: ignore[override]
-        """Whether the shorter of several loaders are begun again."""
-        return self.loaders.cycles
-
-    def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
-        """Returns the next batch and its place."""
-        if self.traversals.endless:  # the fetcher stops at the end of an epoch, which is no end then
-            return super().fetch(in_turn)
-        self.traversals.in_turn = in_turn
-        batch, _, _ = next(self.fetcher)
-        # Data of unknown length is fetched one batch further than it is given: its place is the oldest, not the last.
-        place = self.traversals.places.popleft()
-        if self.reads_further:
-            place = place._replace(last=self.fetcher.done)
-        return batch, (place, place.batch)
-
-    def row(self, most: int, together: bool) -> Iterator[tuple[Any, LazyPlace | list[LazyPlace]]]:
-        """Gives the next batches of the traversal, with their places."""
-        fetcher, endless = self.fetcher, self.traversals.endless
-        if self.traversals.keeps_states or self.reads_further:
-            yield from self._one_by_one(most)  # where there is no length, the fetcher is one batch further
-            return
-        if not endless:
-            most = min(most, cast(int, fetcher.length) - fetcher.fetched)
-        for batch, note in super().row(most, together):
-            if not endless:
-                fetcher.fetched += len(batch) if type(batch) is Gathered else 1
-                fetcher.done = fetcher.fetched == fetcher.length
-            yield batch, note
-
-    def _one_by_one(self, most: int) -> Iterator[tuple[Any, LazyPlace]]:
-        for _ in range(most):
-            try:
-                found = self.fetch(False)
-            except (NotYet, StopIteration):
-                return
-            yield found
-
-    def _iterators(self) -> list[Any]:
-        return getattr(self.loaders._iterator, "iterators", [])
 
 
 class SinkFetcher(_DataFetcher):
@@ -83,7 +25,7 @@ class SinkFetcher(_DataFetcher):
 
     Args:
         inner: The fetcher that Lightning chose, with its iterator made.
-        queue: The queue; its source is the inner fetcher.
+        queue: The queue, which fetches through it.
 
     Attributes:
         changes: Whether a fetch may change what the steps take for granted.

@@ -1,12 +1,12 @@
 """A Trainer's training loaders: Lightning's `CombinedLoader`, traversed as sinks need it.
 
 `TrainingLoaders` takes the place of the `CombinedLoader` that Lightning makes, or of the user's own, and keeps its
-loaders, its mode and its limits. The user's loaders stay what `trainer.train_dataloader` shows. With `epoch_batches`
-its length is that of a sink and its traversals are endless.
+loaders, its mode and its limits; a queue fetches from its `LoaderTraversals`. The user's loaders stay what
+`trainer.train_dataloader` shows. With `epoch_batches` its length is that of a sink and its traversals are endless.
 
-Private names of Lightning (2.6): `_DataLoaderSource`, where Lightning asks for the loaders; of `CombinedLoader`
-`_state_dicts`, what a checkpoint gets, `_iterator`, `_iterables`, and `_flattened`, the list of the loaders;
-`_Stateful`, what Lightning takes for a loader with a state.
+Private names of Lightning (2.6): `_DataLoaderSource`, where Lightning asks for the loaders; `_DataFetcher`, which asks
+for batches; of `CombinedLoader` `_state_dicts`, what a checkpoint gets, `_iterator`, `_iterables`, and `_flattened`,
+the list of the loaders; `_Stateful`, what Lightning takes for a loader with a state.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from typing import Any, cast
 
 import torch
 from lightning.fabric.utilities.types import _Stateful
+from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_sink.data.gather import gathered
+from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.road import Road
-from lightning_sink.data.traversals import Place, Traversals
+from lightning_sink.data.traversals import LazyPlace, NotYet, Place, Traversals
 
 
 class TrainingLoaders(CombinedLoader):
@@ -60,27 +62,20 @@ class TrainingLoaders(CombinedLoader):
         vars(self).update(vars(loader))  # its mode and its limits too, whatever class of the user's it is
         self._epoch_batches, self._options, self._horizon = epoch_batches, options, horizon
         self._device, self._trained = device, trained
-        self._roads: list[Road] = []
-        before_these = [] if before is None or before.has_ended else before._roads
+        self.roads: list[Road] = []
+        before_these = [] if before is None or before.has_ended else before.roads
         persist = [road for road in before_these if getattr(road.loader, "persistent_workers", False)]
         self._known = [road.fast for road in persist if road.fast is not None]
-        self.traversals = Traversals(
-            self._roads, self._iterate, endless=epoch_batches is not None, states=super()._state_dicts
-        )
+        self.traversals = LoaderTraversals(self, epoch_batches is not None, super()._state_dicts)
         self.taken: Place | None = None
         self.taken_before: Place | None = None
 
-    @property
-    def cycles(self) -> bool:
-        """Whether there are several loaders, of which the shorter are begun again, and draw, until the longest ends."""
-        return self._mode == "max_size_cycle" and len(self.traversals.roads) > 1
-
     def __repr__(self) -> str:
-        return f"TrainingLoaders({self._roads or self.iterables}, {self.traversals!r})"
+        return f"TrainingLoaders({self.roads or self.iterables}, {self.traversals!r})"
 
     def __len__(self) -> int:
         if self._epoch_batches is None:
-            if not self._roads:
+            if not self.roads:
                 # Lightning asks behind an error where the first traversal begins, whose place another would take.
                 raise TypeError("no traversal has begun")
             return super().__len__()
@@ -88,9 +83,9 @@ class TrainingLoaders(CombinedLoader):
 
     def __iter__(self) -> TrainingLoaders:
         """Begins a traversal; endless ones go on."""
-        if not self._roads:
+        if not self.roads:
             self.traversals.keeps_states = any(isinstance(loader, _Stateful) for loader in self.flattened)
-            self._roads.extend(self._road(loader) for loader in self.flattened)
+            self.roads.extend(self._road(loader) for loader in self.flattened)
             self._known.clear()
         if not (self.traversals.endless and self.traversals.iterator is not None):
             self.traversals.begin()
@@ -108,8 +103,9 @@ class TrainingLoaders(CombinedLoader):
             fast.go_on([known for known in self._known if known.loader is loader])
         return Road(loader, fast)
 
-    def _iterate(self) -> Iterator[Any]:
-        with self.shown_as(self._roads):
+    def iterate(self) -> Iterator[Any]:
+        """Makes the iterator of a traversal."""
+        with self.shown_as(self.roads):
             super().__iter__()
         if self.traversals.endless:
             try:
@@ -133,7 +129,7 @@ class TrainingLoaders(CombinedLoader):
         A traversal and its loaders hold each other, and would wait for a collection of garbage otherwise.
         """
         self.traversals.close()
-        self._roads.clear()
+        self.roads.clear()
         self._iterator, self._iterables, self._flattened = None, [], []
         del self.traversals
 
@@ -154,6 +150,67 @@ class TrainingLoaders(CombinedLoader):
         if place is not None and place.states is not None:
             return place.states
         return super()._state_dicts()
+
+
+class LoaderTraversals(Traversals):
+    """The traversals of training loaders, through Lightning's own fetcher.
+
+    Attributes:
+        fetcher: The fetcher; there from when the queue is.
+    """
+
+    fetcher: _DataFetcher
+
+    def __init__(self, loaders: TrainingLoaders, endless: bool, states: Callable[[], list[Any]]) -> None:
+        super().__init__(loaders.roads, loaders.iterate, endless=endless, states=states)
+        self._of = loaders
+
+    @property
+    def reads_further(self) -> bool:  # type: ignore[override]
+        """Whether Lightning's fetcher does, as it does for data without a length."""
+        return not (self.endless or self.fetcher.length)
+
+    @property
+    def restarts_midway(self) -> bool:  # type: ignore[override]
+        """Whether there are several loaders, of which the shorter are begun again, and draw, until the longest ends."""
+        return self._of._mode == "max_size_cycle" and len(self.roads) > 1
+
+    def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
+        """Returns the next batch and its place."""
+        if self.endless:  # the fetcher stops at the end of an epoch, which is no end then
+            return super().fetch(in_turn)
+        self.in_turn = in_turn
+        batch, _, _ = next(self.fetcher)
+        # Data of unknown length is fetched one batch further than it is given: its place is the oldest, not the last.
+        place = self.places.popleft()
+        if self.reads_further:
+            place = place._replace(last=self.fetcher.done)
+        return batch, (place, place.batch)
+
+    def row(self, most: int, together: bool = False) -> Iterator[tuple[Any, LazyPlace | list[LazyPlace]]]:
+        """Gives the next batches of the traversal, with their places."""
+        fetcher, endless = self.fetcher, self.endless
+        if self.keeps_states or self.reads_further:
+            yield from self._one_by_one(most)  # where there is no length, the fetcher is one batch further
+            return
+        if not endless:
+            most = min(most, cast(int, fetcher.length) - fetcher.fetched)
+        for batch, note in super().row(most, together):
+            if not endless:
+                fetcher.fetched += len(batch) if type(batch) is Gathered else 1
+                fetcher.done = fetcher.fetched == fetcher.length
+            yield batch, note
+
+    def _one_by_one(self, most: int) -> Iterator[tuple[Any, LazyPlace]]:
+        for _ in range(most):
+            try:
+                found = self.fetch(False)
+            except (NotYet, StopIteration):
+                return
+            yield found
+
+    def _iterators(self) -> list[Any]:
+        return getattr(self._of._iterator, "iterators", [])
 
 
 class LoaderSource(_DataLoaderSource):

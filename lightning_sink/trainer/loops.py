@@ -29,7 +29,7 @@ from lightning_sink.engine.watch import user_line
 from lightning_sink.errors import EmptyDatasetError, warn_at
 from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
-from lightning_sink.trainer.fetcher import LoaderBatches, SinkFetcher
+from lightning_sink.trainer.fetcher import SinkFetcher
 from lightning_sink.trainer.loaders import LoaderSource, TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.metric_reads import tell_of_reads
@@ -78,11 +78,11 @@ class SinkFitLoop(_FitLoop):
     def _put_queue(self, loaders: TrainingLoaders) -> None:
         before, self.loaders = self.loaders, loaders
         fetcher = cast(_DataFetcher, self._data_fetcher)
-        batches = LoaderBatches(fetcher, loaders)
+        loaders.traversals.fetcher = fetcher
         if self.queue is None:
-            self.queue = self.sink_strategy.make_queue(batches)
+            self.queue = self.sink_strategy.make_queue(loaders)
         else:
-            self.queue.restart(batches)
+            self.queue.restart(loaders.traversals)
         if before is not None:
             before.let_go()
         changes = demands.may_change_training(self.trainer, loaders.flattened)

@@ -23,7 +23,6 @@ from lightning_sink.data.batch import flatten
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
-from lightning_sink.data.source import Source
 from lightning_sink.data.traversals import NotYet
 from lightning_sink.errors import DataTimeoutError, SinkWarning
 
@@ -57,7 +56,7 @@ class FakePace:
         self.fixed = True
 
 
-class Numbers(Source):
+class Numbers:
     """Gives `[traversal, index]` with its number as the note, and notices whoever uses it as no source may be used.
 
     Args:
@@ -68,7 +67,7 @@ class Numbers(Source):
     """
 
     gives_copies = True
-    draws_nothing = stacks = False
+    draws_nothing = stacks = reads_further = restarts_midway = False
 
     def __init__(self, lengths=(1 << 40,), act=lambda number: None, other=0, groups=(1,)):
         self.other, self.groups = other, itertools.cycle(groups)

@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.road import Road
-from lightning_sink.data.source import Source
 from lightning_sink.data.traversals import Traversals
 from loop import both, loss_of, mlp, sgd, batches, Training
 
@@ -35,8 +34,8 @@ def make():
     return Training(module, sgd(module), lambda batch, index: loss_of(module, batch))
 
 loader = DataLoader(batches(4), batch_size=None)
-source = Source(Traversals([Road(loader)], lambda: iter(loader), endless=True))
-queue = BatchQueue(source, QueueOptions())
+traversals = Traversals([Road(loader)], lambda: iter(loader), endless=True)
+queue = BatchQueue(traversals, QueueOptions())
 def epoch():
     queue.expect(6)
     return [queue.take()[0] for _ in range(6)]

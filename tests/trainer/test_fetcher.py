@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.traversals import place_of
-from lightning_sink.trainer.fetcher import LoaderBatches
 from lightning_sink.trainer.loaders import TrainingLoaders
 
 
@@ -60,7 +59,8 @@ def batches_of(make, epoch_batches):
     fetcher = _PrefetchDataFetcher()
     fetcher.setup(loaders)
     iter(fetcher)
-    return LoaderBatches(fetcher, loaders)
+    loaders.traversals.fetcher = fetcher
+    return loaders.traversals
 
 
 def described(found):
