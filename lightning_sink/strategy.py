@@ -151,13 +151,17 @@ class SinkStrategy(SingleDeviceStrategy):
             self._close_engine()
         if self._engine is None:
             optimizers, callbacks = list(self.optimizers), in_step(trainer)
-            self._engine = make_engine(
-                self._asked(module),
-                Parts(module, optimizers, [*callbacks, *parts_of_precision(trainer)], is_metric, machinery()),
+            parts = Parts(
+                module,
+                optimizers,
+                others=[*callbacks, *parts_of_precision(trainer)],
+                is_apart=is_metric,
+                ignore=machinery(),
                 counters=counters(trainer),
                 codes=watched_getters(trainer),
                 outside=reached_through(trainer),
             )
+            self._engine = make_engine(self._asked(module), parts)
             self._engine_optimizers, self._engine_callbacks = optimizers, callbacks
             self._callbacks = list(trainer.callbacks)
         return self._engine

@@ -8,9 +8,8 @@ branches that numbers decide, and `_state`, looked at when a sink begins.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from types import CodeType
 from typing import Any
 
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, TurnTaking
@@ -22,9 +21,8 @@ from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key, Programs
 from lightning_sink.engine.programs.verify import verify_step
 from lightning_sink.engine.programs.window import Window, Windows
-from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.default_generators import Generators
-from lightning_sink.engine.state.granted import Glance, Granted, Outside, State, agree
+from lightning_sink.engine.state.granted import Glance, Granted, State, agree
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
@@ -39,13 +37,9 @@ class CompiledEngine(Engine):
     """Records steps and runs programs.
 
     Args:
-        parts: What the step reads and writes: the module, the optimizers, and what belongs to them.
         costly: Whether compiling takes long enough to wait until a kind of step comes again.
         verify: How many steps of each new program are compared with eager ones.
         fallback: Told once of each reason why steps run the plain way; may raise.
-        counters: What gives a counter of the owner's in the step that is about to run, by the name that users know.
-        codes: Code objects of getters whose reads depend on the step, with their names.
-        outside: As for `Granted`.
     """
 
     def __init__(
@@ -57,13 +51,10 @@ class CompiledEngine(Engine):
         costly: bool,
         verify: int,
         fallback: Callable[[Hazard], None],
-        counters: Mapping[str, Callable[[], int]],
-        codes: Mapping[CodeType, str],
-        outside: Outside = lambda codes: dict,
     ) -> None:
         self.name, self._verify, self._parts = name, verify, parts
         self._hyper = Hyperparameters(parts.optimizers)
-        self._granted = Granted(parts, self._hyper, outside)
+        self._granted = Granted(parts, self._hyper)
         self._generators = Generators(parts.device)
         self._glance: Glance = [], []
         self._programs = Programs()
@@ -71,11 +62,9 @@ class CompiledEngine(Engine):
             self._programs,
             parts,
             self._hyper,
-            Counts(counters),
             self._granted,
             compiler,
             costly=costly,
-            codes=codes,
             fallback=fallback,
         )
         self._verified: dict[str, int] = {}

@@ -53,10 +53,8 @@ class Asked:
     say: Callable[[str], None]
 
 
-def make_engine(asked: Asked, parts: Parts, **known: Any) -> Engine:
+def make_engine(asked: Asked, parts: Parts) -> Engine:
     """Returns the engine of a training.
-
-    What else is `known` is what `CompiledEngine` takes of its owner.
 
     Raises:
         CompileError: There is no compiler, one is needed, and `fallback` is "error".
@@ -96,7 +94,6 @@ def make_engine(asked: Asked, parts: Parts, **known: Any) -> Engine:
         costly=not traced,
         verify=asked.verify,
         fallback=fall_back,
-        **known,
     )
 
 

@@ -155,13 +155,8 @@ class DataSink:
         if self._engine is None:
             codes = {kind.step.__code__: _BY_HAND for kind in (LRScheduler, ReduceLROnPlateau)}
             known = state.identities() | set(map(id, self._schedulers))
-            self._engine = make_engine(
-                self._asked,
-                Parts(module, state.optimizers),
-                counters={},
-                codes=codes,
-                outside=lambda codes: lambda: bound_state(self._function, known),
-            )
+            outside = lambda codes: lambda: bound_state(self._function, known)  # noqa: E731
+            self._engine = make_engine(self._asked, Parts(module, state.optimizers, codes=codes, outside=outside))
         if self._queue is None:
             road = Road(self._dataset, gathered(self._dataset, lambda: self._queue.horizon() if self._queue else 1))
             self._traversals = Traversals([road], lambda: iter(road), endless=True)

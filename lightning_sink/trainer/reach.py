@@ -19,8 +19,8 @@ from torch.amp import GradScaler
 
 from lightning_sink.engine.numbers.passed_on import codes_in
 from lightning_sink.engine.state.attributes import fingerprint
-from lightning_sink.engine.state.granted import Outside
 from lightning_sink.engine.state.holders import class_state, users_classes
+from lightning_sink.engine.state.slots import Outside
 from lightning_sink.trainer.reads import TOLD
 
 _BEGINS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "LOAD_SUPER_ATTR")

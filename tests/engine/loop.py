@@ -159,8 +159,9 @@ class Outcome:
 
 def engine_for(training: Training, hazards: list[Hazard], **options: Any) -> CompiledEngine:
     counters = {"batch_idx": lambda: training.index}
-    chosen = {"compiler": compile_traced, "costly": False, "verify": 2, "codes": {}, "counters": counters, **options}
-    return CompiledEngine("traced", Parts(training.module, [training.optimizer]), fallback=hazards.append, **chosen)
+    chosen = {"compiler": compile_traced, "costly": False, "verify": 2, **options}
+    parts = Parts(training.module, [training.optimizer], counters=counters)
+    return CompiledEngine("traced", parts, fallback=hazards.append, **chosen)
 
 
 def train(make: Callable[[], Training], sinks: list[list[Batch]], compiled: bool, **options: Any) -> Outcome:
@@ -262,6 +263,6 @@ def record(step: Callable[..., Tensor], *leaves: Tensor) -> Recording:
     """Records a function of tensors."""
     module = nn.Linear(1, 1).to(leaves[0].device)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module, [optimizer])), {}, leaves)
+    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module, [optimizer])), leaves)
     output = recorder.span(lambda: step(*leaves), lambda: None)
     return recorder.finish([output])

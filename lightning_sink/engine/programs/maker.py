@@ -6,8 +6,7 @@ without one; whoever runs the programs tells it when what it has seen is no long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from types import CodeType
+from collections.abc import Callable, Hashable, Sequence
 
 from lightning_sink.engine.compiler.functions import Functions
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
@@ -46,17 +45,15 @@ class ProgramMaker:
         programs: Programs,
         parts: Parts,
         hyper: Hyperparameters,
-        counts: Counts,
         granted: Granted,
         compiler: Compiler,
         *,
         costly: bool,
-        codes: Mapping[CodeType, str],
         fallback: Callable[[Hazard], None],
     ) -> None:
         self._programs, self._parts, self._hyper = programs, parts, hyper
-        self._counts, self._granted, self._costly, self._codes = counts, granted, costly, codes
-        self._fallback = fallback
+        self._counts, self._granted = Counts(parts.counters), granted
+        self._costly, self._fallback = costly, fallback
         self._functions = Functions(compiler, Generators(parts.device))
         self._candidates = Candidates()
         self._failures: dict[Hashable, int] = {}
@@ -158,9 +155,8 @@ class ProgramMaker:
         self._has_recorded = True
         self._parts.collected.leave_out(sink.option_names)
         before = Snapshot(self._parts)
-        recorder = Recorder(
-            self._hyper, self._counts, before, self._codes, step.leaves, self._granted.python, sink.sets_options
-        )
+        look = self._granted.python
+        recorder = Recorder(self._hyper, self._counts, before, step.leaves, look, sink.sets_options)
         result = sink.run(step, recorder)
         self._granted.learn(recorder.ran)
         observation = observe(recorder, before, Snapshot(self._parts), step, result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import chain
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple
@@ -27,8 +27,6 @@ from lightning_sink.engine.watch import is_users
 
 _FEW = 1_000
 """Values outside up to which a step is looked at beforehand for a change of them; 300 microseconds."""
-
-Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
 
 
 def _switches(device: str) -> Hashable:
@@ -72,18 +70,13 @@ def _count(looks: Iterable[Hashable]) -> int:
 
 
 class Granted:
-    """Looks at attributes, and at the variables outside the functions that steps were seen to call.
+    """Looks at attributes, and at the variables outside the functions that steps were seen to call."""
 
-    Args:
-        outside: Takes code; returns what looks at all that it reaches in a way that only the owner knows, and gives a
-            fingerprint.
-    """
-
-    def __init__(self, parts: Parts, hyper: Hyperparameters, outside: Outside = lambda codes: dict) -> None:
-        self._parts, self._hyper, self._outside = parts, hyper, outside
+    def __init__(self, parts: Parts, hyper: Hyperparameters) -> None:
+        self._parts, self._hyper = parts, hyper
         self._module, self._optimizers = parts.module, parts.optimizers
         self._codes: dict[int, CodeType] = {}
-        self._look_outside = outside(())
+        self._look_outside = parts.outside(())
         self._nested: list[Iterable[Any]] = []
         self._variables = Variables()
         self._finds_outside = False
@@ -102,7 +95,7 @@ class Granted:
             kept = kept_results(self._functions, classes)
             self._functions += kept
             self._codes |= {id(function.__code__): function.__code__ for function in kept}
-            self._look_outside = self._outside(self._codes.values())
+            self._look_outside = self._parts.outside(self._codes.values())
             self._learned |= {name: value for name, value in self._outside_values().items() if name not in known}
 
     def with_learned(self, state: State) -> State:

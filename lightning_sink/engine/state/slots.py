@@ -8,9 +8,10 @@ after a recorded step; the program then reads the slot before each run and fills
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -146,9 +147,12 @@ class ItemSlot(Slot):
             items[self._item] = tensor
 
 
+Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
+
+
 @dataclass(frozen=True)
 class Parts:
-    """The objects whose attributes belong to a training.
+    """What belongs to a training, as its owner tells: objects with their attributes, and what these do not show.
 
     Attributes:
         module: The module; its submodules belong to it.
@@ -156,6 +160,10 @@ class Parts:
         others: Objects that take part in the step besides; the modules that they hold belong to them.
         is_apart: Tells of a submodule whether the owner of the training keeps it up to date by itself.
         ignore: Attributes of the module that say nothing about a step.
+        counters: What gives a counter of the owner's in the step that is about to run, by the name that users know.
+        codes: Code objects of getters whose reads depend on the step, with their names.
+        outside: Takes code; returns what looks at all that it reaches in a way that only the owner knows, and gives a
+            fingerprint.
         collected: Those among the attributes in which steps collect.
         varying: Those that change between sinks.
     """
@@ -165,6 +173,9 @@ class Parts:
     others: Sequence[Any] = ()
     is_apart: Callable[[nn.Module], bool] = lambda module: False
     ignore: frozenset[str] = frozenset()
+    counters: Mapping[str, Callable[[], int]] = field(default_factory=dict)
+    codes: Mapping[CodeType, str] = field(default_factory=dict)
+    outside: Outside = lambda codes: dict
     collected: Collected = field(default_factory=Collected)
     varying: Varying = field(default_factory=Varying)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import CodeType, FrameType
 from typing import Any
@@ -72,7 +72,6 @@ class Recorder(TorchDispatchMode, Tape):
         hyper: The optimizers' hyperparameters; those that are lifted become inputs of the graph.
         counts: The owner's counters; those that the step uses become inputs of the graph.
         before: What every slot holds before the step.
-        codes: Code objects of getters whose reads depend on the step, with their names.
         look: Returns a fingerprint of the Python values that the step may change, by name.
         sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
     """
@@ -82,7 +81,6 @@ class Recorder(TorchDispatchMode, Tape):
         hyper: Hyperparameters,
         counts: Counts,
         before: Snapshot,
-        codes: Mapping[CodeType, str],
         leaves: Sequence[Tensor] = (),
         look: Callable[[], dict[str, Hashable]] = dict,
         sets_options: bool = False,
@@ -96,7 +94,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._look = look
         self._hyper = hyper
         self._options = RecordedOptions(hyper, self._uses, self.paused, set_in_step=sets_options)
-        self._counts, self._before, self._codes = counts, before, codes
+        self._counts, self._before = counts, before
         self._writer = GraphWriter(self.recording, self._take_input)
         self._undo = Undo()
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)
@@ -132,7 +130,7 @@ class Recorder(TorchDispatchMode, Tape):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 self._watched = stack.enter_context(parts.collected.watched(self.hazard))
                 stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
-                self._hook = stack.enter_context(watch_reads(self.hazard, self._codes, self.ran, self._looks.past))
+                self._hook = stack.enter_context(watch_reads(self.hazard, parts.codes, self.ran, self._looks.past))
                 stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(scaler_steps_by(self._scaled))

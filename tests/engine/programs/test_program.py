@@ -17,7 +17,7 @@ from lightning_sink.engine.watch import Hazard
 
 def observed(module, function, *leaves):
     before = Snapshot(Parts(module))
-    recorder = Recorder(Hyperparameters([]), Counts({}), before, {})
+    recorder = Recorder(Hyperparameters([]), Counts({}), before)
     output = recorder.span(lambda: function(*leaves), lambda: None)
     step = Step(leaves, list(leaves), "signature", "kind", clears=True)
     return observe(recorder, before, Snapshot(Parts(module)), step, Result(output, []))

@@ -19,7 +19,7 @@ def hazards(step):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     x = torch.randn(3, 3).abs()
     module.rows = x[1:]
-    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module, [optimizer])), {}, [x])
+    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module, [optimizer])), [x])
     output = recorder.span(lambda: step(module, x), lambda: None)
     recording = recorder.finish([output])
     return [hazard.what for hazard in recording.hazards], len(recording.questions)

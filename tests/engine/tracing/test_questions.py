@@ -34,7 +34,7 @@ QUESTIONS = {
 
 def recorded(body, *leaves):
     """Records what a step does with a batch."""
-    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(torch.nn.Module())), {}, leaves)
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(torch.nn.Module())), leaves)
     recorder.span(lambda: body(*leaves), lambda: None)
     return recorder.finish([])
 

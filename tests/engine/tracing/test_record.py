@@ -13,7 +13,7 @@ from lightning_sink.engine.tracing.record import Recorder
 
 def record(body, module=None, outputs=True, rewind=lambda: None, batch=()):
     module = module or nn.Module()
-    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(module)), {}, batch)
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(module)), batch)
     result = recorder.span(body, rewind)
     return recorder, result, recorder.finish([result] if outputs else [])
 
@@ -116,7 +116,7 @@ def test_an_error_of_the_users_surfaces():
 
 def test_what_is_paused_is_not_recorded():
     x = torch.ones(3)
-    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(nn.Module())), {})
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(nn.Module())))
 
     def body():
         with recorder.paused():

@@ -61,7 +61,7 @@ def test_a_decision_by_a_count_holds_for_the_steps_where_it_comes_out_the_same()
 
 def test_a_step_of_adam_decides_nothing_by_its_counts():
     module, optimizer, *_ = after_steps(3)
-    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module, [optimizer])), {})
+    recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module, [optimizer])))
     recorder.span(optimizer.step, lambda: None)
     recording = recorder.finish([])
     assert recording.hazards == []
