@@ -25,7 +25,7 @@ from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.granted import Glance, Granted, State, agree
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts
-from lightning_sink.engine.step import Engine, PlainTape, Result, Sink, Step
+from lightning_sink.engine.step import Engine, Result, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 
 _SHORT = 1e-3
@@ -121,7 +121,8 @@ class CompiledEngine(Engine):
                     self._look(sink)
                 key = step.key
                 if step.is_met and self._programs.have(key):
-                    self._run_met(sink, step)
+                    self._leave_programs()
+                    sink.run(step, Tape())
                     continue
                 if self._looked_at != self._plain_steps and self._programs.have(key):
                     self._settle()
@@ -168,11 +169,6 @@ class CompiledEngine(Engine):
             if self._granted.changed_in(state, self._state) is not None:
                 self._programs.keep_last(step.key)  # steps of other kinds found something else when they were recorded
             self._state = state
-
-    def _run_met(self, sink: Sink, step: Step) -> None:
-        """Runs a step the plain way, of a kind that has programs."""
-        self._leave_programs()
-        sink.run(step, PlainTape())
 
     def _leave_programs(self) -> None:
         self._settle()

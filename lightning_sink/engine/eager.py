@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_sink.engine.step import Engine, PlainTape, Sink
+from lightning_sink.engine.step import Engine, Sink, Tape
 
 
 class EagerEngine(Engine):
@@ -12,7 +12,7 @@ class EagerEngine(Engine):
 
     def run(self, sink: Sink) -> None:
         """Runs all steps of a sink."""
-        tape = PlainTape()
+        tape = Tape()
         for step in sink.steps():
             sink.run(step, tape)
 

@@ -95,6 +95,9 @@ class Tape:
     The owner runs that part through `span`, once or several times a step, and leaves its own bookkeeping outside.
     """
 
+    records = False
+    """Whether the step is recorded, so that a part of it may have to be run again, and numbers may be stand-ins."""
+
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` and returns what it returns; may call `rewind` and run it again."""
         return body()
@@ -158,10 +161,6 @@ class Tape:
 
     def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
         """Takes note of tensors that no program has; a step that computes with one makes none."""
-
-
-class PlainTape(Tape):
-    """The tape of a step that nobody watches."""
 
 
 class Sink(ABC):

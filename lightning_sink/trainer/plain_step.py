@@ -18,7 +18,7 @@ from typing import Any
 
 from lightning.pytorch.trainer import call
 
-from lightning_sink.engine.step import PlainTape, Tape
+from lightning_sink.engine.step import Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.logging import StepLog, captured
@@ -89,7 +89,7 @@ class PlainStep:
 
     def _rewind(self, stepped: list[Any]) -> Callable[[], None]:
         """Returns what goes back to here, for a span that has to be run once more."""
-        if isinstance(self._tape, PlainTape):
+        if not self._tape.records:
             return lambda: None
         loop, log, counters = self._loop, self.log, Counters(self._loop)
         counted = counters.present()
@@ -117,9 +117,9 @@ class PlainStep:
         module, log = trainer.lightning_module, self.log
         with ExitStack() as stack:
             stack.enter_context(captured(trainer, module, log, tape))
-            if type(tape) is not PlainTape:
+            if type(tape) is not Tape:  # also where a step is compared with a program's
                 stack.enter_context(noted(log.metrics, module, tape))
             batch_idx = tape.watched("batch_idx", self._batch_idx)
-            if not isinstance(tape, PlainTape):
+            if tape.records:
                 stack.enter_context(lifted_counters(trainer, tape, stepped, self._options.recorded(tape)))
             yield batch_idx

@@ -6,7 +6,7 @@ import torch
 from torchmetrics import MetricCollection
 from torchmetrics.aggregation import CatMetric, MaxMetric, MeanMetric
 
-from lightning_sink.engine.step import PlainTape
+from lightning_sink.engine.step import Tape
 from lightning_sink.trainer.metric_watch import keep_metrics, noted
 from lightning_sink.trainer.metrics import MetricCalls, Source, repeat
 
@@ -20,7 +20,7 @@ class Module(L.LightningModule):
 
 def called(module, body):
     calls = MetricCalls()
-    with noted(calls, module, PlainTape()):
+    with noted(calls, module, Tape()):
         out = body()
     return calls, out
 

@@ -19,7 +19,7 @@ from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.granted import Granted
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, Snapshot
-from lightning_sink.engine.step import PlainTape, Sink, Step
+from lightning_sink.engine.step import Sink, Step, Tape
 from lightning_sink.engine.tracing.questions import MOST_ANSWERS, OF_BATCH
 from lightning_sink.engine.tracing.record import Recorder
 from lightning_sink.engine.watch import Hazard
@@ -84,7 +84,7 @@ class ProgramMaker:
             # Where other steps have programs, a step may be seldom no example, and is not to hold up a new way.
             if may and (self._programs.have(step.key) or not candidate.rests()):
                 return self._record(sink, step, candidate)
-        sink.run(step, PlainTape())
+        sink.run(step, Tape())
         return False
 
     @property

@@ -24,7 +24,7 @@ from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.slots import Slot
-from lightning_sink.engine.step import PlainTape, Sink, Step
+from lightning_sink.engine.step import Sink, Step, Tape
 from lightning_sink.engine.waits import may_wait
 from lightning_sink.errors import VerificationError
 
@@ -65,7 +65,7 @@ class _Pair:
         self.before = None if self.before is None else self.before.cpu()
 
 
-class _EagerTape(PlainTape):
+class _EagerTape(Tape):
     """Keeps what the user's part of a step leaves, for the owner's callbacks may change it afterwards.
 
     Attributes:
@@ -126,7 +126,7 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
         outputs = program(copies)
     except Exception:
         generators.restore(generated)
-        sink.run(step, PlainTape())  # raises what is wrong with the batch, in its own words
+        sink.run(step, Tape())  # raises what is wrong with the batch, in its own words
         raise
     generators.restore(generated)
     tape = _EagerTape([*arguments], program.filled)

@@ -76,6 +76,8 @@ class Recorder(TorchDispatchMode, Tape):
         sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
     """
 
+    records = True
+
     def __init__(
         self,
         hyper: Hyperparameters,
