@@ -58,11 +58,7 @@ class QueueOptions:
         return _BATCHES if self.buffer_size is None else self.buffer_size
 
     def in_a_row(self, sent: bool) -> int:
-        """Returns how many batches may be fetched in one go beside the steps before them.
-
-        Args:
-            sent: Whether they are sent to a device.
-        """
+        """Returns how many batches may be fetched in one go beside the steps before them, `sent` to a device or not."""
         return _BATCHES_SENT if sent and self.buffer_size is None else self.batches
 
     def changed(self) -> str:

@@ -220,7 +220,8 @@ class _Walk:
         if isinstance(value, Optimizer):
             return None if id(value) in self._known else [*value.param_groups, value.defaults]
         if isinstance(value, type):
-            return None if is_library(value.__module__) or value.__module__ == "builtins" else _of_class(value)
+            is_nobodys = is_library(value.__module__) or value.__module__ == "builtins"
+            return None if is_nobodys else [Same(value), *_plain_in(value)]
         if isinstance(value, ModuleType):
             return _plain_in(value) if is_users(value.__name__) else None
         if isinstance(value, nn.Module):
@@ -257,10 +258,6 @@ def _of_module(module: nn.Module) -> list[Any]:
     held |= dict(module.named_children())
     tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     return [Same(module), *map(Same, tensors), *held, *held.values()]
-
-
-def _of_class(kind: type) -> list[Any]:
-    return [Same(kind), *_plain_in(kind)]
 
 
 def _of_own(kind: type) -> list[Any]:

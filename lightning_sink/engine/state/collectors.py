@@ -88,7 +88,8 @@ class Sum:
 
     def got(self, value: Any, frame: FrameType) -> Any:
         """Returns what a frame gets that asks for it."""
-        if _is_read_to_add(frame, self._key):
+        is_read = _loads(frame.f_code, frame.f_lasti) == self._key
+        if is_read and is_only_added_to(self._key, [frame.f_code]):
             return _Adder(self, value)
         self._tell(_READ)
         return value
@@ -118,11 +119,6 @@ class _Adder:
         return self._of.add(self._value, other)
 
     __add__ = __iadd__
-
-
-def _is_read_to_add(frame: FrameType, key: str) -> bool:
-    """Tells whether a frame reads the attribute by its name, and has no other use for it than `+=`."""
-    return _loads(frame.f_code, frame.f_lasti) == key and is_only_added_to(key, [frame.f_code])
 
 
 @lru_cache(maxsize=1024)
