@@ -20,8 +20,10 @@ def shadowed(item: Any, others: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         for name in others:
-            del held[name]
-        held.update(own)
+            if name in own:
+                held[name] = own[name]
+            else:
+                del held[name]
 
 
 @contextmanager

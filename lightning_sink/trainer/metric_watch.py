@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from lightning_sink.engine.numbers.number import released
 from lightning_sink.engine.private import pytree, version
-from lightning_sink.engine.shadows import replaced
+from lightning_sink.engine.shadows import replaced, shadowed
 from lightning_sink.engine.state.attributes import fingerprint
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Tape
@@ -60,8 +61,9 @@ class _Watcher:
         """Watches, and looks whether the metrics are changed in another way meanwhile."""
         with ExitStack() as stack:
             for metric in self._metrics.values():
-                for own in [name for name in _METHODS if name in vars(metric)]:
-                    stack.enter_context(self._before_attribute(metric, own))
+                held = {name: original for name, original in vars(metric).items() if name in _METHODS}
+                others = {name: partial(self._call, metric, name, original) for name, original in held.items()}
+                stack.enter_context(shadowed(metric, others))
             for kind in {type(metric) for metric in self._metrics.values()}:
                 for name in [name for name in _METHODS if hasattr(kind, name)]:
                     stack.enter_context(self._before_method(kind, name))
@@ -69,7 +71,7 @@ class _Watcher:
             yield
             self._compare()
 
-    def _call(self, metric: nn.Module, method: str, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _call(self, metric: nn.Module, method: str, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self._inside:
             return original(*args, **kwargs)
         self._compare()
@@ -117,22 +119,13 @@ class _Watcher:
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
         tape.foreign(tensors, f"the step computes with what {what} returns")
 
-    @contextmanager
-    def _before_attribute(self, metric: nn.Module, name: str) -> Iterator[None]:
-        original = vars(metric)[name]
-        vars(metric)[name] = lambda *args, **kwargs: self._call(metric, name, original, args, kwargs)
-        try:
-            yield
-        finally:
-            vars(metric)[name] = original
-
     def _before_method(self, kind: Any, name: str) -> AbstractContextManager[None]:
         original = getattr(kind, name)
 
         def method(metric: Any, *args: Any, **kwargs: Any) -> Any:
             if id(metric) not in self._metrics:
                 return original(metric, *args, **kwargs)
-            return self._call(metric, name, lambda *a, **k: original(metric, *a, **k), args, kwargs)
+            return self._call(metric, name, partial(original, metric), *args, **kwargs)
 
         return replaced(kind, name, method)
 
