@@ -43,3 +43,8 @@ def warn_at(text: str, where: str) -> None:
     """
     filename, _, line = where.rpartition(":")
     warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Adds a note to an error; Python 3.10 keeps it where later versions and test runners look for it."""
+    error.__notes__ = [*getattr(error, "__notes__", []), text]

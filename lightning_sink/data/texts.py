@@ -6,6 +6,7 @@ import time
 
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import Telemetry
+from lightning_sink.errors import add_note
 
 DRAWS = (
     "batches are fetched when they are due and not ahead: each fetch touches {}, and its draws keep plain Lightning's"
@@ -51,10 +52,6 @@ def lateness(telemetry: Telemetry, options: QueueOptions, stage: str, place: str
 
 
 def note_place(error: BaseException, place: str, on_thread: bool) -> None:
-    """Adds to an error which batch was being fetched, unless it says so already.
-
-    Python 3.10 keeps the note where later versions and test runners look for it.
-    """
-    notes = getattr(error, "__notes__", [])
-    if not any(note.startswith(_NOTE) for note in notes):
-        error.__notes__ = [*notes, f"{_NOTE} while fetching {place}{_ON_THREAD if on_thread else ''}"]
+    """Adds to an error which batch was being fetched, unless it says so already."""
+    if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", [])):
+        add_note(error, f"{_NOTE} while fetching {place}{_ON_THREAD if on_thread else ''}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, though not in its list of names
 
+from lightning_sink.errors import add_note
+
 OUT_OF_BOUNDS = "index out of bounds"
 """What Inductor says of a wrong index, before the condition that it breaks."""
 
@@ -42,8 +44,3 @@ def in_short(error: Exception) -> str:
 def note_step(error: Exception, place: str) -> None:
     """Adds to an error in which step it was raised."""
     add_note(error, _NOTE.format(place))
-
-
-def add_note(error: Exception, text: str) -> None:
-    """Adds a note to an error; Python 3.10 keeps it where later versions look for it."""
-    error.__notes__ = [*getattr(error, "__notes__", []), text]

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.run import Part
-from lightning_sink.engine.failures import add_note
 from lightning_sink.engine.step import Result, Step
+from lightning_sink.errors import add_note
 from lightning_sink.trainer.logged_turns import LoggedTurns, numbers_in_row
 from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.schedules import keep_schedules, step_by_hand, step_in_row

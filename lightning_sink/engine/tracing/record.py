@@ -24,7 +24,6 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 from torch.optim import Optimizer
 
-from lightning_sink.engine.failures import add_note
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.math_functions import known_to_math
 from lightning_sink.engine.numbers.number import Number, released
@@ -60,6 +59,7 @@ from lightning_sink.engine.tracing.unrepeatable import Unfilled, why_unrepeatabl
 from lightning_sink.engine.tracing.values import Values
 from lightning_sink.engine.tracing.whose_error import is_raised_by_user, may_be_ours
 from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
+from lightning_sink.errors import add_note
 
 # Keeps what its backward needs only where gradients are on.
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
