@@ -135,8 +135,7 @@ class CapturedStep(CompiledStep):
         same = self._same(fixed, positions)
         if not self._stay(same) or not self._may_stage_and_write(same, inputs, positions):
             return self(*inputs)
-        turn = Turn(self, fixed, positions, [[inputs[position]] for position in positions], kept)
-        found, varying = self._find(same, turn, 1)
+        found, varying = self._find(same, positions, [[inputs[position]] for position in positions], kept, 1)
         block = cast(Block, found[0])
         outputs, ran = Outputs(), False
         self.counterparts.launch(fixed)
@@ -212,7 +211,7 @@ class CapturedStep(CompiledStep):
         may_stage = self.placement.written.isdisjoint(turn.positions) and same.leave(storages(tensors))
         if self.layouts is None or not may_stage:
             return super().row(turns, steps)
-        blocks, varying = self._find(same, turn, steps)
+        blocks, varying = self._find(same, turn.positions, turn.columns, turn.kept, steps)
         return CapturedRow(self, turn, blocks, varying, steps)
 
     def _same(self, fixed: list[Tensor | None], positions: list[int]) -> _Fixed:
@@ -222,12 +221,14 @@ class CapturedStep(CompiledStep):
             self._fixed[tuple(positions)] = same = _Fixed(fixed, given, self.placement.written)
         return same
 
-    def _find(self, same: _Fixed, turn: Turn, steps: int) -> tuple[list[Launch], list[Column]]:
+    def _find(
+        self, same: _Fixed, positions: list[int], columns: list[Column], kept: list[int], steps: int
+    ) -> tuple[list[Launch], list[Column]]:
         """Returns blocks for steps in a row, and the inputs that differ, on the device, with what the host draws."""
-        varying = self._bring([*turn.columns, *draw_in_a_row(self.on_host, steps)])
+        varying = self._bring([*columns, *draw_in_a_row(self.on_host, steps)])
         layouts = self.layouts or []
-        wanted = {index: layouts[index] for index in turn.kept}
-        places = [*turn.positions, *range(len(same.given) - len(self.on_host), len(same.given))]
+        wanted = {index: layouts[index] for index in kept}
+        places = [*positions, *range(len(same.given) - len(self.on_host), len(same.given))]
         step = BlockStep(self.run_there, same.given, places, [column[0] for column in varying], wanted)
         return self.blocks.find(step, same.places, steps), varying
 
