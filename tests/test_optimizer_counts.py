@@ -1,5 +1,7 @@
 """Code that looks at a number in an optimizer's state takes plain Lightning's way at each step, in rows too."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -9,7 +11,6 @@ from lightning_sink.engine.tracing import step_counts
 from parity import Net, assert_parity, both, loader
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
-ENGINES = pytest.mark.parametrize("engine", ["traced", pytest.param("inductor", marks=missing)])
 STEPS = 60
 
 
@@ -136,8 +137,14 @@ def trained(name, engine, **options):
     return both(KINDS[name][0], lambda: loader(STEPS, last=8), strategy, max_epochs=2, **options)
 
 
-@ENGINES
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        *itertools.product(KINDS, ["traced"]),
+        # Two programs each, and seconds to compile: one optimizer of torch's, and counts in tensors of another type.
+        *(pytest.param(name, "inductor", marks=missing) for name in ("RAdam", "whole numbers up to 255")),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:The training step runs eagerly")
 def test_decisions_by_counts_are_plain_lightnings(chunks, name, engine):
     plain, sink = trained(name, engine)

@@ -51,7 +51,7 @@ class OutputsInAListByANameOfOtherLibraries(Small):
         return loss
 
 
-@case(inductor=True, size=8)
+@case(size=8)
 class PredictionsAndTargetsInListsThatAreMadeAnew(Small):
     """The last batch of an epoch has fewer rows."""
 

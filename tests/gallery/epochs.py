@@ -126,7 +126,7 @@ class ReadsWhatComesLater(ByEpoch):
         return self.late if hasattr(self, "late") else 1.0
 
 
-@case(options={"max_epochs": 4}, inductor=True)
+@case(options={"max_epochs": 4})
 class AnnealsAWeight(ByEpoch):
     """Which programs have as an input."""
 

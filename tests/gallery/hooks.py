@@ -103,7 +103,7 @@ class ReplacesWhatIsNotFinite(Small):
 # -- clipping ---------------------------------------------------------------------------------------------------------
 
 
-@case(inductor=True)
+@case()
 class AdaptiveGradientClipping(Small):
     def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
         for parameter in self.parameters():

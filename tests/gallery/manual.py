@@ -31,7 +31,7 @@ class OneOptimizer(Manual):
     pass
 
 
-@case(inductor=True)
+@case()
 class DecaysItsWeights(Manual):
     """Multiples of weights are added to gradients, which are products of matrices that nobody keeps."""
 

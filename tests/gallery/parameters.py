@@ -24,7 +24,7 @@ add("embedding with a largest norm", lambda: Words(max_norm=0.5), inductor=True)
 add("embedding with gradients by frequency", lambda: Words(scale_grad_by_freq=True))
 
 
-@case(inductor=True)
+@case()
 class TiedWeights(Words):
     """The output layer is the embedding."""
 

@@ -145,7 +145,7 @@ class Variational(Small):
         return nn.functional.mse_loss(self.decode(hidden), batch[0]) + 0.1 * divergence
 
 
-@case(inductor=True)
+@case()
 class Diffusion(Small):
     """Each sample has a random time, and learns to see the noise of that time."""
 
