@@ -2,11 +2,13 @@
 
 import copy
 import csv
+import functools
 import io
 import types
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn, optim
 from torch.optim import lr_scheduler
 
@@ -256,6 +258,109 @@ PLACES = {
 }
 for name, (prepare, weight, change) in PLACES.items():
     add(f"weight from {name}", lambda made=(prepare, weight, change): Weighing(*made))
+
+
+def nothing(module):
+    pass
+
+
+def of_progress(module):
+    progress = module.trainer.fit_loop.epoch_progress
+    return 1 / (1 + progress.current.completed)
+
+
+def of_a_callback(module):
+    for callback in module.trainer.callbacks:
+        if isinstance(callback, EarlyStopping):
+            return 1 / (1 + callback.wait_count)
+    return None
+
+
+def set_wait(module, value):
+    module.trainer.early_stopping_callback.wait_count = value
+
+
+def of_an_item(module):
+    return 1 / (1 + module.trainer.early_stopping_callbacks[0].wait_count)
+
+
+def of_a_name_in_quotes(module):
+    return getattr(module.trainer, "weight_of_loss", 1.0)
+
+
+def set_on_trainer(module, value):
+    module.trainer.weight_of_loss = value
+
+
+def of_a_scheduler(module):
+    return module.lr_schedulers().base_lrs[0] * 20
+
+
+def set_base_rate(module, value):
+    module.lr_schedulers().base_lrs[0] = value / 20
+
+
+def of_what_a_wrapper_has(module):
+    return getattr(module.optimizers(), "weight_of_loss", 1.0)
+
+
+def set_on_wrapper(module, value):
+    module.optimizers().weight_of_loss = value
+
+
+def of_an_option_that_comes(module):
+    return module.trainer.optimizers[0].param_groups[0].get("weight_of_loss", 1.0)
+
+
+def set_option(module, value):
+    module.trainer.optimizers[0].param_groups[0].setdefault("weight_of_loss", value)
+
+
+def function_with_a_number(module):
+    module.kept = lambda: 0
+    module.kept.weight = 1.0
+
+
+def partial_with_a_number(module):
+    module.kept = functools.partial(min, 0)
+    module.kept.weight = 1.0
+
+
+def set_on_kept(module, value):
+    module.kept.weight = value
+
+
+def set_on_doubled(module, value):
+    doubled.weight = value
+
+
+def not_yet_doubled(module):
+    vars(doubled).pop("weight", None)
+
+
+WAYS = {
+    "a part of the trainer with a name": (nothing, of_progress, lambda m, value: None),
+    "a callback in a loop": (nothing, of_a_callback, set_wait),
+    "one of the trainer's callbacks": (nothing, of_an_item, set_wait),
+    "the trainer by a name in quotes": (nothing, of_a_name_in_quotes, set_on_trainer),
+    "a scheduler": (nothing, of_a_scheduler, set_base_rate),
+    "a wrapper of an optimizer": (nothing, of_what_a_wrapper_has, set_on_wrapper),
+    "an option that comes": (nothing, of_an_option_that_comes, set_option),
+    "a function's attribute": (function_with_a_number, lambda m: m.kept.weight, set_on_kept),
+    "a partial's attribute": (partial_with_a_number, lambda m: m.kept.weight, set_on_kept),
+    "a global function's attribute": (not_yet_doubled, lambda m: getattr(doubled, "weight", 1.0), set_on_doubled),
+}
+
+
+class WeighingByAScheduler(Weighing):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [lr_scheduler.StepLR(optimizer, 5)]
+
+
+for name, made in WAYS.items():
+    stops = {"callbacks": lambda: [EarlyStopping("loss", strict=False, check_on_train_epoch_end=False)]}
+    add(f"weight from {name}", lambda made=made: WeighingByAScheduler(*made), options=stops)
 
 
 @case()

@@ -1,10 +1,39 @@
-"""What code names behind `trainer` is looked at; the rest of the trainer is not."""
+"""What code names behind the trainer is looked at, by whatever way it gets there; the rest of the trainer is not."""
 
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch.utils.data import DataLoader
 
 from lightning_sink.trainer.reach import reached_through
+from parity import QUIET
+
+
+class Counts(L.Callback):
+    def __init__(self):
+        self.weight, self.calls = 1, 0
+
+    @property
+    def half(self):
+        self.calls += 1
+        return self.weight / 2
+
+
+class Rows:
+    """A dataset that is derived from nothing."""
+
+    def __init__(self):
+        self.level, self.given = 1, 0
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        self.given += 1
+        return torch.zeros(2)
 
 
 def through_an_attribute(self):
@@ -16,11 +45,40 @@ def from_an_argument(trainer):
 
 
 def from_an_argument_beside_another(x, trainer):
-    return x * trainer.mine
+    return x * trainer.mine["weight"]
 
 
 def from_a_name_on_one_line(self):
     t = self.trainer; return t.mine  # fmt: skip  # noqa: E702
+
+
+def from_a_part_with_a_name(self):
+    stopper = self.trainer.early_stopping_callback
+    return stopper.wait_count
+
+
+def from_one_of_several(self):
+    return next(callback for callback in self.trainer.callbacks if isinstance(callback, EarlyStopping)).wait_count
+
+
+def from_an_item(self):
+    return self.trainer.early_stopping_callbacks[0].wait_count
+
+
+def from_a_name_in_quotes(self):
+    return getattr(getattr(self.trainer, "fit_loop").epoch_progress, "current").completed  # noqa: B009
+
+
+def with_a_default(self):
+    return getattr(self.trainer, "comes_later", 1)
+
+
+def from_an_object_of_the_users(self):
+    return self.trainer.own.anything()
+
+
+def from_a_dataset(self):
+    return self.trainer.train_dataloader.dataset.level
 
 
 class Derived(SimpleNamespace):
@@ -40,6 +98,20 @@ def of_something_else(self):
     return self.other.datamodule.difficulty
 
 
+@pytest.fixture
+def trainer():
+    made = L.Trainer(callbacks=[EarlyStopping("loss"), Counts()], logger=False, **QUIET)
+    made.datamodule = L.LightningDataModule()
+    made.datamodule.difficulty, made.mine, made.unnamed = 1, {"weight": 1}, []
+    made.own = SimpleNamespace(hidden=[1])
+    made.fit_loop._combined_loader = SimpleNamespace(iterables=DataLoader(Rows()))
+    return made
+
+
+def waits(trainer):
+    trainer.early_stopping_callback.wait_count += 1
+
+
 @pytest.mark.parametrize(
     ("function", "name", "change"),
     [
@@ -47,24 +119,75 @@ def of_something_else(self):
         (from_an_argument, "trainer.mine", lambda t: t.mine.update(weight=2)),
         (from_an_argument_beside_another, "trainer.mine", lambda t: t.mine.update(weight=2)),
         (from_a_name_on_one_line, "trainer.mine", lambda t: t.mine.update(weight=2)),
+        (from_a_part_with_a_name, "trainer.early_stopping_callback.wait_count", waits),
+        (from_one_of_several, "trainer.callbacks[0].wait_count", waits),
+        (from_an_item, "trainer.early_stopping_callbacks[0].wait_count", waits),
+        (
+            from_a_name_in_quotes,
+            "trainer.fit_loop.epoch_progress.current.completed",
+            lambda t: t.fit_loop.epoch_progress.increment_completed(),
+        ),
+        (with_a_default, "trainer.comes_later", lambda t: setattr(t, "comes_later", 2)),
+        (from_an_object_of_the_users, "trainer.own", lambda t: t.own.hidden.append(2)),
+        (
+            from_a_dataset,
+            "trainer.train_dataloader.dataset.level",
+            lambda t: setattr(t.train_dataloader.dataset, "level", 2),
+        ),
         (Derived.from_super, "trainer.mine", lambda t: t.mine.update(weight=2)),
         (among_very_many_names(), "trainer.mine", lambda t: t.mine.update(weight=2)),
     ],
 )
-def test_a_change_shows(function, name, change):
-    trainer = SimpleNamespace(datamodule=SimpleNamespace(difficulty=1), mine={"weight": 1}, unnamed=[])
+def test_a_change_shows(trainer, function, name, change):
     look = reached_through(trainer)({function.__code__})
     before = look()
-    assert set(before) == {name}
     trainer.unnamed.append(1)
+    trainer.callbacks[1].calls += 1
+    next(iter(trainer.train_dataloader))
     assert look() == before
     change(trainer)
+    after = look()
+    assert {changed for changed in after if before.get(changed) != after[changed]} >= {name}
+
+
+def test_a_helper_that_is_given_a_part_of_it_names_the_rest(trainer):
+    def gives(self):
+        return helper(self.trainer.callbacks[1])
+
+    def helper(part):
+        return part.weight
+
+    look = reached_through(trainer)({gives.__code__, helper.__code__})
+    before = look()
+    trainer.callbacks[1].weight = 2
     assert look() != before
 
 
-def test_what_is_not_behind_the_trainer_is_not_looked_at():
-    assert reached_through(SimpleNamespace())({of_something_else.__code__})() == {}
+def test_a_property_of_the_users_is_not_called_and_what_it_reads_is_looked_at(trainer):
+    def reads(self):
+        return self.trainer.callbacks[1].half
+
+    of_callback = trainer.callbacks[1]
+    look = reached_through(trainer)({reads.__code__, Counts.half.fget.__code__})
+    before = look()
+    assert of_callback.calls == 0
+    of_callback.weight = 2
+    assert look() != before
 
 
-def test_a_name_that_is_not_there_is_nothing():
-    assert reached_through(SimpleNamespace())({from_an_argument.__code__})() == {"trainer.mine": None}
+def test_another_object_in_the_place_of_one_shows(trainer):
+    look = reached_through(trainer)({from_one_of_several.__code__})
+    before = look()
+    trainer.callbacks[0] = EarlyStopping("loss")
+    assert look() != before
+
+
+def test_what_is_not_behind_the_trainer_is_not_looked_at(trainer):
+    assert reached_through(trainer)({of_something_else.__code__})() == {}
+
+
+def test_a_name_that_is_not_there_is_nothing(trainer):
+    def names(self):
+        return self.trainer.is_not_there
+
+    assert set(reached_through(trainer)({names.__code__})()) == {"trainer"}

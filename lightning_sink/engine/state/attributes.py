@@ -73,7 +73,7 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         return kind, ()
     if kind in _IN_ORDER and (few := _few_scalars(value)) is not None:
         return kind, few
-    if kind is FunctionType and value.__closure__ is None:
+    if kind is FunctionType and value.__closure__ is None and not vars(value):
         return Same(value), ()
     if in_slots and isinstance(value, Tensor):
         return _untensored(value, known)

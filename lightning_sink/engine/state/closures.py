@@ -20,7 +20,7 @@ from torch import nn
 
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, python_state
-from lightning_sink.engine.state.insides import CACHED
+from lightning_sink.engine.state.insides import CACHED, own_attributes
 from lightning_sink.engine.state.referrers import functions_of
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.watch import is_users
@@ -106,7 +106,7 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
     code = function.__code__
     yield "code", Same(code)
     yield "defaults", (function.__defaults__, function.__kwdefaults__)
-    yield "attributes", {key: value for key, value in vars(function).items() if not key.startswith("__")}
+    yield "attributes", own_attributes(function)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield name, cell.cell_contents
@@ -116,8 +116,10 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
         value = scope.get(key)
         if name == key and is_a(value, ModuleType):
             continue  # what is named behind it comes by itself
-        is_found = name == key and is_a(value, FunctionType) and not _is_decorators(value)
-        yield name, Same(value) if is_found else value
+        if name == key and is_a(value, FunctionType) and not _is_decorators(value):
+            yield name, (Same(value), own_attributes(value))
+        else:
+            yield name, value
 
 
 def _scopes(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -41,7 +41,7 @@ class Hyperparameters:
         self._optimizers = optimizers
         self._entries: list[tuple[dict[str, Any], str, int | None]] = []
         self._owners: list[int] = []
-        self._layout: list[int] = []
+        self._layout: list[list[Any]] = []
         self.lifted_entries: list[int] = []
         self.tensors: dict[int, Tensor] = {}
         self._tensor_entries: set[int] = set()
@@ -52,9 +52,9 @@ class Hyperparameters:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Looks at the groups anew; returns whether groups or parameters came, went or changed their place."""
+        """Looks at the groups anew; returns whether groups, parameters or options came, went or changed their place."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        layout = [id(item) for group in groups for item in (group, *group["params"])]
+        layout = [[*group, id(group), *map(id, group["params"])] for group in groups]
         if layout == self._layout:
             return False
         self._layout = layout

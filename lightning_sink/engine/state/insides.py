@@ -52,7 +52,13 @@ def _of_function(function: FunctionType) -> list[Any]:
     if function.__code__ is _BY_TYPE:
         # The rest of what it holds is a cache, in which each first call with a type is noted.
         return [function.registry]  # type: ignore[attr-defined]
-    return [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
+    return [*cells, *(own := own_attributes(function)), *own.values()]
+
+
+def own_attributes(function: FunctionType) -> dict[str, Any]:
+    """Returns what somebody has put on a function."""
+    return {name: value for name, value in vars(function).items() if not name.startswith("__")}
 
 
 def _is_full(cell: Any) -> bool:
@@ -128,7 +134,7 @@ _LOOKS: dict[type, _Look] = {
     BuiltinFunctionType: _of_bound_to_c,
     MethodWrapperType: _of_bound_to_c,
     CACHED: _of_cache,
-    **dict.fromkeys((partial, partialmethod), lambda value: [value.func, value.args, value.keywords]),
+    **dict.fromkeys((partial, partialmethod), lambda value: [value.func, value.args, value.keywords, vars(value)]),
     **dict.fromkeys((staticmethod, classmethod), lambda value: [value.__wrapped__]),
     property: lambda value: [value.fget, value.fset],
     singledispatchmethod: lambda value: [value.dispatcher, value.func],
