@@ -314,6 +314,7 @@ def test_stochastic_weight_averaging(epoch, engine):
     torch.manual_seed(7)
     without = train(Net("sgd"), loader(shuffle=True), max_epochs=5)
     assert not torch.equal(with_it.module.net[0].weight, without.module.net[0].weight)
+    assert not [text for text in with_it.warned if "eagerly" in text], "of its last pass, which trains nothing"
 
 
 # -- what looks on --------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class CompiledEngine(Engine):
     def run(self, sink: Sink) -> None:
         """Runs all steps of a sink."""
         self._sinks += 1
-        if sink.eager_reason is not None:
+        if sink.eager_reason is not None and sink.eager_reason.way_out:
             self._maker.report(sink.eager_reason)
         if sink.eager_reason is not None or self._maker.has_given_up:
             EagerEngine().run(sink)

@@ -64,8 +64,8 @@ def make_engine(asked: Asked, parts: Parts) -> Engine:
         begins = first_line(asked.step)
         where = hazard.where or f"no line is known; the step begins at {begins}"
         text = (
-            f"The training step runs eagerly, at {asked.speed} speed: {hazard.what} ({where}). To compile it, move"
-            f' that out of the step; to run eagerly without this warning, use `{asked.api}(engine="eager")`.'
+            f"The training step runs eagerly, at {asked.speed} speed: {hazard.what} ({where}). To compile it, "
+            f'{hazard.way_out}; to run eagerly without this warning, use `{asked.api}(engine="eager")`.'
         )
         if asked.fallback == "error":
             raise CompileError(text)
@@ -74,12 +74,13 @@ def make_engine(asked: Asked, parts: Parts) -> Engine:
     name, device = asked.engine, parts.device
     on_device = device.type in GRAPHS
     if name == "cudagraph" and not on_device:
-        fall_back(Hazard(f'`engine="cudagraph"` needs a GPU, and the step computes on `{device}`'))
+        what = f'`engine="cudagraph"` needs a GPU, and the step computes on `{device}`'
+        fall_back(Hazard(what, way_out='use `engine="auto"`'))
         name = "eager"
     if name == "auto":
         name = "cudagraph" if on_device else "inductor"
     if name == "inductor" and not on_device and (missing := missing_compiler()) is not None:
-        fall_back(Hazard(f"no working C++ compiler was found ({missing}); {_GET_A_COMPILER}"))
+        fall_back(Hazard(f"no working C++ compiler was found ({missing})", way_out=_GET_A_COMPILER))
         name = "eager"
     if name == "eager":
         return EagerEngine()

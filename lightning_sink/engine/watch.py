@@ -43,10 +43,12 @@ class Hazard:
     Attributes:
         what: The reason, as a clause: "`batch_idx` is read".
         where: File and line of the user's code, "" where there is none.
+        way_out: What has the step compiled, "" where nothing does, and nothing is to be said.
     """
 
     what: str
     where: str = ""
+    way_out: str = "move that out of the step"
 
     def __str__(self) -> str:
         return f"{self.what} ({self.where})" if self.where else self.what

@@ -161,10 +161,11 @@ def _leads_back(item: Any) -> tuple[str, ...]:
 def eager_reason(trainer: Trainer) -> Hazard | None:
     """Returns why no step of this trainer may be compiled at present, None if steps may."""
     if torch.is_anomaly_enabled():
-        return Hazard("`detect_anomaly=True` looks at the values of every step")
+        return Hazard("`detect_anomaly=True` looks at the values of every step", way_out="train without it")
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and config.interval == "step":
-            return Hazard(f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step")
+            what = f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step"
+            return Hazard(what, way_out="use interval 'epoch'")
     single = getattr(trainer.strategy, "sink_size", 0) == 1 and are_met_every_batch(trainer)
     if (single or are_shown_every_batch(trainer)) and OptionHooks(trainer).leave_end:
         return Hazard(
@@ -172,5 +173,6 @@ def eager_reason(trainer: Trainer) -> Hazard | None:
             first_line(trainer.lightning_module.on_train_batch_end),
         )
     if trainer.fit_loop._skip_backward:
-        return Hazard("the backward pass is skipped: stochastic weight averaging updates normalization statistics")
+        # Stochastic weight averaging updates normalization statistics, behind the training.
+        return Hazard("the backward pass is skipped", way_out="")
     return None

@@ -98,7 +98,7 @@ class ProgramMaker:
         names = ", ".join(f"`{name}`" for name in self._changed[:_MOST_NAMES])
         others = len(self._changed) - _MOST_NAMES
         more = f" and {others} more" if others > 0 else ""
-        return Hazard(f"{_RESTLESS}: {names}{more}. Keep it outside of the module, or make it a tensor")
+        return Hazard(f"{_RESTLESS}: {names}{more}", way_out="keep it outside of the module, or make it a tensor")
 
     def _explain(self, sink: Sink, step: Step, too_many: bool) -> None:
         """Says once why kinds of steps do not come again: values that change, or else that they are too many."""
