@@ -17,7 +17,7 @@ import torch
 from gallery.case import Small
 from lightning_sink import CompileError, SinkStrategy
 from lightning_sink.engine.numbers.guards import Guard
-from lightning_sink.engine.state.granted import Granted
+from lightning_sink.engine.state.granted import Granted, State
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.tracing.questions import Question
 from lightning_sink.engine.tracing.record import Recorder
@@ -356,7 +356,7 @@ def blind(patch):
     patch.setattr(Hyperparameters, "update", lambda self: False)
     patch.setattr(Guard, "holds", lambda self: True)
     patch.setattr(Question, "holds", lambda self, leaves: True)
-    patch.setattr(Granted, "state", lambda self: ((), (), (), (), ()))
+    patch.setattr(Granted, "state", lambda self: State((), (), {}, (), (), ()))
     patch.setattr(Granted, "python", lambda self: {})
 
 

@@ -1,6 +1,6 @@
 """The random generators that an order of batches may come from: as they are, as they were, and put back for a while.
 
-`keep_draws` keeps them so that the same order can be had again, in this process or out of a checkpoint.
+`Draws` keeps them so that the same order can be had again, in this process or out of a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ Saved = dict[str, Any]
 """States of generators as strings and numbers, fit for a checkpoint."""
 
 
-Save = Callable[[], Saved]
-"""Gives them: what they are made of is kept for each traversal, and this takes longer."""
+class Draws:
+    """The generators that an order may come from, as they are now.
 
-
-def keep_draws(loaders: list[Any]) -> Save:
-    """Keeps the generators that an order may come from, as they are now.
-
-    Those of the loaders themselves are kept too, and numpy's and Python's where a sampler is not one of torch's.
+    Args:
+        loaders: Their own generators are kept too, and those of numpy and Python where a sampler is not one of torch's.
     """
-    default, own = torch.get_rng_state(), [generator.get_state() for generator in _own_generators(loaders)]
-    others, numpy = not all(map(is_repeatable, loaders)), sys.modules.get("numpy")
-    pythons = random.getstate() if others else None
-    numpys = numpy.random.get_state() if others and numpy is not None else None
 
-    def save() -> Saved:
-        saved: Saved = {"torch": _text(default.tolist()), "own": [_text(state.tolist()) for state in own]}
-        if pythons is not None:
-            version, numbers, gauss = pythons
+    def __init__(self, loaders: list[Any]) -> None:
+        self._torch = torch.get_rng_state()
+        self._own = [generator.get_state() for generator in _own_generators(loaders)]
+        others = not all(map(is_repeatable, loaders))
+        self._python = random.getstate() if others else None
+        numpy = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if others and numpy is not None else None
+
+    def saved(self) -> Saved:
+        """Returns the states as strings and numbers."""
+        saved: Saved = {"torch": _text(self._torch.tolist()), "own": [_text(state.tolist()) for state in self._own]}
+        if self._python is not None:
+            version, numbers, gauss = self._python
             saved["python"] = [version, _text(numbers), gauss]
-        if isinstance(numpys, tuple):  # another kind of generator than the usual one has a dictionary
-            name, keys, *rest = numpys
+        if isinstance(self._numpy, tuple):  # another kind of generator than the usual one has a dictionary
+            name, keys, *rest = self._numpy
             saved["numpy"] = [name, _text(keys.tolist()), *rest]
         return saved
-
-    return save
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from lightning_sink.data.gather import GatherIterator
 from lightning_sink.data.gathered import Gathered
-from lightning_sink.data.generators import Save, drawing_from, keep_draws
+from lightning_sink.data.generators import Draws, drawing_from
 from lightning_sink.data.order import set_epoch
 from lightning_sink.data.private import worker_processes
 from lightning_sink.data.road import Road, length_of, look_at, pass_over
@@ -43,8 +43,8 @@ class Place(NamedTuple):
     traversal: int
     batch: int
     length: int | None
-    begin: Save
-    first: Save
+    begin: Draws
+    first: Draws
     states: list[Any] | None = None
     last: bool = False
 
@@ -54,7 +54,7 @@ class Place(NamedTuple):
             "traversal": self.traversal,
             "position": self.batch,
             "length": self.length,
-            "draws": [self.begin(), self.first()],
+            "draws": [self.begin.saved(), self.first.saved()],
         }
 
 
@@ -112,8 +112,8 @@ class Traversals:
         self.iterator: Iterator[Any] | None = None
         self._iterate, self._states = iterate, states
         self._fresh = self._ended = False
-        self._begin: Save | None = None
-        self._first: Save | None = None
+        self._begin: Draws | None = None
+        self._first: Draws | None = None
         self._length: int | None = None
         self._resumed: dict[str, Any] | None = None
 
@@ -184,7 +184,7 @@ class Traversals:
             self._begin_again(saved)
         else:
             self.batch = self.resumed_at
-            self._begin = self._first = keep_draws(self._loaders)
+            self._begin = self._first = Draws(self._loaders)
             self.iterator = self._iterate()
         self._length = length_of(self.roads)
         if follows and self.endless and any(road.restarts_workers for road in self.roads):
@@ -201,7 +201,7 @@ class Traversals:
         if not alone:
             with drawing_from(first, self._loaders):
                 pass_over(self.iterator, self.batch)
-        self._begin, self._first = lambda: begin, lambda: first
+        self._begin, self._first = _Again(begin), _Again(first)
 
     def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
         """Returns the next batch and its place; what it raises is that of `next`.
@@ -231,7 +231,7 @@ class Traversals:
                 self.begin()
                 due = self.begin_due and self.batch > 0  # a place saved at a traversal's end is behind it
             if self.batch == 0:
-                self._first = keep_draws(self._loaders)
+                self._first = Draws(self._loaders)
             self._fresh = False
         try:
             batch = next(self.iterator)  # type: ignore[arg-type]
@@ -289,6 +289,16 @@ class Traversals:
         """Lets go of the iterator."""
         self.iterator = None
         self.places.clear()
+
+
+class _Again(Draws):
+    """Generators as a checkpoint had them."""
+
+    def __init__(self, saved: dict[str, Any]) -> None:
+        self._saved = saved
+
+    def saved(self) -> dict[str, Any]:
+        return self._saved
 
 
 _ONCE = (

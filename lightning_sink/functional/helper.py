@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_sink.checks import boolean, integer
-from lightning_sink.data.generators import drawing_from, keep_draws, keep_states
+from lightning_sink.data.generators import Draws, drawing_from, keep_states
 from lightning_sink.errors import EmptyDatasetError, UnsupportedError
 from lightning_sink.functional.batches import as_arguments
 from lightning_sink.functional.data_sink import DataSink, data_sink
@@ -122,7 +122,7 @@ class DatasetHelper:
         """
         if isinstance(self._dataset, Iterator):
             raise UnsupportedError("`types_shapes()` would take a batch from an iterator; give data that begins anew.")
-        restore, before = keep_states(), keep_draws([self._dataset])()
+        restore, before = keep_states(), Draws([self._dataset]).saved()
         try:
             batch = next(iter(self._dataset), None)
         finally:

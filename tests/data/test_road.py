@@ -21,7 +21,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_sink.data.gather import gathered
-from lightning_sink.data.generators import drawing_from, keep_draws
+from lightning_sink.data.generators import Draws, drawing_from
 from lightning_sink.data.order import is_repeatable, is_sequential, set_epoch
 from lightning_sink.data.private import default_collate_fn_map, pytree
 from lightning_sink.data.road import Road
@@ -208,17 +208,17 @@ def test_from_any_batch_on(name, fast):
     road = road_of(name, fast)
     assert (road.fast is not None) is fast
     seed_all(1)
-    begin = keep_draws([road.loader])
+    begin = Draws([road.loader])
     iterator = iter(road)
-    first = keep_draws([road.loader])
+    first = Draws([road.loader])
     expected = plain(iterator)
     assert len(expected) > 1
     for skip in range(1, len(expected)):
         other = road_of(name, fast)
         seed_all(2)
         vars_before, before = dict(vars(other.loader)), states()
-        other.resume(skip, first())
-        with drawing_from(begin(), [other.loader]):
+        other.resume(skip, first.saved())
+        with drawing_from(begin.saved(), [other.loader]):
             iterator = iter(other)
         found = [next(iterator)]
         assert states() == before or name == "default generator"  # which draws with the last batch, too
@@ -243,9 +243,9 @@ def test_control_another_state_gives_another_order():
     seed_all(1)
     expected = plain(road)
     seed_all(2)
-    first = keep_draws([road.loader])
+    first = Draws([road.loader])
     other = road_of("shuffle")
-    other.resume(1, first())
+    other.resume(1, first.saved())
     assert plain(other) != expected[1:]
 
 
@@ -360,7 +360,7 @@ def test_the_generators_stand_where_they_stood_for_a_while(name):
     seed_all(3)
     random.gauss(0, 1)
     np.random.normal()
-    saved = keep_draws([road.loader])()
+    saved = Draws([road.loader]).saved()
 
     def numbers():
         own = [torch.rand(2, generator=owner).tolist() for owner in own_generators(road)]
@@ -386,7 +386,7 @@ def own_generators(road):
 
 def test_own_generators_go_on_from_there():
     road = road_of("own generator")
-    saved = keep_draws([road.loader])()
+    saved = Draws([road.loader]).saved()
     first = torch.rand(3, generator=road.loader.generator).tolist()
     with drawing_from(saved, [road.loader]):
         assert torch.rand(1, generator=road.loader.generator).tolist() == first[:1]
@@ -404,7 +404,7 @@ def test_nothing_saved_changes_nothing():
 def test_saved_generators_are_fit_for_a_checkpoint(name):
     random.gauss(0, 1)
     np.random.normal()
-    saved = keep_draws([road_of(name).loader])()
+    saved = Draws([road_of(name).loader]).saved()
     torch.save(saved, "draws.pt")
     assert torch.load("draws.pt", weights_only=True) == saved
     assert ("numpy" in saved) == ("python" in saved) == (name == "numpy")
@@ -417,7 +417,7 @@ def test_another_kind_of_numpy_generator_is_not_kept():
     np.random.set_bit_generator(np.random.PCG64(1))
     try:
         road = road_of("numpy")
-        saved = keep_draws([road.loader])()
+        saved = Draws([road.loader]).saved()
         assert set(saved) == {"torch", "own", "python"}
         with drawing_from(saved, [road.loader]):
             pass
@@ -427,7 +427,7 @@ def test_another_kind_of_numpy_generator_is_not_kept():
 
 def test_saving_draws_nothing():
     before = states()
-    keep_draws([road_of("numpy").loader, road_of("own generator").loader])()
+    Draws([road_of("numpy").loader, road_of("own generator").loader]).saved()
     assert states() == before
 
 
@@ -435,7 +435,7 @@ def test_each_generator_is_kept_once():
     shared = generator()
     road = Road(DataLoader(data(), 2, shuffle=True, generator=shared))
     other = Road(DataLoader(data(), 2, sampler=RandomSampler(data(), generator=shared), generator=generator()))
-    assert len(keep_draws([road.loader, other.loader])()["own"]) == 2
+    assert len(Draws([road.loader, other.loader]).saved()["own"]) == 2
 
 
 # -- set_epoch ---------------------------------------------------------------------------------------------------------
