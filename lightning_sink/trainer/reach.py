@@ -3,20 +3,21 @@
 A program has such values as constants, like attributes of the module. Everything there could be looked at before each
 sink, but callbacks count and datasets are large, so only what the step's code names is: from the trainer on, attributes
 whose names stand in the code that ran, in whatever way they are reached there: `self.trainer.callbacks[0].wait`, or
-`stopper = trainer.early_stopping_callback` and `stopper.wait` later, or `getattr(trainer, "wait")`. A name that is made
-up while the step runs is not seen. A property of the user's is not called: the code in it names what it reads.
+`stopper = trainer.early_stopping_callback` and `stopper.wait` later, or `getattr(trainer, "wait")`. A name that stands
+nowhere in that code is not seen. A property of the user's is not called: the code in it names what it reads.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from enum import Enum
 from functools import lru_cache
-from types import CodeType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 from weakref import ProxyTypes
 
+from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -25,22 +26,31 @@ from lightning_sink.engine.numbers.passed_on import codes_in
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, users_classes
 from lightning_sink.engine.state.slots import Outside
-from lightning_sink.engine.watch import is_library
+from lightning_sink.engine.watch import is_library, is_users
 from lightning_sink.trainer.reads import TOLD
 
 _LEFT_OUT = TOLD | {"estimated_stepping_batches"}
-"""What is told where it is read, and what would load data or do other work: of Lightning's own objects."""
+"""Properties of Lightning's that are told where they are read, or would load data."""
 
-_MOST_ITEMS = 100
-"""Longer lists and dictionaries are compared as a whole."""
+_MOVES = frozenset(["batch_progress", "scheduler_progress", "optim_progress", "_batches_that_stepped"])
+_OF_SCHEDULERS = frozenset(["last_epoch", "_step_count", "_last_lr", "T_cur"])
+"""What is another one in each step: of Lightning's loops, and of schedulers at step interval."""
+
+_MOST_ITEMS, _MOST_OBJECTS = 100, 1_000
+"""Longer lists and dictionaries, and objects behind so many others, are compared as a whole, or by who they are."""
 
 _WHOLE: tuple[type, ...] = (nn.Module, Tensor, Optimizer, Enum, type, ModuleType, list, tuple, dict, set, frozenset)
 """What is compared as a whole; and numbers and texts, which have no attributes."""
 
+_WALKED: tuple[str, ...] = ("lightning.", "pytorch_lightning.", "lightning_sink.", "torchdata.", "types", "argparse")
+_WALKED += ("torch.utils.data.", "torch.optim.lr_scheduler")
+"""Modules whose objects are gone through by names, beside the user's own."""
+
 _DATA = ("dataset", "sampler", "batch_sampler")
 """Attributes of loaders: what they hold may be of any class, large, and count what it has given."""
 
-_SLOTS = (MemberDescriptorType, GetSetDescriptorType)
+_BY_TEXT = frozenset(["getattr", "hasattr", "attrgetter", "vars", "__dict__", "__getattribute__"])
+"""By these, code asks for attributes with their names in quotes."""
 
 
 def reached_through(trainer: Any) -> Outside:
@@ -52,15 +62,9 @@ def reached_through(trainer: Any) -> Outside:
         kinds = () if strategy is None else users_classes([strategy])
 
         def look() -> dict[str, Hashable]:
-            walk = _Walk(names, _known(trainer))
-            if names & {"trainer", "_trainer"}:
-                walk.visit("trainer", trainer)
-            if "lr_schedulers" in names:
-                walk.items("scheduler", [config.scheduler for config in _configs(trainer, names)])
-            if "last_epoch" in names and any(config.interval == "step" for config in _configs(trainer, names)):
-                walk.found["scheduler.last_epoch"] = object()  # it counts steps: another one at each look
-            if "optimizers" in names:
-                walk.wrappers(getattr(strategy, "_lightning_optimizers", ()))
+            walk = _Walk(trainer, names)
+            for path, value in _roots(trainer, names):
+                walk.visit(path, value)
             if kinds:
                 walk.visit("strategy", strategy)
             found = walk.found
@@ -86,23 +90,39 @@ def _scaler(strategy: Any) -> Any:
     return getattr(getattr(strategy, "precision_plugin", None), "scaler", None)  # of `MixedPrecision`
 
 
-def _configs(trainer: Any, names: Collection[str]) -> list[Any]:
-    """Returns what Lightning knows of each scheduler, where some code reaches them."""
-    return trainer.lr_scheduler_configs if {"lr_schedulers", "lr_scheduler_configs"}.intersection(names) else []
-
-
-def _known(trainer: Any) -> set[int]:
-    module = getattr(trainer, "lightning_module", None)
-    known = {id(part) for part in module.modules()} if module is not None else set()
-    return known | {id(optimizer) for optimizer in getattr(trainer, "optimizers", ())}
-
-
 @lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> frozenset[str]:
-    """Returns what some code may ask objects for: the names in it, and texts that are names; and its variables'."""
-    inner = [*codes_in(code)]
-    texts = {text for each in inner for text in each.co_consts if isinstance(text, str) and text.isidentifier()}
-    return frozenset(texts.union(*((*each.co_names, *each.co_varnames, *each.co_freevars) for each in inner)))
+    """Returns what some code may ask objects for, and `trainer` where a variable has that name."""
+    names: set[str] = set()
+    for each in codes_in(code):
+        names |= {*each.co_names, *({"trainer", "_trainer"} & {*each.co_varnames, *each.co_freevars})}
+        if each.co_name.startswith("on_") and each.co_argcount > 2:  # a callback's hook: its trainer has any name
+            names.add("trainer")
+        kinds = (str, tuple) if _BY_TEXT & {*each.co_names} else tuple  # `match` has its names in tuples
+        names |= {text for item in each.co_consts if isinstance(item, kinds) for text in _texts(item)}
+    return frozenset(names)
+
+
+def _texts(constant: Any) -> Iterator[str]:
+    for item in constant if isinstance(constant, tuple) else [constant]:
+        if isinstance(item, str):
+            yield item
+
+
+def _roots(trainer: Any, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Yields where code that has these names may begin."""
+    if names & {"trainer", "_trainer"}:
+        yield "trainer", trainer
+    if "lr_schedulers" in names:
+        yield "scheduler", [config.scheduler for config in trainer.lr_scheduler_configs]
+    if "optimizers" in names:  # all else that Lightning's wrappers have is the optimizers'
+        for index, wrapper in enumerate(getattr(trainer.strategy, "_lightning_optimizers", ())):
+            own = names.intersection(vars(wrapper)).difference(vars(wrapper.optimizer))
+            yield from ((f"optimizers[{index}].{name}", vars(wrapper)[name]) for name in sorted(own))
+    held = vars(trainer.lightning_module) if trainer.lightning_module is not None else {}
+    for name in sorted(names.intersection(held) - {"_trainer"}):
+        if _is_object(held[name]) and is_library(type(held[name]).__module__):
+            yield name, held[name]
 
 
 class _Walk:
@@ -112,51 +132,75 @@ class _Walk:
         found: What was found, by the path to it.
     """
 
-    def __init__(self, names: frozenset[str], known: Collection[int]) -> None:
+    def __init__(self, trainer: Any, names: frozenset[str]) -> None:
         self.found: dict[str, Hashable] = {}
-        self._names, self._known = names, known
+        self._names = names
+        module, configs = trainer.lightning_module, trainer.lr_scheduler_configs
+        self._known = {id(part) for part in module.modules()} if module is not None else set[int]()
+        self._known |= {id(optimizer) for optimizer in trainer.optimizers}
+        self._by_step = {id(config.scheduler) for config in configs if config.interval == "step"}
         self._met: dict[int, Any] = {}
 
     def visit(self, path: str, value: Any) -> None:
-        """Finds what is named of a value, or what it is."""
-        items = [*value.values()] if is_a(value, dict) else value if is_a(value, list, tuple) else ()
-        if _is_object(value):
-            self._object(path, value)
-        elif 0 < len(items) <= _MOST_ITEMS and any(map(_is_object, items)):
-            self.found[path] = fingerprint([*value] if items is not value else len(items))
-            self.items(path, items)
-        else:
-            self.found[path] = fingerprint(value, known=self._known)
+        """Finds what is named of a value, of what that leads to, and so on."""
+        left = [(path, value)]
+        while left:
+            path, value = left.pop()
+            items = [*value.values()] if is_a(value, dict) else value if is_a(value, list, tuple) else ()
+            if _is_object(value):
+                left += self._object(path, value)
+            elif 0 < len(items) <= _MOST_ITEMS and any(map(_is_object, items)):
+                self.found[path] = fingerprint([*value] if items is not value else len(items))
+                left += [(f"{path}[{index}]", item) for index, item in enumerate(items)][::-1]
+            else:
+                self.found[path] = fingerprint(value, known=self._known)
 
-    def items(self, path: str, values: Iterable[Any]) -> None:
-        """Finds it of each item."""
-        for index, value in enumerate(values):
-            self.visit(f"{path}[{index}]", value)
-
-    def wrappers(self, optimizers: Iterable[Any]) -> None:
-        """Finds what somebody has put on Lightning's wrappers of optimizers: all else is the optimizers'."""
-        for index, wrapper in enumerate(optimizers):
-            own = vars(wrapper).keys() - vars(wrapper.optimizer).keys()
-            for name in own & self._names:
-                self.visit(f"optimizers[{index}].{name}", vars(wrapper)[name])
-
-    def _object(self, path: str, value: Any) -> None:
+    def _object(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        """Finds what an object is, and returns what is named of it."""
         kind, held = type(value), vars(value)
-        is_whole = not _is_of_library(kind) and path.rpartition(".")[2] not in _DATA  # type: ignore[arg-type]
-        self.found[path] = fingerprint(value, known=self._known) if is_whole else Same(value)
-        if id(value) in self._met:
-            return
+        if (
+            id(value) in self._met or len(self._met) >= _MOST_OBJECTS or isinstance(value, Logger)
+        ):  # which asks its server
+            self.found[path] = Same(value)
+            return []
         self._met[id(value)] = value
-        names = self._names.intersection(held) | _readable(kind, self._names)  # type: ignore[arg-type]
-        for name in names - _LEFT_OUT if is_library(kind.__module__) else names:
-            read = held[name] if name in held else getattr(value, name, None)
-            if not inspect.isroutine(read):
-                self.visit(f"{path}.{name}", read)
+        named = {name: held[name] for name in self._names.intersection(held)}
+        for name, base in _of_classes(kind, self._names).items():
+            if name not in named and (name not in _LEFT_OUT or not is_library(base.__module__)):
+                self._of_class(f"{path}.{name}", value, name, base, named)
+        moves = _MOVES if is_library(kind.__module__) else frozenset[str]()
+        moving = named.keys() & (_OF_SCHEDULERS if id(value) in self._by_step else moves)
+        for name in moving:
+            del named[name]
+            self.found[f"{path}.{name}"] = object()  # another one at each look
+        is_large = _is_of_library(kind) or path.rpartition(".")[2] in _DATA  # type: ignore[arg-type]
+        if hasattr(kind, "__getattr__") and not is_large:
+            self.found[path] = fingerprint(value, known=self._known)
+        elif named or moving:
+            self.found[path] = Same(kind)
+        else:
+            self.found[path] = (Same(value), Same(kind)) if is_large else fingerprint(value, known=self._known)
+        return [(f"{path}.{name}", named[name]) for name in sorted(named, reverse=True)]
+
+    def _of_class(self, path: str, value: Any, name: str, base: type, named: dict[str, Any]) -> None:
+        """Finds what stands on a class; or reads it, where that runs no code of the user's."""
+        stands = vars(base)[name]
+        if not is_library(base.__module__) and hasattr(type(stands), "__get__"):
+            self.found[path] = fingerprint(stands, known=self._known)
+            return
+        try:
+            read = getattr(value, name, None)
+        except Exception as error:  # of a property that is not to be asked at present
+            read = type(error)
+        if not inspect.isroutine(read):
+            named[name] = read
 
 
 def _is_object(value: Any) -> bool:
-    is_other = type(value) in ProxyTypes or is_a(value, *_WHOLE)
-    return not is_other and hasattr(value, "__dict__") and not inspect.isroutine(value)
+    if type(value) in ProxyTypes or is_a(value, *_WHOLE) or inspect.isroutine(value):
+        return False
+    module = type(value).__module__
+    return hasattr(value, "__dict__") and (is_users(module) or module.startswith(_WALKED))
 
 
 @lru_cache(maxsize=1024)
@@ -164,14 +208,17 @@ def _is_of_library(kind: type) -> bool:
     return any(is_library(base.__module__) for base in kind.__mro__)
 
 
-@lru_cache(maxsize=256)
-def _readable(kind: type, names: frozenset[str]) -> frozenset[str]:
-    """Returns the names of what a class has, without what would run code of the user's."""
-    has = {name for base in kind.__mro__ for name in vars(base) if not name.startswith("__")}
-    return frozenset(name for name in names & has if _runs_no_users(inspect.getattr_static(kind, name)))
+def _of_classes(kind: type, names: frozenset[str]) -> dict[str, type]:
+    """Returns the names of what classes have that an object is of, each with the first one that has it."""
+    found: dict[str, type] = {}
+    for base in kind.__mro__[:-1]:
+        of_library = is_library(base.__module__)
+        named = _named_by(base, names) if of_library else names.intersection(vars(base))
+        found |= {name: base for name in named if name not in found and not name.startswith("__")}
+    return found
 
 
-def _runs_no_users(of_class: Any) -> bool:
-    if isinstance(of_class, property):
-        return is_library(getattr(of_class.fget, "__module__", None) or "")
-    return isinstance(of_class, _SLOTS) or not hasattr(type(of_class), "__get__")
+@lru_cache(maxsize=512)
+def _named_by(base: type, names: frozenset[str]) -> frozenset[str]:
+    """Returns those of the names that a library's class has; what is ours is nothing that a step reads."""
+    return frozenset() if base.__module__.startswith("lightning_sink.") else names.intersection(vars(base))

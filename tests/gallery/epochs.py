@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import lightning as L
+import torch
 from torch import nn
 
 from gallery.case import Small, case
@@ -136,6 +137,27 @@ class AnnealsAWeight(ByEpoch):
     def scale_now(self):
         self.log("weight", self.weight)
         return self.weight if self.weight < 1.5 else 2.0 * self.weight
+
+
+@case(inductor=True, size=8, options={"max_epochs": 4})
+class AnnealsAWeightAndCollects(AnnealsAWeight):
+    """By machine code too: the weight is an input, and tensors are collected."""
+
+    def __init__(self):
+        super().__init__()
+        self.predictions = []
+
+    def loss(self, batch):
+        predicted = self(batch[0])
+        self.predictions.append(predicted.detach())
+        return nn.functional.cross_entropy(predicted, batch[1])
+
+    def scale_now(self):
+        return self.weight
+
+    def on_train_epoch_end(self):
+        self.log("spread", torch.cat(self.predictions).std())
+        self.predictions.clear()
 
 
 @epochs

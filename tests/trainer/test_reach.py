@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
 from torch.utils.data import DataLoader
 
 from lightning_sink.trainer.reach import reached_through
@@ -81,7 +81,7 @@ def from_a_dataset(self):
     return self.trainer.train_dataloader.dataset.level
 
 
-class Derived(SimpleNamespace):
+class Below(SimpleNamespace):
     def from_super(self):
         return super().trainer.mine
 
@@ -134,7 +134,7 @@ def waits(trainer):
             "trainer.train_dataloader.dataset.level",
             lambda t: setattr(t.train_dataloader.dataset, "level", 2),
         ),
-        (Derived.from_super, "trainer.mine", lambda t: t.mine.update(weight=2)),
+        (Below.from_super, "trainer.mine", lambda t: t.mine.update(weight=2)),
         (among_very_many_names(), "trainer.mine", lambda t: t.mine.update(weight=2)),
     ],
 )
@@ -175,10 +175,84 @@ def test_a_property_of_the_users_is_not_called_and_what_it_reads_is_looked_at(tr
     assert look() != before
 
 
+def test_a_function_put_on_an_object_or_its_class_shows(trainer):
+    def calls(self):
+        return self.trainer.callbacks[1].weigh()
+
+    look = reached_through(trainer)({calls.__code__})
+    found = [look()]
+    trainer.callbacks[1].weigh = lambda: 1
+    found.append(look())
+    trainer.callbacks[1].weigh = lambda: 2
+    found.append(look())
+    del trainer.callbacks[1].weigh
+    Counts.weigh = lambda self: 3
+    try:
+        found.append(look())
+    finally:
+        del Counts.weigh
+    assert all(one != other for one, other in zip(found, found[1:], strict=False))
+
+
+def test_a_property_that_raises_is_no_error(trainer):
+    def names(self):
+        return [callback.trainer for callback in self.trainer.callbacks if self.trainer is None]
+
+    trainer.callbacks.append(TQDMProgressBar())
+    look = reached_through(trainer)({names.__code__})
+    assert look() == look()
+
+
+def test_variables_and_texts_are_no_attributes(trainer):
+    def counts(self):
+        calls = self.trainer.callbacks[1].weight
+        self.log("wait_count", calls)
+
+    look = reached_through(trainer)({counts.__code__})
+    before = look()
+    trainer.callbacks[1].calls += 1
+    waits(trainer)
+    assert look() == before
+
+
+class Derived(L.Trainer):
+    """What Lightning tells of it is told of it, too."""
+
+
+@pytest.mark.parametrize("kind", [L.Trainer, Derived])
+def test_what_is_told_where_it_is_read_is_not_looked_at(kind):
+    def reads(self):
+        return self.trainer.global_step, self.trainer.callback_metrics, self.trainer.is_last_batch
+
+    assert set(reached_through(kind(logger=False, **QUIET))({reads.__code__})()) == {"trainer"}
+
+
+def test_a_long_chain_is_gone_through(trainer):
+    def goes_on(self):
+        node = self.trainer.first
+        while node is not None:
+            node = node.after
+
+    trainer.first = None
+    for _ in range(3_000):
+        trainer.first = SimpleNamespace(after=trainer.first)
+    look = reached_through(trainer)({goes_on.__code__})
+    assert look() == look()
+
+
+def test_what_moves_in_each_step_is_never_the_same(trainer):
+    def reads(self):
+        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+
+    look = reached_through(trainer)({reads.__code__})
+    assert look() != look()
+
+
 def test_another_object_in_the_place_of_one_shows(trainer):
     look = reached_through(trainer)({from_one_of_several.__code__})
     before = look()
     trainer.callbacks[0] = EarlyStopping("loss")
+    trainer.callbacks[0].wait_count = 3
     assert look() != before
 
 
