@@ -298,7 +298,7 @@ def test_what_keeps_changing_is_not_looked_at_for_ever(monkeypatch):
         return glance(self)
 
     monkeypatch.setattr(Granted, "glance", look)
-    says = "attributes or the optimizer's options, keeps changing: `calls`. Keep it"
+    says = "attributes or the optimizer's options, keeps changing: `calls`"
     compare(ReadsItsCalls, "traced", data=lambda: loader(100), max_epochs=1, eager=says)
     assert 0 < len(looks) < 50
 

@@ -7,6 +7,7 @@ the first steps, so that two recordings look the same. The control: with detecti
 import linecache
 import random
 import re
+import threading
 import time
 from contextlib import nullcontext
 
@@ -260,9 +261,14 @@ class _Box:
 
 @hazard("a tensor is made anew in each step")
 class TensorMadeOnTheHost(Scaled):
+    """Of a number that nobody looks at."""
+
+    def setup(self, stage):
+        self.made = threading.Semaphore(0)
+
     def factor(self, batch, batch_idx):
-        stepped = self.trainer.fit_loop.epoch_loop._batches_that_stepped
-        return torch.from_numpy(np.array([1.0 + stepped], "f"))[0]  # here
+        self.made.release()
+        return torch.from_numpy(np.array([1.0 + self.made._value], "f"))[0]  # here
 
 
 @hazard("the step returned no loss", exact_line=False)

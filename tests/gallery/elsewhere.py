@@ -431,6 +431,15 @@ class CountOfASchedulerRead(Small):
         return [optimizer], [{"scheduler": lr_scheduler.StepLR(optimizer, 5), "interval": "step"}]
 
 
+@case(eager="batch_progress")
+class ProgressOfBatchesRead(Small):
+    """Which decides nothing in the steps that are recorded."""
+
+    def training_step(self, batch, batch_idx):
+        completed = self.trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        return self.loss(batch) * (2.0 if completed >= 6 else 1.0)
+
+
 # -- left by a step ---------------------------------------------------------------------------------------------------
 
 
