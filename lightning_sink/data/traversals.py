@@ -12,12 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from lightning_sink.data.gather import GatherIterator
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.generators import Draws, drawing_from
 from lightning_sink.data.order import set_epoch
+from lightning_sink.data.place import Again, LazyPlace, Place
 from lightning_sink.data.private import worker_processes
 from lightning_sink.data.road import Road, length_of, look_at, pass_over
 from lightning_sink.errors import EmptyDatasetError
@@ -25,46 +26,6 @@ from lightning_sink.errors import EmptyDatasetError
 
 class NotYet(Exception):
     """The next fetch begins a traversal, which is made in step."""
-
-
-class Place(NamedTuple):
-    """A place in the traversals, behind a batch.
-
-    Attributes:
-        traversal: Number of the traversal, from 0.
-        batch: Batches of it up to here.
-        length: Batches of a whole traversal; None where that is unknown or there are several loaders.
-        begin: The generators when the traversal's iterator was made.
-        first: The generators when its first batch was fetched.
-        states: States of the loaders that have one, behind this batch; None where none has.
-        last: Whether it is known that no batch follows.
-    """
-
-    traversal: int
-    batch: int
-    length: int | None
-    begin: Draws
-    first: Draws
-    states: list[Any] | None = None
-    last: bool = False
-
-    def saved(self) -> dict[str, Any]:
-        """Returns the place as strings and numbers."""
-        return {
-            "traversal": self.traversal,
-            "position": self.batch,
-            "length": self.length,
-            "draws": [self.begin.saved(), self.first.saved()],
-        }
-
-
-LazyPlace = tuple[Place, int]
-"""A place of the traversal, and which of its batches it is to be behind: half a microsecond less than the place."""
-
-
-def place_of(lazy: LazyPlace) -> Place:
-    """Returns the place."""
-    return lazy[0]._replace(batch=lazy[1])
 
 
 class Traversals:
@@ -201,7 +162,7 @@ class Traversals:
         if not alone:
             with drawing_from(first, self._loaders):
                 pass_over(self.iterator, self.batch)
-        self._begin, self._first = _Again(begin), _Again(first)
+        self._begin, self._first = Again(begin), Again(first)
 
     def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
         """Returns the next batch and its place; what it raises is that of `next`.
@@ -289,16 +250,6 @@ class Traversals:
         """Lets go of the iterator."""
         self.iterator = None
         self.places.clear()
-
-
-class _Again(Draws):
-    """Generators as a checkpoint had them."""
-
-    def __init__(self, saved: dict[str, Any]) -> None:
-        self._saved = saved
-
-    def saved(self) -> dict[str, Any]:
-        return self._saved
 
 
 _ONCE = (

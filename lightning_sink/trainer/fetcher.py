@@ -14,9 +14,9 @@ from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher, _profile_nothing
 
+from lightning_sink.data.place import place_of
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
-from lightning_sink.data.traversals import place_of
 from lightning_sink.trainer.loaders import TrainingLoaders
 
 

@@ -25,8 +25,9 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning_sink.data.gather import gathered
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
+from lightning_sink.data.place import LazyPlace, Place
 from lightning_sink.data.road import Road
-from lightning_sink.data.traversals import LazyPlace, NotYet, Place, Traversals
+from lightning_sink.data.traversals import NotYet, Traversals
 
 
 class TrainingLoaders(CombinedLoader):

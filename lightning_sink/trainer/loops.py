@@ -21,8 +21,8 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 
+from lightning_sink.data.place import Place
 from lightning_sink.data.queue import BatchQueue
-from lightning_sink.data.traversals import Place
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import user_line

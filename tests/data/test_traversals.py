@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from test_road import DRAWS_LATER, LOADERS, WORKERS, both_ways, plain, road_of, seed_all, states
 from torch.utils.data import DataLoader
 
+from lightning_sink.data.place import place_of
 from lightning_sink.data.road import Road, look_at
-from lightning_sink.data.traversals import NotYet, Traversals, place_of
+from lightning_sink.data.traversals import NotYet, Traversals
 from lightning_sink.errors import EmptyDatasetError
 
 lengths = st.integers(1, 9)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
-from lightning_sink.data.traversals import place_of
+from lightning_sink.data.place import place_of
 from lightning_sink.trainer.loaders import TrainingLoaders
 
 
