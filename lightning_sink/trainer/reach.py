@@ -58,19 +58,15 @@ def reached_through(trainer: Any) -> Outside:
 
     def find(codes: Collection[CodeType]) -> Callable[[], dict[str, Hashable]]:
         names = frozenset[str]().union(*map(_names_in, codes))
-        strategy = getattr(trainer, "strategy", None)
-        kinds = () if strategy is None else users_classes([strategy])
 
         def look() -> dict[str, Hashable]:
             walk = _Walk(trainer, names)
             for path, value in _roots(trainer, names):
                 walk.visit(path, value)
-            if kinds:
-                walk.visit("strategy", strategy)
             found = walk.found
-            for kind in kinds:
+            for kind in users_classes([trainer.strategy]):
                 found |= class_state(kind)
-            if (scaler := _scaler(strategy)) is not None:
+            if (scaler := _scaler(trainer.strategy)) is not None:
                 found["precision_plugin.scaler"] = id(scaler)
             return found
 
@@ -87,7 +83,7 @@ def parts_of_precision(trainer: Any) -> list[Any]:
 
 
 def _scaler(strategy: Any) -> Any:
-    return getattr(getattr(strategy, "precision_plugin", None), "scaler", None)  # of `MixedPrecision`
+    return getattr(strategy.precision_plugin, "scaler", None)  # of `MixedPrecision`
 
 
 @lru_cache(maxsize=4096)
@@ -98,15 +94,10 @@ def _names_in(code: CodeType) -> frozenset[str]:
         names |= {*each.co_names, *({"trainer", "_trainer"} & {*each.co_varnames, *each.co_freevars})}
         if each.co_name.startswith("on_") and each.co_argcount > 2:  # a callback's hook: its trainer has any name
             names.add("trainer")
-        kinds = (str, tuple) if _BY_TEXT & {*each.co_names} else tuple  # `match` has its names in tuples
-        names |= {text for item in each.co_consts if isinstance(item, kinds) for text in _texts(item)}
+        texts = [item for constant in each.co_consts if isinstance(constant, tuple) for item in constant]  # of `match`
+        texts += each.co_consts if _BY_TEXT & {*each.co_names} else ()
+        names |= {text for text in texts if isinstance(text, str)}
     return frozenset(names)
-
-
-def _texts(constant: Any) -> Iterator[str]:
-    for item in constant if isinstance(constant, tuple) else [constant]:
-        if isinstance(item, str):
-            yield item
 
 
 def _roots(trainer: Any, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
@@ -119,6 +110,8 @@ def _roots(trainer: Any, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
         for index, wrapper in enumerate(getattr(trainer.strategy, "_lightning_optimizers", ())):
             own = names.intersection(vars(wrapper)).difference(vars(wrapper.optimizer))
             yield from ((f"optimizers[{index}].{name}", vars(wrapper)[name]) for name in sorted(own))
+    if users_classes([trainer.strategy]):  # Lightning calls it in each step
+        yield "strategy", trainer.strategy
     held = vars(trainer.lightning_module) if trainer.lightning_module is not None else {}
     for name in sorted(names.intersection(held) - {"_trainer"}):
         if _is_object(held[name]) and is_library(type(held[name]).__module__):
