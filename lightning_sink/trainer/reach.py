@@ -33,6 +33,7 @@ _LEFT_OUT = TOLD | {"estimated_stepping_batches"}
 """Properties of Lightning's that are told where they are read, or would load data."""
 
 _MOVES = frozenset(["batch_progress", "scheduler_progress", "optim_progress", "_batches_that_stepped"])
+_MOVES |= {"done", "_is_training_done"}
 _OF_SCHEDULERS = frozenset(["last_epoch", "_step_count", "_last_lr", "T_cur"])
 """What is another one in each step: of Lightning's loops, and of schedulers at step interval."""
 
@@ -193,7 +194,8 @@ def _is_object(value: Any) -> bool:
     if type(value) in ProxyTypes or is_a(value, *_WHOLE) or inspect.isroutine(value):
         return False
     module = type(value).__module__
-    return hasattr(value, "__dict__") and (is_users(module) or module.startswith(_WALKED))
+    # Not `hasattr`: where there is none, it would run the `__getattr__` of the user's, which may raise anything.
+    return type(value).__dictoffset__ != 0 and (is_users(module) or module.startswith(_WALKED))
 
 
 @lru_cache(maxsize=1024)

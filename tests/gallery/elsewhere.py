@@ -440,6 +440,12 @@ class ProgressOfBatchesRead(Small):
         return self.loss(batch) * (2.0 if completed >= 6 else 1.0)
 
 
+@case(eager="epoch_loop.done")
+class LastBatchToldByTheLoop(Small):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + self.trainer.fit_loop.epoch_loop.done)
+
+
 # -- left by a step ---------------------------------------------------------------------------------------------------
 
 
