@@ -135,7 +135,7 @@ class CountersInIntegerBuffers(Small):
         return self.loss(batch) / (1 + 0.1 * self.steps)
 
 
-@case(eager="a value of a tensor decides what Python does", line="if self.steps % 3")
+@case()
 class CounterThatDecides(CountersInIntegerBuffers):
     def training_step(self, batch, batch_idx):
         self.steps += 1

@@ -94,7 +94,7 @@ class TeacherWrittenInALumpBeforeZeroGrad(Teacher):
         pass
 
 
-@case(eager="a value of a tensor decides")
+@case(data=even)
 class TeacherOfTorch(Teacher):
     """`AveragedModel` counts its updates in a buffer and looks at it."""
 

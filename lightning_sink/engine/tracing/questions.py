@@ -72,7 +72,7 @@ def question(
     """
     numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
     graph, found, copies = fx.Graph(), list[Input](), dict[fx.Node, fx.Node]()
-    for node in _leading_to(args, kwargs):
+    for node in leading_to(args, kwargs):
         copies[node] = graph.node_copy(node, copies.__getitem__)
         if node.op == "placeholder":
             tensor = inputs[node.meta["input"]]
@@ -86,7 +86,7 @@ def question(
     return Question(f"{func.name()}{(args, kwargs)!r}", value, where, graph, found)
 
 
-def _leading_to(args: Any, kwargs: Any) -> list[fx.Node]:
+def leading_to(args: Any, kwargs: Any) -> list[fx.Node]:
     """Returns the nodes that some arguments depend on, each behind those that it depends on."""
     found, waiting = set[fx.Node](), list[fx.Node]()
     map_arg((args, kwargs), waiting.append)

@@ -280,13 +280,13 @@ class Recorder(TorchDispatchMode, Tape):
         """Ends the recording; `outputs` are the tensors that its program shall return."""
         recording = self.recording
         self._writer.finish(outputs)
+        counts = self._values.check()
         recording.guards = list(self._uses.guards.values())
-        recording.counts = self._steps.deciding(recording.guards)
+        recording.counts = [*self._steps.deciding(recording.guards), *counts]
         for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):
             if place != place_of(tensor):
                 self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)
         self._undo.forget()
-        self._values.check()
         return recording
 
     def made(self, tensor: Tensor) -> bool:

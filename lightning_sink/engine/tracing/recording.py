@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from lightning_sink.engine.numbers.guards import Guard
 from lightning_sink.engine.state.slots import storages
 from lightning_sink.engine.tracing.questions import Question
-from lightning_sink.engine.tracing.step_counts import Count
+from lightning_sink.engine.tracing.count import Count
 from lightning_sink.engine.watch import Hazard, user_line
 
 
@@ -34,7 +34,7 @@ class Recording:
         read: Inputs whose values Python looked at; a program takes them to stay as they are.
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
-        counts: Numbers in optimizers' state by which guards decide.
+        counts: Numbers in tensors by which guards decide.
         failed: Whether it failed, so that the step was run again.
         failed_by_raise: Whether by an error that code of the user's raised by itself.
         acts_twice: Whether not all that it had done by then was undone, as far as one can tell.
@@ -66,9 +66,9 @@ class Recording:
         """Notes once why it may not stand for other steps, with the user's line."""
         _note(self.hazards, what, where)
 
-    def freeze(self, what: str) -> None:
+    def freeze(self, what: str, where: str | None = None) -> None:
         """Notes once which number decided what Python did, with the user's line."""
-        _note(self.frozen, what, None)
+        _note(self.frozen, what, where)
 
     @property
     def written_inputs(self) -> frozenset[int]:

@@ -2,7 +2,8 @@
 
 `Values` owns what becomes of each: of a number that goes to `self.log`, or where steps collect, and nowhere else, the
 program gives the tensor; of a value that stays as it is the program sees that it does; a truth or a whole number that
-the batch alone gives is asked of each batch. Any other decides something that only this step knows.
+the batch alone gives is asked of each batch, a truth that a count of steps gives of each step. Any other decides
+something that only this step knows.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import ADDED
 from lightning_sink.engine.numbers.result_types import is_large
 from lightning_sink.engine.state.collectors import ListWatch
+from lightning_sink.engine.tracing.asked_counts import Asked, decided_by_count
+from lightning_sink.engine.tracing.count import Count
 from lightning_sink.engine.tracing.origins import Origin
 from lightning_sink.engine.tracing.questions import OF_BATCH, question
 from lightning_sink.engine.tracing.recording import Recording
@@ -52,6 +55,7 @@ class Values:
         self._takers: set[tuple[int, str]] = set()
         self._gone_on = 0
         self._read_at: dict[int, str] = {}
+        self._asked: list[Asked] = []
 
     def goes_to(self, holder: Any, method: str) -> None:
         """Takes note of a method of an object that takes stand-ins for numbers, and decides nothing by them."""
@@ -100,12 +104,29 @@ class Values:
         if asked is not None:
             self._recording.questions.append(asked)
             self._recording.freeze(f"{OF_BATCH} {_DECIDES}")
+        elif isinstance(value, int):
+            self._asked.append(Asked(func, (args, kwargs), value, origin, where))
+            return
         self.look_at(origin, where)
 
-    def check(self) -> None:
-        """Tells of what Python took out of tensors that the step writes to: the next one finds something else."""
-        for index in sorted(self._read_at.keys() & self._recording.written_inputs):
+    def check(self) -> list[Count]:
+        """Tells of what Python took out of tensors that the step writes to: the next one finds something else.
+
+        Returns the counts among them, by which guards decide.
+        """
+        written, counts = self._recording.written_inputs, list[Count]()
+        for asked in self._asked:
+            known = decided_by_count(asked, self._recording) if asked.origin.inputs & written else None
+            if known is None:
+                self.look_at(asked.origin, asked.where)
+                continue
+            decide, count = known
+            counts.append(count)
+            self._recording.freeze(f"{_OF_STEP} {_DECIDES}", asked.where)
+            self._uses.decide(f"{asked.func.name()}{asked.args!r}", asked.value, decide)
+        for index in sorted(self._read_at.keys() & written):
             self._recording.hazard(f"{_OF_STEP} {_DECIDES}", self._read_at[index])
+        return counts
 
     def look_at(self, origin: Origin, where: str) -> None:
         """Takes note of inputs that were looked at: they stay as they are, or go with the batch into a question."""
