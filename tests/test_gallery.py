@@ -33,8 +33,29 @@ pytestmark = [
 
 WITH_HOOKS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several", "options"]
 WITH_HOOKS += ["callbacks", "sink_ends"]
-OTHERS = ["elsewhere", "by_hand", "collected", "epochs", "generators", "hidden", "masks", "measures", "optimizers"]
-OTHERS += ["own_counts", "own_optimizers", "parameters", "precision", "randomness", "rates", "reach", "schedulers", "setting"]
+OTHERS = [
+    "elsewhere",
+    "by_hand",
+    "carried",
+    "collected",
+    "epochs",
+    "generators",
+    "hidden",
+    "masks",
+    "measures",
+    "optimizers",
+]
+OTHERS += [
+    "own_counts",
+    "own_optimizers",
+    "parameters",
+    "precision",
+    "randomness",
+    "rates",
+    "reach",
+    "schedulers",
+    "setting",
+]
 OTHERS += ["state", "teachers", "values", "wrapped"]
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES

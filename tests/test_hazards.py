@@ -145,11 +145,13 @@ class WholeNumbersDivided(Scaled):
 
 @hazard("the step changes Python state", exact_line=False)
 class Counter(Scaled):
-    steps = 0
+    def __init__(self):
+        super().__init__()
+        self.steps = {"train": 0}
 
     def factor(self, batch, batch_idx):
-        self.steps += 1
-        return 2.0 if self.steps > LATE else 1.0
+        self.steps["train"] += 1
+        return 2.0 if self.steps["train"] > LATE else 1.0
 
 
 @hazard()

@@ -380,8 +380,11 @@ def test_what_else_decides_is_plain_lightnings(kind):
     compare(kind, "traced", -1, data=lambda: loader(80), max_epochs=2)
 
 
-def test_a_number_of_the_modules_own_that_decides_is_said_to_be_the_reason():
-    compare(CountsItself, "traced", -1, "changes Python state: `seen`", data=lambda: loader(80), max_epochs=2)
+@pytest.mark.parametrize("size", [-1, 23])
+def test_a_number_of_the_modules_own_may_decide(rows, size):
+    plain, sink = compare(CountsItself, "traced", size, data=many, max_epochs=3)
+    assert plain.module.seen == sink.module.seen > 40
+    assert in_rows(rows) > (40 if size < 0 else 20)
 
 
 def test_control_a_window_whose_guards_are_not_asked_trains_otherwise(monkeypatch):

@@ -214,6 +214,7 @@ class CompiledEngine(Engine):
             self._ran = program
             self._programs.look_again(program)
         self._maker.settled()
+        program.carry()
         logged = list(outputs[program.num_outputs : program.num_results])
         if sink.disturbed:
             self._settle()
@@ -328,6 +329,7 @@ class CompiledEngine(Engine):
             if call.left is not None:
                 self._unsettled = call.left
             self.compiled_steps += call.done
+            call.numbers.carry(call.done)
             self._windows.add_row(program, call.done)
             program.appends.append_row(call.collected, call.done)
             result = self._result_of(call.left or [])  # asked for behind the last call only, which has it

@@ -303,7 +303,7 @@ def count(module, args, out):
     module.calls += 1
 
 
-@case(eager="the step changes Python state: `steps`")
+@case()
 class TheSumDecides(Summing):
     def training_step(self, batch, batch_idx):
         self.steps += 1
@@ -320,7 +320,7 @@ class TheSumDecidesByAnotherName(Summing):
 NAME = "steps"
 
 
-@case(eager="the step changes Python state: `steps`")
+@case()
 class TheSumIsLogged(Summing):
     def training_step(self, batch, batch_idx):
         self.steps += 1
@@ -328,7 +328,7 @@ class TheSumIsLogged(Summing):
         return self.loss(batch)
 
 
-@case(eager="the step changes Python state: `total`")
+@case()
 class TheSumFallsAgain(Summing):
     def training_step(self, batch, batch_idx):
         self.total += 1
@@ -336,7 +336,7 @@ class TheSumFallsAgain(Summing):
         return self.loss(batch)
 
 
-@case(eager="the step changes Python state: `steps`")
+@case()
 class TheSumBeginsAnew(Summing):
     def training_step(self, batch, batch_idx):
         self.steps += 1

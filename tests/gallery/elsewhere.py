@@ -80,7 +80,7 @@ class EpochKeptInAnObject(StartKeptInAnObject):
         return self.loss(batch)
 
 
-@case(eager="the step keeps `global_step` in `last`")
+@case()
 class StepKeptInAnAttribute(Small):
     def training_step(self, batch, batch_idx):
         self.last = self.global_step

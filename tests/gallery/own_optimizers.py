@@ -168,7 +168,7 @@ class SharpnessAware(optim.SGD):
 OWN = {
     Sign: None,
     Counting: "changes Python state",
-    CountingItself: "changes Python state",
+    CountingItself: None,
     CountingInItsGroup: "sets the optimizer's 'step'",
     Lion: None,
     Replacing: None,
@@ -177,7 +177,7 @@ OWN = {
     WritingThroughData: "replaces `.data`",
     WritingInDataInPlace: None,
     Centralized: None,
-    Lookahead: "changes Python state",
+    Lookahead: None,
     SharpnessAware: None,
 }
 for kind, eager in OWN.items():

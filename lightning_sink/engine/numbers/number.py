@@ -80,6 +80,16 @@ class Number:
             self._tensor = self._tensor()
         return self._tensor
 
+    @property
+    def host(self) -> Host | None:
+        """What gives its value in later steps; None where only the program knows that."""
+        return self._host
+
+    @property
+    def computed_of(self) -> Any:
+        """What tells it from what is computed otherwise."""
+        return self._name
+
     def freeze(self) -> Any:
         """Returns the plain number; the recording then stands for steps with the same one."""
         if self._uses.closed:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.window import Window
+from lightning_sink.engine.state.carried import Carry, in_row
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.step import Column, Sink
 
@@ -43,11 +45,21 @@ class Numbers:
         steps: How many steps they are for: fewer than asked for where the next one needs another program.
         rows: The values of `Program.numbers` for each step; empty where they stay as they are.
         stale: Whether something changed that every program has as a constant.
+        carries: The attributes that steps set.
+        carried: For each step, what they hold behind it.
     """
 
     steps: int
     rows: list[list[Tensor]] = field(default_factory=list)
     stale: bool = False
+    carries: list[Carry] = field(default_factory=list)
+    carried: list[list[Any]] = field(default_factory=list)
+
+    def carry(self, done: int) -> None:
+        """Sets attributes to what so many of the steps have left in them."""
+        if done and self.carries:
+            for carry, value in zip(self.carries, self.carried[done - 1], strict=True):
+                carry.set(value)
 
 
 class Call:
@@ -70,7 +82,7 @@ class Call:
     def __init__(
         self, sink: Sink, program: Program | Window, columns: list[Column], numbers: Numbers, is_whole: bool
     ) -> None:
-        self.steps, self.is_whole = numbers.steps, is_whole
+        self.steps, self.is_whole, self.numbers = numbers.steps, is_whole, numbers
         self.done = 0
         self.left: list[tuple[Program, tuple[Tensor, ...]]] | None = None
         self.losses: Tensor | None = None
@@ -122,13 +134,15 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
     So many were gone through before (`behind`), and are being run.
     """
     turns, schedules = program.turns, sink.schedules(program.note)
-    if not (schedules or any(turn.counts or turn.guards for turn in turns)):
+    if not (schedules or any(turn.counts or turn.guards or turn.carries for turn in turns)):
         return Numbers(steps)
     look = hyper.update if schedules else bool  # nothing else changes options between steps in a row
-    found, stale, too_many = Numbers(0), list[bool](), 0
+    carries = [*{id(carry): carry for turn in turns for carry, _ in turn.carries}.values()]
+    found, stale, too_many = Numbers(0, carries=carries), list[bool](), 0
     with (
         closing(sink.passing(steps, program.note, lambda: stale.append(look()))) as passing,
         turns[0].gone_through(behind > 0) as passed,  # of those that take turns, none decides by a count
+        in_row(carries, behind > 0),
     ):
         while True:
             try:
@@ -146,6 +160,8 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
                 tensor.fill_(get())
             found.rows.append([tensor.clone() for _, tensor in turn.numbers])
             passed()
+            turn.carry()
+            found.carried.append([carry.get() for carry in carries])
     found.steps = max(0, len(found.rows) - too_many)
     found.steps -= found.steps % len(turns)  # whole rounds
     if too_many or found.steps < len(found.rows):

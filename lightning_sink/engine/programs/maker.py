@@ -154,6 +154,7 @@ class ProgramMaker:
     def _record(self, sink: Sink, step: Step, candidate: Candidate) -> bool:
         self._has_recorded = True
         self._parts.collected.leave_out(sink.option_names)
+        self._parts.carried.leave_out(sink.option_names)
         before = Snapshot(self._parts)
         look = self._granted.python
         recorder = Recorder(self._hyper, self._counts, before, step.leaves, look, sink.sets_options)
@@ -196,7 +197,8 @@ class ProgramMaker:
         self._failures.pop(key, None)
         if not candidate.last:
             self._candidates.drop(key)
-        counts = self._counts.among([binding.tensor for binding in bindings if binding.tensor is not None])
+        tensors = [binding.tensor for binding in bindings if binding.tensor is not None]
+        counts = [*self._counts.among(tensors), *self._parts.carried.among(tensors)]
         lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
         self._programs.add(key, Program(observation, bindings, function, counts, lifted))
         return True

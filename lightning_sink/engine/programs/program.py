@@ -30,6 +30,7 @@ class Program:
         kept_bytes: What is kept of a step in a row, as of when it was last asked whether it `may_keep` that.
         numbers: The inputs that stand for options and counters, with their positions.
         slots: The inputs that are what a slot holds, by their positions.
+        carries: The attributes that a step sets, with what gives the values.
         touches: The slots that a step fills, or clears, with whether there is something in them then.
         takes_turns: Whether steps that it is for may take turns with others in a row.
     """
@@ -48,6 +49,7 @@ class Program:
         self.guards, self.questions, self._equal = recording.guards, recording.questions, recording.equal
         self.note, self.loss, self.appends = observation.note, observation.loss, observation.appends
         self.filled, self.cleared, self._gradients = observation.filled, observation.cleared, observation.gradients
+        self.carries = recording.carries
         self._spec, self._constants = observation.spec, observation.constants
         self._same_leaves, self.num_outputs = observation.same_leaves, observation.num_outputs
         self.num_results = self.num_outputs + observation.num_logged
@@ -120,6 +122,12 @@ class Program:
         finally:
             for count, _ in self._counted:
                 count.end_row()
+
+    def carry(self) -> None:
+        """Sets attributes as a step does that has just run, or was gone through in a row."""
+        values = [value() for _, value in self.carries]  # of what the step found
+        for (carry, _), value in zip(self.carries, values, strict=True):
+            carry.set(value)
 
     def is_for(self, leaves: Sequence[Tensor]) -> bool:
         """Tells whether a batch with these tensors gives the answers by which the recorded step went its way."""

@@ -114,7 +114,8 @@ class Granted:
         """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer."""
         held: list[Any] = []
         for prefix, holder in self._parts.holders():
-            free = self._parts.collected.sums(holder) | self._parts.varying.keys(prefix)
+            free = self._parts.collected.sums(holder) | self._parts.carried.names(holder)
+            free |= self._parts.varying.keys(prefix)
             held += [type(value) if name in free else value for name, value in vars(holder).items()]
         held += self._variables.values()
         held += chain.from_iterable(self._nested)

@@ -113,12 +113,12 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (parts.ignore - MODULE_HOOKS)
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind)
-    state |= parts.collected.state()
+    state |= parts.collected.state() | parts.carried.state()
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
         left_out = of_module if holder is parts.module else TENSOR_HOLDERS
-        if parts.collected.places:
-            left_out = left_out | parts.collected.names(holder)
+        if apart_from_steps := parts.collected.names(holder) | parts.carried.names(holder):
+            left_out = left_out | apart_from_steps
         state |= seen.attributes(prefix, holder, left_out, known)
         if isinstance(holder, nn.Module):
             for name, parameter in own_parameters(holder):
@@ -130,7 +130,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     seen.keep(holders)
     for number, optimizer in enumerate(parts.optimizers):
         for name, value in vars(optimizer).items():
-            if name not in ("state", "param_groups"):
+            if name not in ("state", "param_groups", *parts.carried.names(optimizer)):
                 state[f"optimizer {number}.{name}"] = fingerprint(value, known=known)
         for index, kept in enumerate(optimizer.state.values()):
             state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True, known=known)

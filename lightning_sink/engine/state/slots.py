@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
+from lightning_sink.engine.state.carried import Carried
 from lightning_sink.engine.state.collected import Collected
 from lightning_sink.engine.state.varying import Varying
 
@@ -165,6 +166,7 @@ class Parts:
         outside: Takes code; returns what looks at all that it reaches in a way that only the owner knows, and gives a
             fingerprint.
         collected: Those among the attributes in which steps collect.
+        carried: Those that steps set to what the host knows.
         varying: Those that change between sinks.
     """
 
@@ -177,6 +179,7 @@ class Parts:
     codes: Mapping[CodeType, str] = field(default_factory=dict)
     outside: Outside = lambda codes: dict
     collected: Collected = field(default_factory=Collected)
+    carried: Carried = field(default_factory=Carried)
     varying: Varying = field(default_factory=Varying)
 
     @property
@@ -199,6 +202,11 @@ class Parts:
         for prefix, root in roots:
             for path, submodule in self._within(root, "", seen):
                 yield prefix + path, submodule
+
+    def with_optimizers(self) -> Iterator[tuple[str, Any]]:
+        """Yields every object, and every optimizer, with what its attributes' names begin with."""
+        yield from self.holders()
+        yield from ((f"optimizer {number}.", optimizer) for number, optimizer in enumerate(self.optimizers))
 
     def apart(self) -> list[tuple[str, nn.Module]]:
         """Returns the submodules that are left out, by name."""

@@ -102,7 +102,8 @@ class Recorder(TorchDispatchMode, Tape):
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)
         varying = before.parts.varying
         varying.begin(before.parts.holders())
-        self._origins = Origins(leaves, [*hyper.tensors.values(), *counts.begin(), *varying.tensors])
+        changing = [*hyper.tensors.values(), *counts.begin(), *before.parts.carried.begin(), *varying.tensors]
+        self._origins = Origins(leaves, changing)
         self._unfilled = Unfilled()
         self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused)
         apart = lambda: self._options.are_being_set  # noqa: E731
@@ -132,6 +133,7 @@ class Recorder(TorchDispatchMode, Tape):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 self._watched = stack.enter_context(parts.collected.watched(self.hazard))
                 stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
+                stack.enter_context(parts.carried.watched(self._looks))
                 self._hook = stack.enter_context(watch_reads(self.hazard, parts.codes, self.ran, self._looks.past))
                 stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)
@@ -216,6 +218,9 @@ class Recorder(TorchDispatchMode, Tape):
             parts = self._before.parts
             codes = self.ran.values()
             parts.collected.learn(parts.holders(), attributes.grown(), attributes.with_other_numbers(), codes)
+            collecting = {place.name for place in parts.collected.places}
+            for name in parts.carried.learn(parts.with_optimizers(), {*changed} - collecting, codes):
+                parts.varying.count(name)
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""
@@ -283,6 +288,9 @@ class Recorder(TorchDispatchMode, Tape):
         counts = self._values.check()
         recording.guards = list(self._uses.guards.values())
         recording.counts = [*self._steps.deciding(recording.guards), *counts]
+        for carry, host, text in self._before.parts.carried.set_by_step():
+            recording.carries.append((carry, host))
+            recording.text += f"\n{text}"
         for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):
             if place != place_of(tensor):
                 self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)

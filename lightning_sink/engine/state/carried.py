@@ -1,0 +1,159 @@
+"""Attributes by which Python carries a value from step to step: `self.steps += 1`, a temperature that is annealed.
+
+What a step sets such an attribute to is computed of numbers that the host knows without running it: of the attribute
+itself, of counters, of constants. A program computes that for each of its steps, on the host, in Python; what it takes
+of the attribute is an input, as a counter is, or decided before the step. `Carried` knows the attributes that steps
+were seen to set; a `Carry` is one of them, and owns the 0-dim tensors that stand for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.numbers.guards import Host
+from lightning_sink.engine.state.attribute_watch import ABSENT, AttributeWatch, is_plain, may_read_past
+from lightning_sink.engine.state.attributes import SCALARS, TENSOR_HOLDERS
+from lightning_sink.engine.state.carry_watch import CarryWatch
+from lightning_sink.engine.state.varying import Looks
+from lightning_sink.engine.watch import is_users
+
+_PARTS = 4
+"""Parts of a step at most in which such an attribute is used."""
+
+
+class Carry:
+    """One attribute.
+
+    Attributes:
+        name: What users call it.
+        holder: What has the attribute.
+        key: The attribute's own name.
+        tensors: What may stand for it in programs, by the part of a step in which it is used.
+    """
+
+    def __init__(self, name: str, holder: Any, key: str) -> None:
+        self.name, self.holder, self.key = name, holder, key
+        self.tensors = [torch.zeros((), dtype=torch.float64) for _ in range(_PARTS)]
+        self._in_row: Any = ABSENT  # what the next step of a row finds
+        self._behind_row: Any = ABSENT  # what the first step behind the last row finds
+
+    def get(self) -> Any:
+        """Returns what the step that is about to run finds."""
+        return vars(self.holder).get(self.key, ABSENT) if self._in_row is ABSENT else self._in_row
+
+    def watch(self) -> CarryWatch:
+        """Returns what is to stand before it in a recorded step."""
+        return CarryWatch(self.name, vars(self.holder), self.key, self.get, self.tensors)
+
+    def set(self, value: Any) -> None:
+        """Sets it to what a step sets it to that has run, or was gone through in a row."""
+        if self._in_row is ABSENT:
+            vars(self.holder)[self.key] = value
+        else:
+            self._in_row = value
+
+    def begin_row(self, follows: bool) -> None:
+        """Steps in a row are about to be gone through; they may come right behind those gone through last."""
+        self._in_row = self._behind_row if follows else self.get()
+
+    def end_row(self) -> None:
+        """All of them were."""
+        self._behind_row, self._in_row = self._in_row, ABSENT
+
+
+@contextmanager
+def in_row(carries: Collection[Carry], follows: bool) -> Iterator[None]:
+    """Goes through steps in a row, before any of them has run."""
+    for carry in carries:
+        carry.begin_row(follows)
+    try:
+        yield
+    finally:
+        for carry in carries:
+            carry.end_row()
+
+
+class Carried:
+    """The attributes that steps were seen to set."""
+
+    def __init__(self) -> None:
+        self._all: list[Carry] = []
+        self._left_out: set[str] = set()
+        self._watches: list[tuple[Carry, CarryWatch]] = []
+
+    def names(self, holder: Any) -> frozenset[str]:
+        """Returns those of an object."""
+        return frozenset(carry.key for carry in self._all if carry.holder is holder)
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Takes note of names of attributes that the owner asks for ahead of steps."""
+        self._left_out |= {*names}
+        self._all = [carry for carry in self._all if carry.key not in self._left_out]
+
+    def state(self) -> dict[str, Hashable]:
+        """Returns what programs take for granted of them: what they are, not which."""
+        return {carry.name: ("carried", type(carry.get())) for carry in self._all}
+
+    def learn(
+        self, holders: Iterable[tuple[str, Any]], changed: Collection[str], codes: Collection[CodeType]
+    ) -> list[str]:
+        """Takes note of what a step has set; returns the names of what is new.
+
+        Args:
+            holders: Objects whose attributes these may be, with what the attributes' names begin with.
+            changed: Names of Python values that are others behind the step.
+            codes: The code of the step.
+        """
+        if may_read_past(codes):
+            return []
+        known = len(self._all)
+        for prefix, holder in holders:
+            kind, left_out = type(holder), TENSOR_HOLDERS | self.names(holder) | self._left_out
+            keys = [key for key, value in vars(holder).items() if type(value) in SCALARS and prefix + key in changed]
+            keys = [key for key in keys if key not in left_out and is_users(kind.__module__) and is_plain(kind, key)]
+            self._all += [Carry(prefix + key, holder, key) for key in keys]
+        return [carry.name for carry in self._all[known:]]
+
+    # -- one recording ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> list[Tensor]:
+        """Looks at them before a step is recorded; returns the tensors that may stand for them."""
+        self._watches = [(carry, carry.watch()) for carry in self._all]
+        return [tensor for carry in self._all for tensor in carry.tensors]
+
+    @contextmanager
+    def watched(self, step: Looks) -> Iterator[None]:
+        """Lets a part of the step use them."""
+        on_class: dict[tuple[type, str], AttributeWatch] = {}
+        try:
+            for carry, watch in self._watches:
+                watch.begin(step)
+                kind = type(carry.holder), carry.key
+                before = on_class.get(kind) or AttributeWatch.of(*kind)
+                if before is None:
+                    watch.tell("while something else watches it")
+                    continue
+                on_class[kind] = before
+                before.watch(carry.holder, watch)
+            yield
+        finally:
+            reads_past = bool(step.past) or may_read_past(step.ran.values())
+            for _, watch in self._watches:
+                watch.end(reads_past)
+            for before in on_class.values():
+                before.end()
+
+    def set_by_step(self) -> list[tuple[Carry, Host, str]]:
+        """Returns what the recorded step sets, with what gives the value in later steps, and a text."""
+        return [(carry, *left) for carry, watch in self._watches if (left := watch.left()) is not None]
+
+    def among(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
+        """Returns those of some tensors that stand for attributes, with what gives their values."""
+        asked = {id(tensor) for tensor in tensors}
+        return [pair for _, watch in self._watches for pair in watch.inputs if id(pair[0]) in asked]

@@ -1,0 +1,135 @@
+"""What a recorded step does with an attribute by which Python carries a value from step to step (`carried.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lightning_sink.engine.numbers.guards import Host
+from lightning_sink.engine.numbers.number import Number, as_they_are
+from lightning_sink.engine.numbers.result_types import exactly, is_large
+from lightning_sink.engine.state.attribute_watch import ABSENT
+from lightning_sink.engine.state.attributes import SCALARS
+from lightning_sink.engine.state.varying import Looks
+
+_NUMBERS = frozenset([int, float])
+
+_PAST = "and asks for all that there is (`vars()`, `__dict__`)"
+
+
+class _Held(NamedTuple):
+    """What the attribute holds where a part of the step begins.
+
+    Attributes:
+        value: The value in the recorded step.
+        host: What gives it in later steps; None where that is the same one, or nobody knows.
+        name: What tells it from what is computed otherwise.
+    """
+
+    value: Any
+    host: Host | None
+    name: Any
+
+
+class CarryWatch:
+    """Stands before one attribute in a recorded step, whose parts begin and end one after the other.
+
+    Args:
+        name: What users call the attribute.
+        held: The dictionary that it is in.
+        get: Returns it, as the step that is about to run finds it.
+        tensors: For each part, what may stand for it.
+
+    Attributes:
+        inputs: Those that do, with what gives their values.
+    """
+
+    def __init__(
+        self, name: str, held: dict[str, Any], key: str, get: Callable[[], Any], tensors: list[Tensor]
+    ) -> None:
+        self._words, self._held, self._key, self._tensors = f"`{name}`", held, key, tensors
+        self.inputs: list[tuple[Tensor, Host]] = []
+        self._now = _Held(get(), get, ("an attribute", self._words))
+        self._number: Number | None = None
+        self._step: Looks | None = None
+        self._part = -1
+        self._is_used = self._is_set = self._was_set = self._may_stand_in = False
+
+    def begin(self, step: Looks) -> None:
+        """A part of the step begins."""
+        self._step, self._thread = step, get_ident()
+        self._part += 1
+        self._is_used = self._is_set = False
+        if self._held.get(self._key, ABSENT) is not self._now.value:
+            self.tell("which others set in its midst")
+        self._may_stand_in = type(self._now.value) in _NUMBERS and not is_large(self._now.value)
+        if self._part == len(self._tensors):
+            self.tell("in many parts")
+        elif self._may_stand_in:
+            self._tensors[self._part].fill_(self._now.value)
+
+    def got(self, value: Any, frame: FrameType) -> Any:
+        """Returns what a frame gets that asks for it."""
+        step = self._step
+        if step is None or get_ident() != self._thread or step.is_apart():
+            return as_they_are(value)
+        self._is_used = True
+        if self._is_set or self._now.host is None:
+            return value
+        if self._number is None:
+            self._number = self._stand_in(step, self._now.host)
+        return value if self._number is None else self._number
+
+    def _stand_in(self, step: Looks, host: Host) -> Number | None:
+        """Returns what stands for what it holds; None where that is no number, and decides by itself."""
+        value, name, kind = self._now.value, self._now.name, type(self._now.value)
+        if not self._may_stand_in or self._part >= len(self._tensors):
+            what = f"{self._words} decides what Python does"
+            step.uses.froze(what, (name, "is"), exactly(value), lambda: exactly(host()))
+            return None
+        step.uses.decide((name, "is a"), kind, lambda: None if is_large(now := host()) else type(now))
+        tensor = self._tensors[self._part]
+        self.inputs.append((tensor, host))
+        whole = tensor if kind is int else None
+        return Number(tensor, value, step.uses, name, host, counts=True, whole=whole)
+
+    def changed(self) -> None:
+        """Called when it was set or deleted."""
+        self._is_used = self._is_set = self._was_set = True
+
+    def end(self, reads_past: bool) -> None:
+        """A part of the step ends: the attribute holds a plain value again.
+
+        `reads_past`: the step may have seen it past what stands before it.
+        """
+        self._number, value = None, self._held.get(self._key, ABSENT)
+        plain = as_they_are(value)
+        if type(value) is Number:
+            self._held[self._key] = plain
+        if reads_past and self._is_used:
+            self.tell(_PAST)
+        if self._is_set:
+            self._now = _Held(plain, None, exactly(plain))
+            if type(value) is Number:
+                self._now = _Held(plain, value.host, value.computed_of)
+                if value.host is None:
+                    self.tell("by what only the step knows")
+            elif type(plain) not in SCALARS:
+                self.tell("to what is no number")
+        self._step = None
+
+    def left(self) -> tuple[Host, str] | None:
+        """Returns what gives what later steps set it to, and a text; None where the step sets nothing."""
+        if not self._was_set:
+            return None
+        value, host, name = self._now
+        return host or (lambda: value), f"{self._words} = {type(value).__name__} {name!r}"
+
+    def tell(self, what: str) -> None:
+        """Reports what no program does with the attribute."""
+        if self._step is not None:
+            self._step.uses.leak(f"the step changes Python state: {self._words}, {what}")
