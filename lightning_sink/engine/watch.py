@@ -137,7 +137,9 @@ _CALENDARS = {"now", "utcnow", "today"}
 _BOARD = "torch.utils.tensorboard.writer"
 _OUTER_WORLD = (print, input, open)
 _WRITES = {"write", "writelines"}
-_GENERATOR_CALLS = {"manual_seed", "seed", "get_state", "set_state"}
+_GENERATOR_CALLS = {"manual_seed", "seed", "get_state", "set_state", "clone_state", "get_offset", "set_offset"}
+_GENERATOR_CALLS |= {"graphsafe_get_state", "graphsafe_set_state"}
+_SEED = "initial_seed"  # of any generator, since nothing of it shows in what is drawn
 # What writes to files, or asks for them, without `print` or `open`.
 _WRITERS = {
     "_csv": {"writerow", "writerows"},
@@ -150,10 +152,18 @@ _BY_ANY_NAME = (globals, __import__, eval, exec)
 _IMPORTS = id(importlib.import_module.__code__)
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
-_GENERATOR = (torch.random.manual_seed, torch.random.set_rng_state, torch.random.get_rng_state)
-_OF_GPU = ("manual_seed", "manual_seed_all", "seed", "seed_all", "get_rng_state", "set_rng_state")
-_TORCH_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (*_GENERATOR, torch.save, torch.load)}
+_GENERATOR = ("manual_seed", "seed", _SEED, "set_rng_state", "get_rng_state")
+_OF_GPU = ("manual_seed", "manual_seed_all", "seed", "seed_all", _SEED, "get_rng_state", "set_rng_state")
+# Every other question about memory asks one of these; the answer may be the same one for some steps.
+_MEMORY = ("memory_stats", "mem_get_info", "host_memory_stats")
+_TORCH_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (torch.save, torch.load)}
+_TORCH_CODES |= {getattr(torch.random, name).__code__: f"torch.{name}()" for name in _GENERATOR}
 _TORCH_CODES |= {getattr(torch.cuda.random, name).__code__: f"torch.cuda.{name}()" for name in _OF_GPU}
+_TORCH_CODES |= {getattr(torch.cuda.memory, name).__code__: f"torch.cuda.{name}()" for name in _MEMORY}
+_TORCH_CODES |= {
+    getattr(torch.accelerator, name).__code__: f"torch.accelerator.{name}()"
+    for name in ("memory_stats", "get_memory_info")
+}
 _TORCH_CODES[torch.cuda.CUDAGraph.replay.__code__] = "torch.cuda.CUDAGraph.replay()"  # what it does, no recording sees
 _LOOK_AT_ALL = {id(function.__code__) for function in (copy.copy, copy.deepcopy, inspect.getmembers)}
 # What numpy and `print` call, from their own code, on a tensor that they are given.
@@ -266,8 +276,8 @@ def _read_by(function: Any) -> str | None:
         return f"`{type(owner).__name__}.{name}()` is called"
     if owner is _PYTHONS_GENERATOR:
         return DRAWN
-    if isinstance(owner, torch.Generator) and name in _GENERATOR_CALLS and is_default(owner):
-        return f"`torch.default_generator.{name}()` is called"
+    if isinstance(owner, torch.Generator) and (name == _SEED or (name in _GENERATOR_CALLS and is_default(owner))):
+        return f"`{'torch.default_generator' if is_default(owner) else 'Generator'}.{name}()` is called"
     if name in _WRITERS.get(type(owner).__module__ if module == "" else module, ()):
         return f"`{name}()` writes or reads outside of the step"
     if function in _OUTER_WORLD:

@@ -24,6 +24,8 @@ def reports(body, codes=None):
     return found
 
 
+GENERATOR = torch.Generator()
+
 READS = {
     "time.time()": time.time,
     "time.perf_counter_ns()": time.perf_counter_ns,
@@ -34,6 +36,11 @@ READS = {
     "torch.manual_seed()": lambda: torch.manual_seed(1),
     "torch.get_rng_state()": torch.get_rng_state,
     "torch.cuda.manual_seed()": lambda: torch.cuda.manual_seed(1),
+    "torch.initial_seed()": torch.initial_seed,
+    "torch.default_generator.initial_seed()": lambda: torch.default_generator.initial_seed(),
+    "Generator.initial_seed()": lambda: GENERATOR.initial_seed(),
+    "torch.cuda.memory_stats()": torch.cuda.max_memory_allocated,
+    "torch.cuda.host_memory_stats()": torch.cuda.host_memory_stats,
     "torch.default_generator.get_state()": lambda: torch.default_generator.get_state(),
     "Tensor.numpy()": lambda: torch.ones(2).numpy(),
     "Tensor.tolist()": lambda: torch.ones(2).tolist(),

@@ -28,6 +28,37 @@ class SeededInEachStep(Dropping):
         return self.loss(batch)
 
 
+@case(eager="`torch.initial_seed()` is called", line="torch.initial_seed()")
+class SeedThatIsRead(Small):
+    """It is the same in all steps of an epoch."""
+
+    def on_train_epoch_start(self):
+        torch.manual_seed(self.current_epoch + 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * torch.initial_seed()
+
+
+@case(eager="`Generator.initial_seed()` is called", line="initial_seed()")
+class SeedOfAGeneratorOfTheModules(Small):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def on_train_epoch_start(self):
+        self.generator.manual_seed(self.current_epoch + 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.generator.initial_seed()
+
+
+@case(eager="`torch.cuda.memory_stats()` is called", line="max_memory_allocated()")
+class MemoryThatIsLogged(Small):
+    def training_step(self, batch, batch_idx):
+        self.log("peak", float(torch.cuda.max_memory_allocated()))
+        return self.loss(batch)
+
+
 @case(eager="`torch.get_rng_state()` is called", line="fork_rng")
 class DrawsThatAreUndone(Dropping):
     def training_step(self, batch, batch_idx):
