@@ -275,3 +275,20 @@ class CountThatGoesToAnotherAttribute(Counting):
         loss = self.loss(batch) * (1 + (batch_idx + self.last) % 3)
         self.last, self.steps = self.steps, self.steps + 1
         return loss
+
+
+@case(options={"accumulate_grad_batches": 2})
+class SumThatIsReadInOtherSteps(Small):
+    """Some steps do nothing but add to it, as one that is collected; others decide by it."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return self.loss(batch)
+
+    def on_before_optimizer_step(self, optimizer):
+        for parameter in self.parameters():
+            parameter.grad.mul_(1 / (1 + self.steps % 3))

@@ -310,7 +310,7 @@ class TheSumDecides(Summing):
         return self.loss(batch) * (2 if self.steps > 9 else 1)
 
 
-@case(eager="the step changes Python state: `steps`, and not only by adding", line="getattr(self, NAME)")
+@case()
 class TheSumDecidesByAnotherName(Summing):
     def training_step(self, batch, batch_idx):
         self.steps += 1

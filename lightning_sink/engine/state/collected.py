@@ -73,7 +73,7 @@ class Collected:
     left_out: set[str] = field(default_factory=set)
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """Takes note of names of attributes that the owner asks for ahead of steps."""
+        """Takes note of names of attributes that are asked for, by steps or by the owner ahead of them."""
         self.left_out |= {*names}
         self.places = [place for place in self.places if place.key not in self.left_out]
 
@@ -141,11 +141,13 @@ class Watched:
     Attributes:
         taken: What it collected, and where, in order.
         items: By identity, what lists held before, with what users call the list.
+        read: Numbers with which it did something else than to add to them.
     """
 
     def __init__(self, report: Callable[[str], None] = lambda what: None) -> None:
         self.taken: list[tuple[Place, Any]] = []
         self.items: dict[int, str] = {}
+        self.read: list[Place] = []
         self._report = report
         self._lists: dict[int, ListWatch] = {}
         self._list_places: list[tuple[Place, int]] = []
@@ -185,6 +187,7 @@ class Watched:
 
     def tell(self, place: Place, what: str) -> None:
         """Reports what is done with a place."""
+        self.read += [place] if place.is_sum else []
         self._report(f"the step changes Python state: `{place.name}`, {what}")
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import CodeType, FrameType
 from typing import Any
@@ -218,9 +218,16 @@ class Recorder(TorchDispatchMode, Tape):
             parts = self._before.parts
             codes = self.ran.values()
             parts.collected.learn(parts.holders(), attributes.grown(), attributes.with_other_numbers(), codes)
-            collecting = {place.name for place in parts.collected.places}
-            for name in parts.carried.learn(parts.with_optimizers(), {*changed} - collecting, codes):
-                parts.varying.count(name)
+        self._learn_carried(changed)
+
+    def _learn_carried(self, changed: Collection[str]) -> None:
+        """Takes note of attributes that the step set, and did not only add to."""
+        parts, read = self._before.parts, self._watched.read
+        parts.collected.leave_out([place.key for place in read])
+        collecting = {place.name for place in parts.collected.places}
+        found = {*changed, *(place.name for place in read)} - collecting
+        for name in parts.carried.learn(parts.with_optimizers(), found, self.ran.values()) if found else ():
+            parts.varying.count(name)
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""
