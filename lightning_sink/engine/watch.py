@@ -59,6 +59,12 @@ def is_user_frame(frame: FrameType) -> bool:
     return not is_library(frame.f_globals.get("__name__", ""))
 
 
+def module_of(kind: type) -> str:
+    """Returns the name of a class's module; "" where somebody has put there what is no name."""
+    name: Any = kind.__module__
+    return name if isinstance(name, str) else ""
+
+
 @lru_cache(maxsize=4096)
 def is_library(module: str) -> bool:
     """Tells whether a module belongs to a library of this stack."""

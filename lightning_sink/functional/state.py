@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, fingerprint
 from lightning_sink.engine.state.holders import class_state
-from lightning_sink.engine.watch import is_users
+from lightning_sink.engine.state.insides import held_by
+from lightning_sink.engine.watch import is_users, module_of
 
 _DEEPEST = 6
 """Functions called by functions, and containers and objects in these, that are looked into."""
@@ -112,12 +113,12 @@ def bound_state(function: Callable[..., Any], known: Collection[int]) -> dict[st
     found: dict[str, Hashable] = {}
     for name, value in _bound(function):
         kind = type(value)
-        if id(value) in known or not (is_users(kind.__module__) and hasattr(value, "__dict__")):
+        if id(value) in known or not (is_users(module_of(kind)) and held_by(value)):
             found[name] = fingerprint(value, known=known)
             continue
         for base in kind.__mro__:
-            found |= class_state(base) if is_users(base.__module__) else {}
-        found |= {f"{kind.__name__}.{key}": fingerprint(item, known=known) for key, item in vars(value).items()}
+            found |= class_state(base) if is_users(module_of(base)) else {}
+        found |= {f"{kind.__name__}.{key}": fingerprint(item, known=known) for key, item in held_by(value).items()}
     return found
 
 
@@ -156,8 +157,8 @@ def _within(value: Any) -> Iterator[tuple[str, Any]]:
             yield from value.items() if isinstance(value, dict) else (("", item) for item in value)
     elif isinstance(value, nn.Module):  # which may hold its optimizer
         yield from ((key, item) for key, item in vars(value).items() if key not in TENSOR_HOLDERS)
-    elif is_users(type(value).__module__):
-        yield from getattr(value, "__dict__", {}).items()
+    elif is_users(module_of(type(value))):
+        yield from held_by(value).items()
         yield "", vars(type(value)).get("__call__")
 
 

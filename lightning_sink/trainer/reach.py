@@ -9,11 +9,10 @@ nowhere in that code is not seen. A property of the user's is not called: the co
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Hashable, Iterator
 from enum import Enum
 from functools import lru_cache
-from types import CodeType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 from weakref import ProxyTypes
 
@@ -25,8 +24,9 @@ from torch.optim import Optimizer
 from lightning_sink.engine.numbers.passed_on import codes_in
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, users_classes
+from lightning_sink.engine.state.insides import held_by
 from lightning_sink.engine.state.slots import Outside
-from lightning_sink.engine.watch import is_library, is_users
+from lightning_sink.engine.watch import is_library, is_users, module_of
 from lightning_sink.trainer.reads import TOLD
 
 _LEFT_OUT = TOLD | {"estimated_stepping_batches"}
@@ -115,7 +115,7 @@ def _roots(trainer: Any, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
         yield "strategy", trainer.strategy
     held = vars(trainer.lightning_module) if trainer.lightning_module is not None else {}
     for name in sorted(names.intersection(held) - {"_trainer"}):
-        if _is_object(held[name]) and is_library(type(held[name]).__module__):
+        if _is_object(held[name]) and is_library(module_of(type(held[name]))):
             yield name, held[name]
 
 
@@ -151,18 +151,17 @@ class _Walk:
 
     def _object(self, path: str, value: Any) -> list[tuple[str, Any]]:
         """Finds what an object is, and returns what is named of it."""
-        kind, held = type(value), vars(value)
-        if (
-            id(value) in self._met or len(self._met) >= _MOST_OBJECTS or isinstance(value, Logger)
-        ):  # which asks its server
+        kind, held = type(value), held_by(value)
+        asks_server = issubclass(kind, Logger)
+        if asks_server or id(value) in self._met or len(self._met) >= _MOST_OBJECTS:
             self.found[path] = Same(value)
             return []
         self._met[id(value)] = value
         named = {name: held[name] for name in self._names.intersection(held)}
         for name, base in _of_classes(kind, self._names).items():
-            if name not in named and (name not in _LEFT_OUT or not is_library(base.__module__)):
+            if name not in named and (name not in _LEFT_OUT or not is_library(module_of(base))):
                 self._of_class(f"{path}.{name}", value, name, base, named)
-        moves = _MOVES if is_library(kind.__module__) else frozenset[str]()
+        moves = _MOVES if is_library(module_of(kind)) else frozenset[str]()
         moving = named.keys() & (_OF_SCHEDULERS if id(value) in self._by_step else moves)
         for name in moving:
             del named[name]
@@ -179,35 +178,41 @@ class _Walk:
     def _of_class(self, path: str, value: Any, name: str, base: type, named: dict[str, Any]) -> None:
         """Finds what stands on a class; or reads it, where that runs no code of the user's."""
         stands = vars(base)[name]
-        if not is_library(base.__module__) and hasattr(type(stands), "__get__"):
+        if not is_library(module_of(base)) and hasattr(type(stands), "__get__"):
             self.found[path] = fingerprint(stands, known=self._known)
             return
         try:
             read = getattr(value, name, None)
         except Exception as error:  # of a property that is not to be asked at present
             read = type(error)
-        if not inspect.isroutine(read):
+        if not _is_routine(read):
             named[name] = read
 
 
 def _is_object(value: Any) -> bool:
-    if type(value) in ProxyTypes or is_a(value, *_WHOLE) or inspect.isroutine(value):
+    if type(value) in ProxyTypes or is_a(value, *_WHOLE) or _is_routine(value):
         return False
-    module = type(value).__module__
+    module = module_of(type(value))
     # Not `hasattr`: where there is none, it would run the `__getattr__` of the user's, which may raise anything.
     return type(value).__dictoffset__ != 0 and (is_users(module) or module.startswith(_WALKED))
 
 
+def _is_routine(value: Any) -> bool:
+    kind = type(value)
+    is_descriptor = hasattr(kind, "__get__") and not hasattr(kind, "__set__")
+    return is_descriptor or is_a(value, FunctionType, BuiltinFunctionType, MethodType, MethodWrapperType)
+
+
 @lru_cache(maxsize=1024)
 def _is_of_library(kind: type) -> bool:
-    return any(is_library(base.__module__) for base in kind.__mro__)
+    return any(is_library(module_of(base)) for base in kind.__mro__)
 
 
 def _of_classes(kind: type, names: frozenset[str]) -> dict[str, type]:
     """Returns the names of what classes have that an object is of, each with the first one that has it."""
     found: dict[str, type] = {}
     for base in kind.__mro__[:-1]:
-        of_library = is_library(base.__module__)
+        of_library = is_library(module_of(base))
         named = _named_by(base, names) if of_library else names.intersection(vars(base))
         found |= {name: base for name in named if name not in found and not name.startswith("__")}
     return found
@@ -216,4 +221,4 @@ def _of_classes(kind: type, names: frozenset[str]) -> dict[str, type]:
 @lru_cache(maxsize=512)
 def _named_by(base: type, names: frozenset[str]) -> frozenset[str]:
     """Returns those of the names that a library's class has; what is ours is nothing that a step reads."""
-    return frozenset() if base.__module__.startswith("lightning_sink.") else names.intersection(vars(base))
+    return frozenset() if module_of(base).startswith("lightning_sink.") else names.intersection(vars(base))

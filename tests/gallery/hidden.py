@@ -8,6 +8,7 @@ import multiprocessing
 import types
 import weakref
 
+import lightning as L
 import numpy as np
 import torch
 from torch import nn
@@ -251,3 +252,88 @@ for where, make in DEAD_PROXIES.items():
             return super().training_step(batch, batch_idx) * (1.0 if DEAD is not None and DEAD_IN is not None else 2.0)
 
     add(f"dead proxies in globals and in {where}", HoldsADeadProxy)
+
+
+class ThroughItems:
+    """A proxy: what it has no slot for is an item."""
+
+    cannot_be_looked_at = True
+    __slots__ = ("held", "never")
+
+    def __init__(self):
+        self.held = {"a": 1}
+
+    def __getattr__(self, name):
+        return object.__getattribute__(self, "held")[name]
+
+
+class WithoutADictionary:
+    cannot_be_looked_at = True
+    __slots__ = ()
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("there is none")
+
+
+class LoadedLate(dict):
+    cannot_be_looked_at = True
+
+    def values(self):
+        raise RuntimeError("not here")
+
+    items = keys = __iter__ = values
+
+
+class ListLoadedLate(list):
+    cannot_be_looked_at = True
+
+    def __iter__(self):
+        raise RuntimeError("not here")
+
+
+OF_NO_MODULE = type("OfNoModule", (), {"__module__": None, "cannot_be_looked_at": True})
+ODD = [ThroughItems, WithoutADictionary, LoadedLate, ListLoadedLate, OF_NO_MODULE]
+
+
+class Odd(Small):
+    """Keeps an object that raises where it is looked at."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.odd, self.several = kind(), [kind()]
+
+
+class Keeping(L.Callback):
+    def __init__(self, kept):
+        self.kept = kept
+
+
+for kind in ODD:
+    options = {"callbacks": lambda kind=kind: [Keeping(kind())]}
+    add(f"object {kind.__name__}", lambda kind=kind: Odd(kind), options=options)
+
+
+@case(options={"max_epochs": 3})
+class WeightInAPrivateSlot(Small):
+    class Weight:
+        __slots__ = ("__dict__", "__value")
+
+        def __init__(self, value):
+            self.__value = value
+
+        def of(self, loss):
+            return self.__value * loss
+
+        def set(self, value):
+            self.__value = value
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.Weight(1.0)
+
+    def training_step(self, batch, batch_idx):
+        return self.weight.of(self.loss(batch))
+
+    def on_train_epoch_start(self):
+        self.weight.set(1.0 + self.current_epoch)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.state.insides import MOST_BYTES, insides
-from lightning_sink.engine.watch import is_library, is_users
+from lightning_sink.engine.state.insides import MOST_BYTES, held_by, insides, slots_of
+from lightning_sink.engine.watch import is_library, is_users, module_of
 
 T = TypeVar("T")
 
@@ -46,6 +46,7 @@ _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tupl
 SCALARS = frozenset([int, float, bool, complex, str, type(None)])
 _IN_ORDER = frozenset([tuple, list])
 CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set])
+_HOLD_ITEMS: tuple[Any, ...] = (OrderedDict, dict, list, tuple, set, frozenset, deque)
 TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 
 
@@ -130,19 +131,27 @@ def nested(values: Iterable[Any], most: float = math.inf) -> list[Any]:
             held = _contents(value)
             if held is not None and id(held) not in met:
                 met[id(held)] = held
-                count += len(held)
+                items = items_of(held)
+                count += len(items)
                 if count > most:
                     return []
-                items = list(dict.values(held) if isinstance(held, dict) else held)
                 below += [item for item in items[:MOST_VALUES] if type(item) not in SCALARS]
         values = below
     return [held for held in met.values() if not isinstance(held, (tuple, frozenset))]
 
 
+def items_of(container: Any, with_keys: bool = False) -> list[Any]:
+    """Returns what a container holds, by the methods of Python's own class, which run nothing of the user's."""
+    base = next(base for base in _HOLD_ITEMS if is_a(container, base))
+    if not issubclass(base, dict):
+        return [*base.__iter__(container)]
+    return [*base.keys(container), *base.values(container)] if with_keys else [*base.values(container)]
+
+
 def _contents(value: Any) -> Any:
-    if is_a(value, list, dict, set, deque, tuple, frozenset):
+    if is_a(value, *_HOLD_ITEMS):
         return value
-    return vars(value) if _is_users_object(value) and hasattr(value, "__dict__") else None
+    return held_by(value) if _is_users_object(value) else None
 
 
 def changed_names(before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> list[str]:
@@ -185,13 +194,13 @@ class _Walk:
         if kind in _IN_ORDER and (few := _few_scalars(value)) is not None:
             self._left -= len(value)
             return kind, few
-        if isinstance(value, Same):
+        if is_a(value, Same):
             return value
-        if isinstance(value, (int, float, complex, str, bytes, range, torch.device)):
+        if is_a(value, int, float, complex, str, bytes, range, torch.device):
             return kind, _told_apart(value)
-        if isinstance(value, random.Random):
+        if is_a(value, random.Random):
             return value.getstate()
-        if kind.__module__.startswith("numpy"):
+        if module_of(kind).startswith("numpy"):
             return self._numpy(value, depth)
         number, deepest, _ = self._met.get(id(value), (len(self._met), -1, None))
         if deepest >= depth:
@@ -214,19 +223,21 @@ class _Walk:
         return [*held, *of_class] if held is not None and of_class else held
 
     def _held(self, value: Any) -> Collection[Any] | None:
-        if isinstance(value, (Mapping, list, tuple, set, frozenset, deque)):
-            items = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-            return [*items, vars(value)] if getattr(value, "__dict__", None) else items
-        if isinstance(value, Optimizer):
+        if is_a(value, *_HOLD_ITEMS):
+            items = items_of(value, with_keys=True)
+            return [*items, own] if (own := held_by(value)) else items
+        if issubclass(type(value), Mapping) and not is_users(module_of(type(value))):
+            return [*value.keys(), *value.values()]
+        if is_a(value, Optimizer):
             return None if id(value) in self._known else [*value.param_groups, value.defaults]
-        if isinstance(value, type):
-            is_nobodys = is_library(value.__module__) or value.__module__ == "builtins"
+        if is_a(value, type):
+            is_nobodys = module_of(value) == "builtins" or is_library(module_of(value))
             return None if is_nobodys else [Same(value), *_plain_in(value)]
-        if isinstance(value, ModuleType):
+        if is_a(value, ModuleType):
             return _plain_in(value) if is_users(value.__name__) else None
-        if isinstance(value, nn.Module):
+        if is_a(value, nn.Module):
             return None if id(value) in self._known else _of_module(value)
-        if isinstance(value, Tensor) or type(value).__module__ == "torch.utils.data.dataset":
+        if is_a(value, Tensor) or module_of(type(value)) == "torch.utils.data.dataset":
             return [Same(value), own] if (own := own_attributes(value)) else None
         held = insides(value)
         return [*(held or ()), *_attributes(value)] if _is_users_object(value) else held
@@ -236,7 +247,7 @@ class _Walk:
         if kind in self._classes:
             return []
         self._classes.add(kind)
-        return [item for base in kind.__mro__ if is_users(base.__module__) for item in _of_own(base)]
+        return [item for base in kind.__mro__ if is_users(module_of(base)) for item in _of_own(base)]
 
     def _numpy(self, value: Any, depth: int) -> Hashable:
         generator = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
@@ -273,9 +284,9 @@ def _plain_in(holder: type | ModuleType) -> list[Any]:
 
 
 def _is_users_object(value: Any) -> bool:
-    if type(value) in ProxyTypes or isinstance(value, (type, nn.Module, ModuleType)):
+    if type(value) in ProxyTypes or is_a(value, type, nn.Module, ModuleType):
         return False
-    module = type(value).__module__
+    module = module_of(type(value))
     root = module.partition(".")[0]
     if module.startswith("torch.distributions"):
         return True
@@ -284,10 +295,5 @@ def _is_users_object(value: Any) -> bool:
 
 def _attributes(value: Any) -> list[Any]:
     """Returns the attributes of an object, behind their names."""
-    found = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        names = vars(kind).get("__slots__", ())
-        for name in [names] if isinstance(names, str) else names:
-            if hasattr(value, name) and not name.startswith("__"):
-                found[name] = getattr(value, name)
+    found = {**held_by(value), **slots_of(value)}
     return [*found, *found.values()]

@@ -23,7 +23,7 @@ from lightning_sink.engine.state.closures import Variables, find_functions, kept
 from lightning_sink.engine.state.holders import Seen, python_state, users_classes
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, place_of
-from lightning_sink.engine.watch import is_users
+from lightning_sink.engine.watch import is_users, module_of
 
 _FEW = 1_000
 """Values outside up to which a step is looked at beforehand for a change of them; 300 microseconds."""
@@ -146,7 +146,7 @@ class Granted:
         self._variables = Variables(self._functions)
         variables, inside = self._variables.values(), set(self._module.modules())
         modules = [value for value in variables if is_a(value, nn.Module) and value not in inside]
-        kinds = [value for value in variables if is_a(value, type) and is_users(value.__module__)]
+        kinds = [value for value in variables if is_a(value, type) and is_users(module_of(value))]
         kinds += users_classes(holder for _, holder in self._parts.holders())
         scopes = [*self._variables.attributes, *map(vars, kinds)]
         scopes += [vars(part) for module in modules for part in module.modules()]

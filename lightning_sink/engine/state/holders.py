@@ -27,7 +27,7 @@ from lightning_sink.engine.state.attributes import (
     own_attributes,
 )
 from lightning_sink.engine.state.slots import Parts
-from lightning_sink.engine.watch import is_library
+from lightning_sink.engine.watch import is_library, module_of
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes of torch's own: nobody puts attributes on the ordered dictionaries of hooks that these hold."""
@@ -144,7 +144,7 @@ def users_classes(holders: Iterable[Any]) -> Collection[type]:
 
 def class_state(kind: type) -> dict[str, Hashable]:
     """Returns a fingerprint of what a class of the user's holds: methods too, which users replace."""
-    if is_library(kind.__module__):
+    if is_library(module_of(kind)):
         return {}
     # What watches attributes for the recorded step of another thread is nobody's.
     held = {name: value.own if type(value) is AttributeWatch else value for name, value in vars(kind).items()}
@@ -157,4 +157,4 @@ def class_state(kind: type) -> dict[str, Hashable]:
 
 @lru_cache(maxsize=256)
 def _users_classes(kind: type) -> tuple[type, ...]:
-    return tuple(base for base in kind.__mro__ if base is not object and not is_library(base.__module__))
+    return tuple(base for base in kind.__mro__ if base is not object and not is_library(module_of(base)))

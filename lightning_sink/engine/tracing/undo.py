@@ -14,14 +14,14 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from copy import copy
-from itertools import chain, islice
+from itertools import chain
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.state.attributes import MOST_VALUES, TENSOR_HOLDERS, is_a, nested
+from lightning_sink.engine.state.attributes import MOST_VALUES, TENSOR_HOLDERS, is_a, items_of, nested
 from lightning_sink.engine.state.slots import Parts
 
 _RESTORED = frozenset([list, deque, set, dict, OrderedDict, defaultdict, Counter])
@@ -77,7 +77,7 @@ class Attributes:
         self._contents = [
             (content, copy(content) if content else ()) for content in containers if type(content) in _RESTORED
         ]
-        inside = (islice(held.values() if isinstance(held, dict) else held, MOST_VALUES) for held in containers)
+        inside = (items_of(held)[:MOST_VALUES] for held in containers)
         self._put_back = keep_objects(chain(values, *inside))
         self._random = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from lightning_sink.engine.numbers.number import Number
-from lightning_sink.engine.watch import is_user_frame, is_users
+from lightning_sink.engine.watch import is_user_frame, is_users, module_of
 
 _MAY_BE_OURS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError)
 
@@ -23,7 +23,7 @@ def may_be_ours(error: Exception) -> bool:
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     # Code that refuses to be recorded raises an error of Python's.
-    if is_users(type(error).__module__) and is_raised_by_user(error):
+    if is_users(module_of(type(error))) and is_raised_by_user(error):
         is_steps_own = frames[-1] is next(filter(is_user_frame, frames))
         if is_steps_own or not _has_stand_ins(frames[-1]):
             return False
