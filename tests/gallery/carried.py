@@ -48,10 +48,10 @@ WEIGHED = {
     "truth": lambda steps: 1 + bool(steps),
 }
 for name, weigh in WEIGHED.items():
-    add(f"steps counted in Python for a {name}", lambda weigh=weigh: Counting(weigh), data=even)
+    add(f"steps counted in Python, {name}", lambda weigh=weigh: Counting(weigh), data=even)
 for name, weigh in {"power": lambda steps: int(steps) / 9, "key": lambda steps: {5: 2}.get(steps, 1)}.items():
     words = {"eager": "is needed as a plain number", "data": even}
-    add(f"steps counted in Python that are needed as a {name}", lambda weigh=weigh: Counting(weigh), **words)
+    add(f"steps counted in Python, needed as a {name}", lambda weigh=weigh: Counting(weigh), **words)
 
 
 def _assign(module, value):

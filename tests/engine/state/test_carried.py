@@ -1,0 +1,179 @@
+"""Attributes by which Python carries a value from step to step: what is known of them, and what a row finds."""
+
+import math
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.state.carried import Carried, Carry, in_row
+from lightning_sink.engine.state.counts import Counts
+from lightning_sink.engine.state.holders import python_state
+from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.state.slots import Parts, Snapshot
+from lightning_sink.engine.tracing.record import Recorder
+
+
+class Module(nn.Module):
+    def __init__(self, **attributes):
+        super().__init__()
+        vars(self).update(attributes)
+
+
+def recorded(parts, *bodies):
+    """Records a step of several parts; returns the recording."""
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(parts), look=lambda: python_state(parts))
+    for body in bodies:
+        recorder.span(body, lambda: None)
+    return recorder.finish([])
+
+
+def learned(step, **attributes):
+    """Records a step until it is known what it carries; returns the parts and the last recording."""
+    parts = Parts(Module(**attributes))
+    first = recorded(parts, lambda: step(parts.module))
+    assert any("changes Python state" in hazard.what or "keeps" in hazard.what for hazard in first.hazards)
+    return parts, recorded(parts, lambda: step(parts.module))
+
+
+def count(module):
+    module.steps = 1 + module.steps
+
+
+def halve(module):
+    module.steps = module.steps / 2 + 1
+
+
+def turn(module):
+    module.steps = (module.steps + 3) % 5
+
+
+def grow(module):
+    module.steps = max(module.steps, 2) * 2 - math.floor(1.5)
+
+
+@pytest.mark.parametrize("step", [count, halve, turn, grow], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("start", [0, 3, 2.5])
+def test_later_values_are_what_python_computes(step, start):
+    parts, recording = learned(step, steps=start)
+    assert recording.hazards == []
+    ((carry, then),) = recording.carries
+    for _ in range(5):
+        expected = Module(steps=parts.module.steps)
+        step(expected)
+        if all(guard.holds() for guard in recording.guards):
+            carry.set(then())
+            assert (type(carry.get()), carry.get()) == (type(expected.steps), expected.steps)
+        parts.module.steps = expected.steps
+
+
+def test_nothing_but_plain_values_is_left():
+    kept = []
+
+    def step(module):
+        module.steps += 1
+        module.last, module.words = module.steps, f"{module.steps}"
+        kept.append(module.steps)
+
+    parts, _ = learned(step, steps=0, last=0, words="")
+    assert {type(value) for value in (parts.module.steps, parts.module.last, *kept)} == {int}
+    assert not any(type(value) is Number for value in vars(parts.module).values())
+
+
+def test_what_is_no_number_decides():
+    def step(module):
+        module.phase = "b" if module.phase == "a" else "a"
+
+    parts, recording = learned(step, phase="a")
+    ((_, then),), (guard,) = recording.carries, recording.guards
+    assert parts.module.phase == "a"
+    assert not guard.holds()  # the recorded one found a "b"
+    parts.module.phase = "b"
+    assert guard.holds()
+    assert then() == "a"
+
+
+def test_a_part_that_comes_later_finds_what_the_first_has_left():
+    parts, _ = learned(count, steps=0)
+    seen = []
+
+    def later():
+        seen.append(type(parts.module.steps + 0))
+        torch.ones(2) * parts.module.steps
+
+    recording = recorded(parts, lambda: count(parts.module), later)
+    assert recording.hazards == []
+    assert seen == [Number]
+    ((_, value),) = parts.carried.among(recording.inputs)
+    assert value() == parts.module.steps + 1  # behind the count of the next step
+
+
+def test_what_others_set_in_the_midst_is_told():
+    parts, _ = learned(count, steps=0)
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(parts))
+    recorder.span(lambda: count(parts.module), lambda: None)
+    parts.module.steps = 100
+    recorder.span(lambda: count(parts.module), lambda: None)
+    hazards = [hazard.what for hazard in recorder.finish([]).hazards]
+    assert "the step changes Python state: `steps`, which others set in its midst" in hazards
+
+
+TOLD = {
+    "by what only the step knows": lambda module: setattr(module, "steps", torch.ones(()).item() + module.steps),
+    "to what is no number": lambda module: setattr(module, "steps", [1]),
+    "past the attribute": lambda module: vars(module).update(steps=module.steps + 1),
+}
+
+
+@pytest.mark.parametrize("what", TOLD)
+def test_what_no_program_does_is_told(what):
+    parts, _ = learned(count, steps=0)
+    recording = recorded(parts, lambda: TOLD[what](parts.module))
+    assert recording.hazards
+
+
+def test_another_thread_finds_the_plain_number():
+    parts, _ = learned(count, steps=0)
+    found = []
+
+    def step():
+        count(parts.module)
+        thread = threading.Thread(target=lambda: found.append(type(parts.module.steps)))
+        thread.start()
+        thread.join()
+
+    recorded(parts, step)
+    assert found == [int]
+
+
+def test_rows_are_gone_through_and_leave_it_alone():
+    carry = Carry("steps", Module(steps=5), "steps")
+    with in_row([carry], follows=False):
+        for _ in range(3):
+            carry.set(carry.get() + 1)
+        assert (carry.get(), carry.holder.steps) == (8, 5)
+    with in_row([carry], follows=True):
+        assert carry.get() == 8
+    assert carry.get() == 5
+    carry.set(8)
+    assert carry.holder.steps == 8
+
+
+def test_what_the_owner_asks_for_ahead_is_left_out():
+    carried, module = Carried(), Module(steps=1, others=2)
+    assert carried.learn([("", module)], {"steps", "others"}, ()) == ["steps", "others"]
+    carried.leave_out(["steps"])
+    assert carried.names(module) == {"others"}
+    assert carried.learn([("", module)], {"steps"}, ()) == []
+
+
+def test_types_are_taken_for_granted_and_values_are_not():
+    carried, module = Carried(), Module(steps=1)
+    carried.learn([("", module)], {"steps"}, ())
+    before = carried.state()
+    module.steps = 2
+    assert carried.state() == before
+    module.steps = 2.0
+    assert carried.state() != before
