@@ -149,6 +149,11 @@ class Carried:
             for before in on_class.values():
                 before.end()
 
+    def put_back(self) -> None:
+        """Puts back what the present part of a step found, which is to be run again."""
+        for _, watch in self._watches:
+            watch.put_back()
+
     def set_by_step(self) -> list[tuple[Carry, Host, str]]:
         """Returns what the recorded step sets, with what gives the value in later steps, and a text."""
         return [(carry, *left) for carry, watch in self._watches if (left := watch.left()) is not None]

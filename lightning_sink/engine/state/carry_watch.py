@@ -57,6 +57,7 @@ class CarryWatch:
         self._number: Number | None = None
         self._step: Looks | None = None
         self._part = -1
+        self._found: Any = ABSENT
         self._is_used = self._is_set = self._was_set = self._may_stand_in = False
 
     def begin(self, step: Looks) -> None:
@@ -64,7 +65,8 @@ class CarryWatch:
         self._step, self._thread = step, get_ident()
         self._part += 1
         self._is_used = self._is_set = False
-        if self._held.get(self._key, ABSENT) is not self._now.value:
+        self._found = self._held.get(self._key, ABSENT)
+        if self._found is not self._now.value:
             self.tell("which others set in its midst")
         self._may_stand_in = type(self._now.value) in _NUMBERS and not is_large(self._now.value)
         if self._part == len(self._tensors):
@@ -128,6 +130,13 @@ class CarryWatch:
             return None
         value, host, name = self._now
         return host or (lambda: value), f"{self._words} = {type(value).__name__} {name!r}"
+
+    def put_back(self) -> None:
+        """Puts back what the present part of the step found."""
+        if self._found is ABSENT:
+            self._held.pop(self._key, None)
+        else:
+            self._held[self._key] = self._found
 
     def tell(self, what: str) -> None:
         """Reports what no program does with the attribute."""

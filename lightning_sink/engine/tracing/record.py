@@ -12,9 +12,8 @@ steps is decided in `binding.py`, by comparing it with the recording of the step
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import CodeType, FrameType
 from typing import Any
@@ -41,12 +40,12 @@ from lightning_sink.engine.state.collected import Place, Watched
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.hyper import Hyperparameters
-from lightning_sink.engine.state.referrers import put_in_place_of
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, place_of
 from lightning_sink.engine.state.varying import Looks
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.apart import Apart
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
+from lightning_sink.engine.tracing.left_behind import learn, release
 from lightning_sink.engine.tracing.origins import Origins
 from lightning_sink.engine.tracing.recorded_options import RecordedOptions
 from lightning_sink.engine.tracing.recording import Recording
@@ -143,18 +142,19 @@ class Recorder(TorchDispatchMode, Tape):
                 # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 out = released(body())
-            self._release()
+            release(self._uses, self._steps.numbers, parts, self.hazard)
             self._collect(attributes)
             self._compare(python, drawn, attributes)
             return out
         except Exception as error:
-            self._release(tell=False)  # the frames of the error hold some
+            release(self._uses, self._steps.numbers, parts, lambda what: None)  # the frames of the error hold some
             if not may_be_ours(error):
                 raise
             self._fails(error)
         self._undo.restore()
         present.restore()
         attributes.restore()
+        parts.carried.put_back()
         self._generators.restore(generated)
         rewind()
         self._failed = True
@@ -181,26 +181,6 @@ class Recorder(TorchDispatchMode, Tape):
         self.recording.acts_twice = bool(done)
         self.recording.hazards.insert(0, Hazard(what, user_line(error)))
 
-    def _release(self, tell: bool = True) -> None:
-        """Puts plain numbers where the step kept stand-ins, and says so."""
-        self._uses.close()
-        say, known = self.hazard if tell else lambda what: None, self._steps.numbers
-        if self._uses.kept(known):
-            self._release_attributes({*map(id, known)}, say)
-        if self._uses.kept(known):
-            gc.collect()  # what is left of the step may hold some in cycles
-        for number in self._uses.kept(known):
-            say(f"the step keeps {number.words}")
-            put_in_place_of(number, number.value)
-
-    def _release_attributes(self, known: set[int], say: Callable[[str], None]) -> None:
-        """Does so in the attributes of what belongs to the training: elsewhere it takes a search among all objects."""
-        for prefix, holder in self._before.parts.holders():
-            for key, item in list(vars(holder).items()):
-                if type(item) is Number and id(item) not in known:
-                    vars(holder)[key] = item.value
-                    say(f"the step keeps {item.words} in `{prefix}{key}`")
-
     def _collect(self, attributes: Attributes) -> None:
         """Takes what the span collected."""
         self._watched.check(self.ran.values())
@@ -212,22 +192,9 @@ class Recorder(TorchDispatchMode, Tape):
     def _compare(self, python: dict[str, Hashable], drawn: Hashable, attributes: Attributes) -> None:
         if random_state() != drawn:
             self.hazard(DRAWN)
-        after = self._look()
-        if changed := changed_names(python, after):
+        if changed := changed_names(python, self._look()):
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
-            parts = self._before.parts
-            codes = self.ran.values()
-            parts.collected.learn(parts.holders(), attributes.grown(), attributes.with_other_numbers(), codes)
-        self._learn_carried(changed)
-
-    def _learn_carried(self, changed: Collection[str]) -> None:
-        """Takes note of attributes that the step set, and did not only add to."""
-        parts, read = self._before.parts, self._watched.read
-        parts.collected.leave_out([place.key for place in read])
-        collecting = {place.name for place in parts.collected.places}
-        found = {*changed, *(place.name for place in read)} - collecting
-        for name in parts.carried.learn(parts.with_optimizers(), found, self.ran.values()) if found else ():
-            parts.varying.count(name)
+        learn(self._before.parts, changed, attributes, self._watched, self.ran.values())
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""

@@ -1,5 +1,7 @@
 """Attributes that Python carries from step to step, under a Trainer: checkpoints, errors, rows, what comes between."""
 
+import datetime
+
 import pytest
 import torch
 from torch import nn
@@ -183,3 +185,38 @@ def test_an_object_that_is_replaced():
     plain, sink = once(Replaced, many, max_epochs=4), once(Replaced, many, sinks(), max_epochs=4)
     assert_parity(plain, sink)
     assert plain.module.part.calls == sink.module.part.calls == 64
+
+
+class CountsSteps(torch.optim.SGD):
+    """Counts its steps, and does every third one twice."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        self.steps += 1
+        if self.steps % 3 == 0:
+            super().step()
+        return loss
+
+
+class FailsToBeRecordedLater(Ramps):
+    """Gives late indices to code in C that takes nothing but whole numbers, behind the step of the optimizer."""
+
+    def configure_optimizers(self):
+        return CountsSteps(self.parameters(), lr=0.05)
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, closure=None):
+        optimizer.step(closure)
+        if batch_idx > 30:
+            datetime.timedelta(batch_idx)
+
+
+def test_what_a_failed_recording_has_counted_is_not_counted_twice():
+    plain = once(FailsToBeRecordedLater, many, max_epochs=2)
+    sink = once(FailsToBeRecordedLater, many, sinks(), max_epochs=2)
+    assert any("recording it failed" in text for text in sink.warned)
+    assert not any("changed twice" in text for text in sink.warned)
+    assert plain.trainer.optimizers[0].steps == sink.trainer.optimizers[0].steps == 2 * 64
+    assert (plain.module.seen, plain.module.weight) == (sink.module.seen, sink.module.weight)
+    assert_parity(plain, sink)
