@@ -2,6 +2,8 @@
 
 import copy
 import math
+import random
+from decimal import Decimal
 
 import torch
 from torch import nn
@@ -14,87 +16,257 @@ CHANGES = {"eager": "the step changes Python state", "data": even}
 
 
 class Counting(Small):
-    """Counts its steps; `weigh` says what that makes of the loss, and `count` how they are counted."""
+    """Counts its steps; `weight` says what that makes of the loss, and `count` how they are counted."""
 
-    start = 0
-
-    def __init__(self, weigh=None, count=None, start=None):
+    def __init__(self):
         super().__init__()
-        self.steps = self.start if start is None else start
-        self.weigh, self.count = weigh, count
+        self.steps = 0
 
     def training_step(self, batch, batch_idx):
-        if self.count is None:
-            self.steps += 1
-        else:
-            self.count(self, batch, batch_idx)
-        return self.loss(batch) * (1 if self.weigh is None else self.weigh(self.steps))
+        self.count(batch, batch_idx)
+        return self.loss(batch) * self.weight()
 
-    def state_dict(self, *args, **kwargs):
-        held = super().state_dict(*args, **kwargs)
-        held["steps"] = torch.tensor(float(self.steps), dtype=torch.float64)
-        return held
+    def count(self, batch, batch_idx):
+        self.steps += 1
 
-
-WEIGHED = {
-    "ramp": lambda steps: min(1.0, steps / 20),
-    "decay": lambda steps: 0.9**steps,
-    "cosine": lambda steps: 0.5 * (1 + math.cos(math.pi * steps / 40)),
-    "each third step": lambda steps: 2 if steps % 3 == 0 else 1,
-    "warm up": lambda steps: 0.1 if steps < 7 else 1,
-    "several ways": lambda steps: 2 if steps % 4 == 0 else 3 if steps > 10 and steps % 2 else 1,
-    "tensor": lambda steps: 1 / torch.tensor(steps + 1.0),
-    "whole number": lambda steps: steps // 5 + 1,
-    "truth": lambda steps: 1 + bool(steps),
-}
-for name, weigh in WEIGHED.items():
-    add(f"steps counted in Python, {name}", lambda weigh=weigh: Counting(weigh), data=even)
-for name, weigh in {"power": lambda steps: int(steps) / 9, "key": lambda steps: {5: 2}.get(steps, 1)}.items():
-    words = {"eager": "is needed as a plain number", "data": even}
-    add(f"steps counted in Python, needed as a {name}", lambda weigh=weigh: Counting(weigh), **words)
-
-
-def _assign(module, value):
-    module.steps = value
-
-
-COUNTED = {
-    "by twos": lambda module, batch, index: _assign(module, module.steps + 2),
-    "by a float": lambda module, batch, index: _assign(module, module.steps + 0.1),
-    "by a factor": lambda module, batch, index: _assign(module, 0.97 * module.steps + 1),
-    "around": lambda module, batch, index: _assign(module, (module.steps + 1) % 5),
-    "around by a question": lambda module, batch, index: _assign(module, 0 if module.steps == 4 else module.steps + 1),
-    "by the batch's index": lambda module, batch, index: _assign(module, index + 1),
-    "by both": lambda module, batch, index: _assign(module, module.steps + index),
-    "by the batch's rows": lambda module, batch, index: _assign(module, module.steps + len(batch[0])),
-    "in two parts": lambda module, batch, index: (
-        _assign(module, module.steps + 1),
-        _assign(module, module.steps * 2 % 7),
-    ),
-    "down to nothing": lambda module, batch, index: _assign(module, max(0, 20 - index)),
-}
-for name, count in COUNTED.items():
-    add(f"steps counted {name}", lambda count=count: Counting(lambda steps: 1 + steps / 8, count), data=even)
-
-COUNTED_OTHERWISE = {
-    "by a value": lambda module, batch, index: _assign(module, module.steps + batch[0].sum().item()),
-    "past the attribute": lambda module, batch, index: vars(module).update(steps=vars(module)["steps"] + 1),
-    "and shown to all": lambda module, batch, index: (_assign(module, module.steps + 1), copy.copy(module)),
-}
-for name, count in COUNTED_OTHERWISE.items():
-    eager = "a value of a tensor" if "value" in name else "the step changes Python state"
-    make = lambda count=count: Counting(lambda steps: 1 + steps / 8, count)  # noqa: E731
-    add(f"steps counted {name}", make, eager=eager, data=even)
+    def weight(self):
+        return 1 + self.steps / 8
 
 
 @case(data=even)
-class PhasesThatTakeTurns(Counting):
-    start = False
+class RampByACount(Counting):
+    def weight(self):
+        return min(1.0, self.steps / 20)
+
+
+@case(data=even)
+class DecayByACount(Counting):
+    def weight(self):
+        return 0.9**self.steps
+
+
+@case(data=even)
+class CosineOfACount(Counting):
+    def weight(self):
+        angle = math.pi * self.steps / 40
+        return 0.5 * (1 + math.cos(angle))
+
+
+@case(data=even)
+class EachThirdStepByACount(Counting):
+    def weight(self):
+        return 2 if self.steps % 3 == 0 else 1
+
+
+@case(data=even)
+class WarmUpByACount(Counting):
+    def weight(self):
+        if self.steps < 7:
+            return 0.1
+        return 1
+
+
+@case(data=even)
+class SeveralWaysByACount(Counting):
+    def weight(self):
+        if self.steps % 4 == 0:
+            return 2
+        return 3 if self.steps > 10 and self.steps % 2 == 1 else 1
+
+
+@case(data=even)
+class TensorOfACount(Counting):
+    def weight(self):
+        return 1 / torch.tensor(self.steps + 1.0)
+
+
+@case(data=even)
+class WholeNumberOfACount(Counting):
+    def weight(self):
+        weight = self.steps // 5 + 1
+        return 2 * weight
+
+
+@case(eager="is needed as a plain number", data=even)
+class PowersOfACountThatGrow(Counting):
+    def weight(self):
+        return 1 + 3 ** (2 * self.steps) % 7 + self.steps**8 % 5  # past 2**53, too, which no float has exactly
+
+
+@case(data=even)
+class ScaleOfACountForTensorsInPlace(Counting):
+    def on_before_optimizer_step(self, optimizer):
+        scale = 1 / (1 + self.steps % 3)
+        for parameter in self.parameters():
+            parameter.grad.mul_(scale)
+
+
+@case(data=even)
+class PropertyOfACount(Counting):
+    @property
+    def tau(self):
+        return min(1.0, 0.1 + self.steps / 30)
+
+    def weight(self):
+        return self.tau
+
+
+PLAIN = {"eager": "is needed as a plain number", "data": even}
+
+
+@case(**PLAIN)
+class CountNeededAsAWholeNumber(Counting):
+    def weight(self):
+        return int(self.steps) / 9
+
+
+@case(**PLAIN)
+class CountNeededAsAKey(Counting):
+    def weight(self):
+        return {5: 2}.get(self.steps, 1)
+
+
+@case(**PLAIN)
+class CountWhoseTypeIsAsked(Counting):
+    def weight(self):
+        return 1 + self.steps / 9 if type(self.steps) is int else 2
+
+
+@case(**PLAIN)
+class CountThatDecimalTakes(Counting):
+    def weight(self):
+        return float(Decimal(self.steps) / 9)
+
+
+@case(**PLAIN)
+class CountThatSeeds(Counting):
+    def weight(self):
+        return random.Random(-self.steps).random()
+
+
+@case(**PLAIN)
+class CountThatIsHandedOn(Counting):
+    def weight(self):
+        return ramp(self.steps)
+
+
+def ramp(steps):
+    return min(1.0, steps / 20)
+
+
+@case(**PLAIN)
+class CountThatRolls(Counting):
+    def loss(self, batch):
+        return super().loss((batch[0].roll(self.steps, 0), batch[1]))
+
+
+@case(data=even)
+class CountByTwos(Counting):
+    def count(self, batch, batch_idx):
+        self.steps = self.steps + 2
+
+
+@case(data=even)
+class CountByAFloat(Counting):
+    def count(self, batch, batch_idx):
+        self.steps += 0.1
+
+
+@case(data=even)
+class CountByAFactor(Counting):
+    def count(self, batch, batch_idx):
+        self.steps = 0.97 * self.steps + 1
+
+
+@case(data=even)
+class CountAround(Counting):
+    def count(self, batch, batch_idx):
+        self.steps = (self.steps + 1) % 5
+
+
+@case(data=even)
+class CountAroundByAQuestion(Counting):
+    def count(self, batch, batch_idx):
+        self.steps = 0 if self.steps == 4 else self.steps + 1
+
+
+@case(data=even)
+class CountByTheBatchsIndex(Counting):
+    def count(self, batch, batch_idx):
+        self.steps = batch_idx + 1
+
+
+@case(data=even)
+class CountByBoth(Counting):
+    def count(self, batch, batch_idx):
+        self.steps = self.steps + batch_idx
+
+
+@case(data=even)
+class CountByTheBatchsRows(Counting):
+    def count(self, batch, batch_idx):
+        self.steps += len(batch[0])
+
+
+@case(data=even)
+class CountInTwoParts(Counting):
+    def count(self, batch, batch_idx):
+        self.steps += 1
+        self.steps = self.steps * 2 % 7
+
+
+@case(data=even)
+class CountDownToNothing(Counting):
+    def count(self, batch, batch_idx):
+        self.steps = max(0, 20 - batch_idx)
+
+
+@case(data=even)
+class CountThatOverflows(Counting):
+    """Python raises an error, which the step handles."""
 
     def __init__(self):
-        super().__init__(
-            lambda phase: 2 if phase else 1, lambda module, batch, index: _assign(module, not module.steps)
-        )
+        super().__init__()
+        self.steps = 1.5
+
+    def count(self, batch, batch_idx):
+        try:
+            self.steps = self.steps**2
+        except OverflowError:
+            self.steps = 1.5
+
+    def weight(self):
+        return 1
+
+
+@case(eager="a value of a tensor", data=even)
+class CountByAValue(Counting):
+    def count(self, batch, batch_idx):
+        self.steps = self.steps + batch[0].sum().item()
+
+
+@case(**CHANGES)
+class CountPastTheAttribute(Counting):
+    def count(self, batch, batch_idx):
+        vars(self).update(steps=vars(self)["steps"] + 1)
+
+
+@case(**CHANGES)
+class CountShownToAll(Counting):
+    def count(self, batch, batch_idx):
+        self.steps += 1
+        copy.copy(self)
+
+
+@case(data=even)
+class PhasesThatTakeTurns(Small):
+    def __init__(self):
+        super().__init__()
+        self.phase = False
+
+    def training_step(self, batch, batch_idx):
+        self.phase = not self.phase
+        return self.loss(batch) * (2 if self.phase else 1)
 
 
 @case(data=even)
@@ -121,10 +293,10 @@ class CountThatIsNoneAtFirst(Small):
 
 
 @case(data=even)
-class CountsReadInOtherHooks(Counting):
+class CountsReadInOtherHooks(Small):
     def __init__(self):
         super().__init__()
-        self.updates = 0
+        self.steps = self.updates = 0
 
     def on_train_batch_start(self, batch, batch_idx):
         self.updates += 2
@@ -140,8 +312,8 @@ class CountsReadInOtherHooks(Counting):
 
 @case(data=even)
 class CountThatAnEpochSetsAnew(Counting):
-    def __init__(self):
-        super().__init__(lambda steps: 1 + steps % 3)
+    def weight(self):
+        return 1 + self.steps % 3
 
     def on_train_epoch_start(self):
         self.steps = 100 * self.current_epoch
@@ -149,30 +321,30 @@ class CountThatAnEpochSetsAnew(Counting):
 
 @case(data=even)
 class CountThatBecomesAFloat(Counting):
-    def __init__(self):
-        super().__init__(lambda steps: 1 + steps / 9)
-
     def on_train_epoch_start(self):
         self.steps = float(self.steps) if self.current_epoch else self.steps
 
 
 @case(data=even)
 class WholeCountThatBecomesAFloatInAStep(Counting):
-    def __init__(self):
-        weigh = lambda steps: torch.ones((), dtype=torch.int64) * steps / 7  # noqa: E731
-        super().__init__(weigh, lambda module, batch, index: _assign(module, module.steps + (1 if index < 9 else 0.5)))
+    def count(self, batch, batch_idx):
+        self.steps = self.steps + (1 if batch_idx < 9 else 0.5)
+
+    def weight(self):
+        return torch.ones((), dtype=torch.int64) * self.steps / 7
 
 
 @case(options={"accumulate_grad_batches": 2})
 class CountWhereGradientsAccumulate(Counting):
-    def __init__(self):
-        super().__init__(lambda steps: 1 + steps % 4)
+    def weight(self):
+        return 1 + self.steps % 4
 
 
 @case(options={"accumulate_grad_batches": 2})
-class CountOfWindows(Counting):
+class CountOfWindows(Small):
     def __init__(self):
-        super().__init__(None, lambda module, batch, index: None)
+        super().__init__()
+        self.steps = 0
 
     def on_before_zero_grad(self, optimizer):
         self.steps += 1
@@ -253,8 +425,8 @@ class CountInPythonsList(Small):
 
 @case(data=even)
 class CountThatIsLoggedAndReadBetweenSinks(Counting):
-    def __init__(self):
-        super().__init__(lambda steps: 1 + steps % 2)
+    def weight(self):
+        return 1 + self.steps % 2
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -273,7 +445,8 @@ class CountThatGoesToAnotherAttribute(Counting):
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch) * (1 + (batch_idx + self.last) % 3)
-        self.last, self.steps = self.steps, self.steps + 1
+        self.last = self.steps
+        self.steps = self.steps + 1
         return loss
 
 

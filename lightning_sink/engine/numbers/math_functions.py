@@ -24,6 +24,8 @@ _MAY_FAIL = ("exp", "log", "log2", "log10", "log1p", "sqrt", "tan", "cosh", "sin
 _IN_PLACES: dict[str, Callable[..., torch.Tensor]] = {name: getattr(torch, name) for name in _MAY_FAIL}
 """Where Python raises an error (`math.sqrt(-1)`), torch gives NaN or infinity: such a step is no program's."""
 
+KNOWN_TO_MATH = frozenset([*_EVERYWHERE, *_IN_PLACES])
+
 
 @contextmanager
 def known_to_math() -> Iterator[None]:

@@ -30,6 +30,7 @@ from lightning_sink.engine.numbers.result_types import (
     is_real,
     kind_of,
     may_be_another_kind,
+    may_grow,
     result_type_is_known,
 )
 
@@ -155,6 +156,8 @@ class Number:
             value = self._tried(name, lambda: symbol(left, right), tried, may_fail)
             if is_large(value):
                 return symbol(*map(_frozen, operands))
+            if isinstance(value, int) and host is not None and may_grow(symbol, left, right):
+                self._uses.decide((name, "is large"), False, lambda: is_large(host()))
 
             def tensor() -> Tensor:
                 plain = _plain(other)
@@ -199,7 +202,8 @@ class Number:
         if known is None:
             later = None if host is None else lambda: plain(host())
             value = self._tried(key, lambda: plain(self.value), later, may_fail)
-            known = Number(lambda: function(self.tensor), value, self._uses, key, later, self._counts)
+            goes_on, counts = self._goes_on, self._counts
+            known = Number(lambda: function(self.tensor), value, self._uses, key, later, counts, goes_on=goes_on)
             self._uses.memo[key] = known
         return known
 

@@ -80,6 +80,7 @@ class Source:
         self.codes = frozenset(codes_in(code))
         self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self._values = {_span(node): node for node in self.parents if isinstance(node, _VALUES)}
+        self._augmented = {_span(node): node for node in self.parents if isinstance(node, ast.AugAssign)}
         functions = [node for node in self.parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
         self._functions = {_place(function): function for function in functions}
         self._variables: dict[tuple[ast.AST, str], list[Receiver | Returned]] = {}
@@ -87,6 +88,10 @@ class Source:
     def value(self, span: Any) -> ast.expr | None:
         """Returns the call, the attribute or the arithmetic that stands there."""
         return self._values.get(span)
+
+    def augmented(self, span: Any) -> ast.AugAssign | None:
+        """Returns the assignment with arithmetic that stands there: `x += 1`."""
+        return self._augmented.get(span)
 
     def function(self, code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """Returns the function with some code of the text."""
@@ -288,7 +293,7 @@ def _place(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, int]:
     return function.name, min(node.lineno for node in (function, *function.decorator_list))
 
 
-def _span(node: ast.expr) -> _Span:
+def _span(node: ast.expr | ast.AugAssign) -> _Span:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 

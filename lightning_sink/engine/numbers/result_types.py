@@ -87,6 +87,11 @@ def is_large(value: Any) -> bool:
     return isinstance(value, int) and abs(value) > MOST_WHOLE
 
 
+def may_grow(symbol: Callable[..., Any], left: Any, right: Any) -> bool:
+    """Tells whether arithmetic with whole numbers may give a large one of later ones that are not large."""
+    return symbol in (operator.mul, operator.pow) or max(abs(left), abs(right)) > MOST_WHOLE >> 1
+
+
 def exactly(value: Any) -> Any:
     """Returns what is equal for the same number only: 0.0 and -0.0 are two."""
     return (value, math.copysign(1.0, value)) if isinstance(value, float) else value

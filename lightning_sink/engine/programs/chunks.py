@@ -165,6 +165,6 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
     found.steps = max(0, len(found.rows) - too_many)
     found.steps -= found.steps % len(turns)  # whole rounds
     if too_many or found.steps < len(found.rows):
-        del found.rows[found.steps :]
+        del found.rows[found.steps :], found.carried[found.steps :]
         sink.pass_again(behind + found.steps, program.note)
     return found

@@ -49,7 +49,7 @@ class Program:
         self.guards, self.questions, self._equal = recording.guards, recording.questions, recording.equal
         self.note, self.loss, self.appends = observation.note, observation.loss, observation.appends
         self.filled, self.cleared, self._gradients = observation.filled, observation.cleared, observation.gradients
-        self.carries = recording.carries
+        self.carries, self._left = recording.carries, list[Any]()
         self._spec, self._constants = observation.spec, observation.constants
         self._same_leaves, self.num_outputs = observation.same_leaves, observation.num_outputs
         self.num_results = self.num_outputs + observation.num_logged
@@ -102,7 +102,13 @@ class Program:
 
     def goes_on(self) -> bool:
         """Tells the same of a step in a row, which finds the gradients that it is for."""
-        return all(guard.holds() for guard in self.guards)
+        if not all(guard.holds() for guard in self.guards):
+            return False
+        try:  # of what the step finds
+            self._left = [value() for _, value in self.carries]
+        except (ArithmeticError, ValueError, TypeError):  # the user's line raises it in its turn
+            return False
+        return True
 
     @contextmanager
     def gone_through(self, follows: bool) -> Iterator[Callable[[], None]]:
@@ -124,9 +130,8 @@ class Program:
                 count.end_row()
 
     def carry(self) -> None:
-        """Sets attributes as a step does that has just run, or was gone through in a row."""
-        values = [value() for _, value in self.carries]  # of what the step found
-        for (carry, _), value in zip(self.carries, values, strict=True):
+        """Sets attributes as a step does that goes on this way, as was just asked."""
+        for (carry, _), value in zip(self.carries, self._left, strict=True):
             carry.set(value)
 
     def is_for(self, leaves: Sequence[Tensor]) -> bool:

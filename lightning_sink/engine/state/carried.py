@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.numbers.guards import Host
+from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.state.attribute_watch import ABSENT, AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.carry_watch import CarryWatch
@@ -96,9 +97,13 @@ class Carried:
         self._left_out |= {*names}
         self._all = [carry for carry in self._all if carry.key not in self._left_out]
 
-    def state(self) -> dict[str, Hashable]:
-        """Returns what programs take for granted of them: what they are, not which."""
-        return {carry.name: ("carried", type(carry.get())) for carry in self._all}
+    def state(self, holders: Collection[int]) -> dict[str, Hashable]:
+        """Returns what programs take for granted of them: that they are carried; what they are is asked before a step.
+
+        Those of objects that are not among these, by identity, are forgotten.
+        """
+        self._all = [carry for carry in self._all if id(carry.holder) in holders]
+        return {carry.name: "carried" for carry in self._all}
 
     def learn(
         self, holders: Iterable[tuple[str, Any]], changed: Collection[str], codes: Collection[CodeType]
@@ -132,8 +137,9 @@ class Carried:
         """Lets a part of the step use them."""
         on_class: dict[tuple[type, str], AttributeWatch] = {}
         try:
+            plainly = PlainUses(lambda holder, key: key in self.names(holder), step.takes)
             for carry, watch in self._watches:
-                watch.begin(step)
+                watch.begin(step, plainly.has)
                 kind = type(carry.holder), carry.key
                 before = on_class.get(kind) or AttributeWatch.of(*kind)
                 if before is None:

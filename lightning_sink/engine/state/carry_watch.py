@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lightning_sink.engine.numbers.guards import Host
-from lightning_sink.engine.numbers.number import Number, as_they_are
+from lightning_sink.engine.numbers.number import PLAINLY, Number, as_they_are
 from lightning_sink.engine.numbers.result_types import exactly, is_large
 from lightning_sink.engine.state.attribute_watch import ABSENT
 from lightning_sink.engine.state.attributes import SCALARS
@@ -53,25 +53,24 @@ class CarryWatch:
     ) -> None:
         self._words, self._held, self._key, self._tensors = f"`{name}`", held, key, tensors
         self.inputs: list[tuple[Tensor, Host]] = []
-        self._now = _Held(get(), get, ("an attribute", self._words))
+        self._now = _Held(get(), get, (id(held), self._words))  # two objects may have one name
         self._number: Number | None = None
         self._step: Looks | None = None
         self._part = -1
         self._found: Any = ABSENT
         self._is_used = self._is_set = self._was_set = self._may_stand_in = False
 
-    def begin(self, step: Looks) -> None:
-        """A part of the step begins."""
-        self._step, self._thread = step, get_ident()
+    def begin(self, step: Looks, is_plain: Callable[[FrameType], bool]) -> None:
+        """A part of the step begins; `is_plain` tells whether what a frame's instruction gives is but a number."""
+        self._step, self._is_plain, self._thread = step, is_plain, get_ident()
         self._part += 1
         self._is_used = self._is_set = False
         self._found = self._held.get(self._key, ABSENT)
         if self._found is not self._now.value:
             self.tell("which others set in its midst")
-        self._may_stand_in = type(self._now.value) in _NUMBERS and not is_large(self._now.value)
-        if self._part == len(self._tensors):
-            self.tell("in many parts")
-        elif self._may_stand_in:
+        is_number = type(self._now.value) in _NUMBERS and not is_large(self._now.value)
+        self._may_stand_in = is_number and self._part < len(self._tensors)
+        if self._may_stand_in:
             self._tensors[self._part].fill_(self._now.value)
 
     def got(self, value: Any, frame: FrameType) -> Any:
@@ -81,26 +80,29 @@ class CarryWatch:
             return as_they_are(value)
         self._is_used = True
         if self._is_set or self._now.host is None:
+            return value.freeze() if type(value) is Number and not self._is_plain(frame) else value
+        if not self._may_stand_in or not self._is_plain(frame):
+            host, what = self._now.host, PLAINLY if self._may_stand_in else "decides what Python does"
+            named = self._now.name, "is"
+            step.uses.froze(f"{self._words} {what}", named, exactly(value), lambda: exactly(host()))
             return value
         if self._number is None:
             self._number = self._stand_in(step, self._now.host)
-        return value if self._number is None else self._number
+        return self._number
 
-    def _stand_in(self, step: Looks, host: Host) -> Number | None:
-        """Returns what stands for what it holds; None where that is no number, and decides by itself."""
+    def _stand_in(self, step: Looks, host: Host) -> Number:
+        """Returns what stands for the number that it holds."""
         value, name, kind = self._now.value, self._now.name, type(self._now.value)
-        if not self._may_stand_in or self._part >= len(self._tensors):
-            what = f"{self._words} decides what Python does"
-            step.uses.froze(what, (name, "is"), exactly(value), lambda: exactly(host()))
-            return None
         step.uses.decide((name, "is a"), kind, lambda: None if is_large(now := host()) else type(now))
         tensor = self._tensors[self._part]
         self.inputs.append((tensor, host))
         whole = tensor if kind is int else None
-        return Number(tensor, value, step.uses, name, host, counts=True, whole=whole)
+        return Number(tensor, value, step.uses, name, host, True, whole, self._is_plain)
 
     def changed(self) -> None:
         """Called when it was set or deleted."""
+        if self._step is not None and (get_ident() != self._thread or self._step.is_apart()):
+            self.tell("elsewhere than in the step")
         self._is_used = self._is_set = self._was_set = True
 
     def end(self, reads_past: bool) -> None:
@@ -114,6 +116,8 @@ class CarryWatch:
             self._held[self._key] = plain
         if reads_past and self._is_used:
             self.tell(_PAST)
+        if not self._is_set and value is not self._found:
+            self.tell("past the attribute")
         if self._is_set:
             self._now = _Held(plain, None, exactly(plain))
             if type(value) is Number:

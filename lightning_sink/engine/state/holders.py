@@ -113,7 +113,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (parts.ignore - MODULE_HOOKS)
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind)
-    state |= parts.collected.state() | parts.carried.state()
+    state |= parts.collected.state() | parts.carried.state(known)
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
         left_out = of_module if holder is parts.module else TENSOR_HOLDERS

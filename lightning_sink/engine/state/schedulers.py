@@ -62,8 +62,9 @@ def _is_pure(function: Any) -> bool:
         given = (*function.args, *function.keywords.values())
         return all(isinstance(item, _SCALARS) for item in given) and _is_pure(function.func)
     if not isinstance(function, types.FunctionType):
-        return function is None or getattr(type(function), "__module__", "") == "builtins"
+        return function is None or type(function) in (int, float, str) or _only_computes_numbers(function)
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     names = (function.__globals__.get(name) for name in function.__code__.co_names)
     known = all(isinstance(item, (*_SCALARS, type)) or item is math or _only_computes_numbers(item) for item in names)
-    return known and all(isinstance(item, _SCALARS) for item in cells)
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return known and all(isinstance(item, _SCALARS) for item in (*cells, *defaults))

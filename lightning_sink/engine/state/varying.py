@@ -32,6 +32,7 @@ class Looks(NamedTuple):
         ran: Takes its code.
         past: Takes functions that look at all attributes at once.
         goes_on: Tells whether a stand-in that a frame's instruction gives goes to nobody who needs the number itself.
+        takes: Tells whether a method of an object takes a stand-in and decides nothing by it.
         is_apart: Tells whether what runs now is run before each step, by whatever runs that.
     """
 
@@ -39,6 +40,7 @@ class Looks(NamedTuple):
     ran: Mapping[int, CodeType]
     past: list[Any]
     goes_on: Callable[[FrameType], bool]
+    takes: Callable[[Any, str], bool]
     is_apart: Callable[[], bool]
 
 

@@ -88,7 +88,7 @@ def decided_by_count(asked: Asked, recording: Recording) -> tuple[Host, Count] |
     count = Count(tensor, source, before)
     known: dict[fx.Node, Host] = {source: count}
     for node in computed:
-        symbol = _symbol(node, tensor.dtype, source)
+        symbol = _symbol(node)
         if symbol is None:
             return None
         known[node] = _applied(symbol, [known.get(item, item) for item in node.args])  # type: ignore[arg-type]
@@ -104,12 +104,14 @@ def _added_before(source: fx.Node, computed: list[fx.Node], graph: fx.Graph) -> 
     return found[0] if all(each == found[0] for each in found) else None
 
 
-def _symbol(node: fx.Node, dtype: torch.dtype, source: fx.Node) -> Callable[..., Any] | None:
+def _symbol(node: fx.Node) -> Callable[..., Any] | None:
     """Returns what does in Python what an operation does, with whole numbers that are not too large."""
     numbers = [item for item in node.args if not isinstance(item, fx.Node)]
     if node.kwargs or any(type(item) is not int or abs(item) >= _LARGEST for item in numbers):
         return None
-    is_exact = dtype is torch.int64 or node.target not in _REMAINDERS.keys() | _ARITHMETIC.keys()
+    given = [item.meta["layout"][2] for item in node.args if isinstance(item, fx.Node)]
+    # Truths are added as truths, and floats by rounding.
+    is_exact = all(kind is torch.int64 for kind in given) or node.target in _COMPARISONS.keys() | _TRUTHS.keys()
     return _SYMBOLS.get(node.target) if is_exact else None
 
 

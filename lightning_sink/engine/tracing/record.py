@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._unfilled = Unfilled()
         self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused)
         apart = lambda: self._options.are_being_set  # noqa: E731
-        self._looks = Looks(self._uses, self.ran, [], self._values.goes_on, apart)
+        self._looks = Looks(self._uses, self.ran, [], self._values.goes_on, self._values.has_taker, apart)
         self._paused = False
         self._failed = False
         self._generators = Generators(before.parts.device)

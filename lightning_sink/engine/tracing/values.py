@@ -83,11 +83,15 @@ class Values:
         getters = others(frame)
         return getters is not None and all(self._takes(*getter) for getter in getters)
 
+    def has_taker(self, holder: Any, method: str) -> bool:
+        """Tells whether a method takes stand-ins, and decides nothing by them."""
+        return (id(holder), method) in self._takers
+
     def _takes(self, holder: Any, attribute: str, how: str) -> bool:
         held = attribute_of(holder, attribute) if attribute else holder
         if type(held) is ListWatch:
             return how in ListWatch.receives
-        return self._is_sum(holder, attribute) if how == ADDED else (id(held), how) in self._takers
+        return self._is_sum(holder, attribute) if how == ADDED else self.has_taker(held, how)
 
     def taken(self, func: Any, args: Any, kwargs: Any, value: Any, origin: Origin | None) -> None:
         """Takes note of a value that Python has got of an operation, and may do this or that by.
