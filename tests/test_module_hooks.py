@@ -358,7 +358,7 @@ class Counts(Net):
 
 @ENGINES
 def test_a_counter_on_the_module(engine):
-    _, sink = compare(Counts, engine, -1, "count", data=short)
+    _, sink = compare(Counts, engine, -1, data=short)
     assert sink.module.count == 18
 
 

@@ -390,9 +390,9 @@ def test_a_number_of_the_modules_own_may_decide(rows, size):
 def test_control_a_window_whose_guards_are_not_asked_trains_otherwise(monkeypatch):
     def fits(self):
         present = all((slot.get() is not None) is there for slot, there in self._gradients)
-        return present and all(guard.holds() for guard in self.guards)
+        return present and all(guard.holds() for guard in self.guards) and self.sets_attributes()
 
     monkeypatch.setattr(Program, "fits", fits)
-    monkeypatch.setattr(Program, "goes_on", lambda self: True)
+    monkeypatch.setattr(Program, "goes_on", Program.sets_attributes)
     with pytest.raises(AssertionError):
         compare(Changes, "traced", -1, data=lambda: loader(100), max_epochs=2)

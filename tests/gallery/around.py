@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from gallery.case import Kept, Small, case
+from gallery.case import Kept, Small, carried, case
 
 # -- batches ----------------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class LooksAtOutputsAfterEachBatch(Small):
         self.log("seen", outputs["loss"] * 2, on_step=True, on_epoch=True)
 
 
-@case()
+@case(**carried())
 class CountsBatchesInPython(Small):
     def __init__(self):
         super().__init__()

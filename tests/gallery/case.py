@@ -120,6 +120,11 @@ def numbers() -> dict[str, Any]:
     return {} if hasattr(CodeType, "co_positions") else {"eager": "a value of a tensor decides"}
 
 
+def carried() -> dict[str, Any]:
+    """What is promised where steps decide by attributes that they set: likewise."""
+    return {} if hasattr(CodeType, "co_positions") else {"eager": "is needed as a plain number"}
+
+
 def _words(name: str) -> str:
     if "_" in name or name.islower():
         return name.replace("_", " ")

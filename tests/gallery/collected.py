@@ -4,7 +4,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from gallery.case import Small, case, numbers
+from gallery.case import Small, carried, case, numbers
 from parity import loader
 
 
@@ -303,14 +303,14 @@ def count(module, args, out):
     module.calls += 1
 
 
-@case()
+@case(**carried())
 class TheSumDecides(Summing):
     def training_step(self, batch, batch_idx):
         self.steps += 1
         return self.loss(batch) * (2 if self.steps > 9 else 1)
 
 
-@case()
+@case(**carried())
 class TheSumDecidesByAnotherName(Summing):
     def training_step(self, batch, batch_idx):
         self.steps += 1
@@ -320,7 +320,7 @@ class TheSumDecidesByAnotherName(Summing):
 NAME = "steps"
 
 
-@case()
+@case(**carried())
 class TheSumIsLogged(Summing):
     def training_step(self, batch, batch_idx):
         self.steps += 1
@@ -328,7 +328,7 @@ class TheSumIsLogged(Summing):
         return self.loss(batch)
 
 
-@case()
+@case(**carried())
 class TheSumFallsAgain(Summing):
     def training_step(self, batch, batch_idx):
         self.total += 1
@@ -336,7 +336,7 @@ class TheSumFallsAgain(Summing):
         return self.loss(batch)
 
 
-@case()
+@case(**carried())
 class TheSumBeginsAnew(Summing):
     def training_step(self, batch, batch_idx):
         self.steps += 1

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import optim
 
-from gallery.case import add
+from gallery.case import add, carried
 from gallery.optimizers import Optimized
 
 
@@ -168,7 +168,7 @@ class SharpnessAware(optim.SGD):
 OWN = {
     Sign: None,
     Counting: "changes Python state",
-    CountingItself: None,
+    CountingItself: carried().get("eager"),
     CountingInItsGroup: "sets the optimizer's 'step'",
     Lion: None,
     Replacing: None,
@@ -177,7 +177,7 @@ OWN = {
     WritingThroughData: "replaces `.data`",
     WritingInDataInPlace: None,
     Centralized: None,
-    Lookahead: None,
+    Lookahead: carried().get("eager"),
     SharpnessAware: None,
 }
 for kind, eager in OWN.items():

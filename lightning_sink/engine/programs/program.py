@@ -102,9 +102,11 @@ class Program:
 
     def goes_on(self) -> bool:
         """Tells the same of a step in a row, which finds the gradients that it is for."""
-        if not all(guard.holds() for guard in self.guards):
-            return False
-        try:  # of what the step finds
+        return all(guard.holds() for guard in self.guards) and self.sets_attributes()
+
+    def sets_attributes(self) -> bool:
+        """Tells whether what the step sets attributes to is known, of what it finds; keeps that for `carry`."""
+        try:
             self._left = [value() for _, value in self.carries]
         except (ArithmeticError, ValueError, TypeError):  # the user's line raises it in its turn
             return False

@@ -101,12 +101,13 @@ def test_a_part_that_comes_later_finds_what_the_first_has_left():
     seen = []
 
     def later():
-        seen.append(type(parts.module.steps + 0))
+        double = 2 * parts.module.steps
+        seen.append(double > 0)
         torch.ones(2) * parts.module.steps
 
     recording = recorded(parts, lambda: count(parts.module), later)
     assert recording.hazards == []
-    assert seen == [Number]
+    assert seen == [True]
     ((_, value),) = parts.carried.among(recording.inputs)
     assert value() == parts.module.steps + 1  # behind the count of the next step
 
@@ -122,7 +123,7 @@ def test_what_others_set_in_the_midst_is_told():
 
 
 TOLD = {
-    "by what only the step knows": lambda module: setattr(module, "steps", torch.ones(()).item() + module.steps),
+    "by what only the step knows": lambda module: setattr(module, "steps", torch.rand(()).item() + module.steps),
     "to what is no number": lambda module: setattr(module, "steps", [1]),
     "past the attribute": lambda module: vars(module).update(steps=module.steps + 1),
 }
