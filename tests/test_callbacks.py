@@ -2,6 +2,7 @@
 
 import linecache
 import re
+from types import CodeType
 
 import lightning as L
 import pytest
@@ -170,7 +171,8 @@ def test_what_a_callback_inside_the_step_keeps(kind):
     torch.testing.assert_close(first.largest, second.largest)
     if kind is KeepsModule:
         torch.testing.assert_close(first.average.weight, second.average.weight)
-    assert not [text for text in sink.warned if "runs eagerly" in text]
+    warned = [text for text in sink.warned if "runs eagerly" in text]
+    assert not warned or (kind is Decides and not hasattr(CodeType, "co_positions"))  # before Python 3.11
 
 
 class Weighs(StepCallback):

@@ -10,6 +10,7 @@ import re
 import warnings
 from dataclasses import replace
 from importlib import import_module
+from types import CodeType
 
 import lightning as L
 import numpy as np
@@ -33,30 +34,10 @@ pytestmark = [
 
 WITH_HOOKS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several", "options"]
 WITH_HOOKS += ["callbacks", "sink_ends"]
-OTHERS = [
-    "elsewhere",
-    "by_hand",
-    "carried",
-    "collected",
-    "epochs",
-    "generators",
-    "hidden",
-    "masks",
-    "measures",
-    "optimizers",
-]
-OTHERS += [
-    "own_counts",
-    "own_optimizers",
-    "parameters",
-    "precision",
-    "randomness",
-    "rates",
-    "reach",
-    "schedulers",
-    "setting",
-]
-OTHERS += ["state", "teachers", "values", "wrapped"]
+OTHERS = ["elsewhere", "by_hand", "collected", "epochs", "generators", "hidden", "masks", "measures", "optimizers"]
+OTHERS += ["own_counts", "own_optimizers", "parameters", "precision", "randomness", "rates", "reach", "schedulers"]
+OTHERS += ["setting", "state", "teachers", "values", "wrapped"]
+OTHERS += ["carried"] * hasattr(CodeType, "co_positions")  # from Python 3.11 on
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES
 HOOKED = [case for case in CASES if case.refused is None and case.raises is None and case.ordered]

@@ -1,5 +1,7 @@
 """Precision plugins and strategies of the user's own take part in each step: what they hold counts."""
 
+from types import CodeType
+
 import lightning as L
 import pytest
 import torch
@@ -101,7 +103,8 @@ def test_state_of_a_plugins_own(plugin, engine):
         found = getattr(sink.trainer.precision_plugin, name)
         if isinstance(value, (int, torch.Tensor)):
             torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)
-    assert not [text for text in sink.warned if "runs eagerly" in text]
+    if plugin is Averages or hasattr(CodeType, "co_positions"):  # from Python 3.11 on
+        assert not [text for text in sink.warned if "runs eagerly" in text]
 
 
 @ENGINES

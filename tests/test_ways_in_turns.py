@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import CodeType
 
 import lightning as L
 import pytest
@@ -380,6 +381,7 @@ def test_what_else_decides_is_plain_lightnings(kind):
     compare(kind, "traced", -1, data=lambda: loader(80), max_epochs=2)
 
 
+@pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="from Python 3.11 on")
 @pytest.mark.parametrize("size", [-1, 23])
 def test_a_number_of_the_modules_own_may_decide(rows, size):
     plain, sink = compare(CountsItself, "traced", size, data=many, max_epochs=3)

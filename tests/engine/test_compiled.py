@@ -12,6 +12,7 @@ import random
 import time
 import types
 import uuid
+from types import CodeType
 
 import numpy as np
 import pytest
@@ -560,6 +561,7 @@ def test_an_optimizer_of_ones_own_that_counts_runs_plainly(where):
     assert sink.hazards
 
 
+@pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="from Python 3.11 on")
 def test_one_that_counts_in_an_attribute_has_a_program_for_each_way():
     _, sink = both(of(ordinary, optimizer=lambda module: Counting(module.parameters(), "attribute")), [batches(120)])
     assert sink.compiled > 0
