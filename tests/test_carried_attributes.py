@@ -223,3 +223,22 @@ def test_what_a_failed_recording_has_counted_is_not_counted_twice():
     assert plain.trainer.optimizers[0].steps == sink.trainer.optimizers[0].steps == 2 * 64
     assert (plain.module.seen, plain.module.weight) == (sink.module.seen, sink.module.weight)
     assert_parity(plain, sink)
+
+
+class Repeats(Ramps):
+    """Uses the attribute twice in its own update, many times."""
+
+    def training_step(self, batch, batch_idx):
+        self.weight = 0.3
+        for _ in range(40):
+            self.weight = 3.9 * self.weight * (1.0 - self.weight)
+        for _ in range(1500):
+            self.seen += 1
+        return Net.training_step(self, batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_long_expressions_take_no_longer_than_python():
+    plain, sink = once(Repeats, many, max_epochs=1), once(Repeats, many, sinks(), max_epochs=1)
+    assert_parity(plain, sink)
+    assert (plain.module.seen, plain.module.weight) == (sink.module.seen, sink.module.weight)

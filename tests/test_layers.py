@@ -13,7 +13,19 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # The rooms inside the engine, in the order in which one may import those before it, and itself; all may import the
 # engine's own files named here, and these nothing but each other.
 IN_ENGINE = ["numbers", "state", "tracing", "compiler", "device", "programs"]
-SHARED = {"failures", "history", "interrupt", "operands", "passages", "private", "shadows", "step", "waits", "watch"}
+SHARED = {
+    "failures",
+    "held",
+    "history",
+    "interrupt",
+    "operands",
+    "passages",
+    "private",
+    "shadows",
+    "step",
+    "waits",
+    "watch",
+}
 
 # The rooms of the package, each with the rooms it may import; nothing may import `__init__`.
 BELOW_TRAINER = {"engine", "data", "plan", "checks", "errors"}

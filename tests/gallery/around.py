@@ -89,7 +89,8 @@ class CountsBatchesInPython(Small):
         self.seen += 1
 
     def training_step(self, batch, batch_idx):
-        return self.loss(batch) / (1 + self.seen)
+        loss = self.loss(batch)
+        return loss / (1 + self.seen)
 
 
 # -- schedulers -------------------------------------------------------------------------------------------------------

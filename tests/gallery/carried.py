@@ -24,7 +24,8 @@ class Counting(Small):
 
     def training_step(self, batch, batch_idx):
         self.count(batch, batch_idx)
-        return self.loss(batch) * self.weight()
+        loss = self.loss(batch)
+        return loss * self.weight()
 
     def count(self, batch, batch_idx):
         self.steps += 1
@@ -161,7 +162,7 @@ class CountThatRolls(Counting):
 
 
 @case(data=even)
-class CountByTwos(Counting):
+class CountInStepsOfTwo(Counting):
     def count(self, batch, batch_idx):
         self.steps = self.steps + 2
 
@@ -266,7 +267,8 @@ class PhasesThatTakeTurns(Small):
 
     def training_step(self, batch, batch_idx):
         self.phase = not self.phase
-        return self.loss(batch) * (2 if self.phase else 1)
+        loss = self.loss(batch)
+        return loss * (2 if self.phase else 1)
 
 
 @case(data=even)
@@ -289,7 +291,8 @@ class CountThatIsNoneAtFirst(Small):
 
     def training_step(self, batch, batch_idx):
         self.steps = 1 if self.steps is None else self.steps + 1
-        return self.loss(batch) / self.steps
+        loss = self.loss(batch)
+        return loss / self.steps
 
 
 @case(data=even)
@@ -331,7 +334,8 @@ class WholeCountThatBecomesAFloatInAStep(Counting):
         self.steps = self.steps + (1 if batch_idx < 9 else 0.5)
 
     def weight(self):
-        return torch.ones((), dtype=torch.int64) * self.steps / 7
+        one = torch.ones((), dtype=torch.int64)
+        return one * self.steps / 7
 
 
 @case(options={"accumulate_grad_batches": 2})
@@ -420,7 +424,8 @@ class CountInPythonsList(Small):
 
     def training_step(self, batch, batch_idx):
         self.counts[0] += 1
-        return self.loss(batch) * (1 + self.counts[0] % 2)
+        loss = self.loss(batch)
+        return loss * (1 + self.counts[0] % 2)
 
 
 @case(data=even)

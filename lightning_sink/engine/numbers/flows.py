@@ -16,6 +16,7 @@ from itertools import islice
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
+from lightning_sink.engine.held import held_by
 from lightning_sink.engine.numbers.computed_with import Operands, is_computed_with, is_returned
 from lightning_sink.engine.numbers.passed_on import Receiver, Returned, Source, path_of, source_of
 from lightning_sink.engine.watch import is_user_frame
@@ -138,8 +139,9 @@ def is_only_added_to(name: str, codes: Iterable[CodeType]) -> bool:
 
 def attribute_of(holder: Any, name: str) -> Any:
     """Returns what an object has under a name, without running code; None where it has nothing."""
-    held = getattr(holder, "__dict__", {})
-    return held.get(name, held.get("_modules", {}).get(name))
+    held = held_by(holder)
+    modules = held.get("_modules")
+    return held.get(name, modules.get(name) if type(modules) is dict else None)
 
 
 def _getter(frames: list[FrameType], receiver: Receiver) -> Getter:

@@ -28,11 +28,14 @@ from lightning_sink.engine.numbers.result_types import (
     exactly,
     is_large,
     is_real,
+    is_wide,
     kind_of,
     may_be_another_kind,
-    may_grow,
     result_type_is_known,
 )
+
+_MOST_TERMS = 128
+"""Terms of an expression. Its name is looked up for each, and a loop may double them with each round."""
 
 
 class Number:
@@ -66,6 +69,7 @@ class Number:
     ) -> None:
         self._tensor, self.value, self._uses, self._name = tensor, value, uses, name
         self._host, self._counts, self.whole, self._goes_on = host, counts, whole, goes_on
+        self._size = 1  # terms that it is computed of
         uses.add(self)
 
     @property  # type: ignore[misc]
@@ -140,6 +144,9 @@ class Number:
             return as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
         if goes_on is not None and not goes_on(sys._getframe(2)):
             return symbol(*map(_frozen, operands))
+        size = self._size + (other._size if type(other) is Number else 0)
+        if size > _MOST_TERMS:
+            return symbol(*map(_frozen, operands))
         name = symbol.__name__, self._name, _key(other), reflected
         known = self._uses.memo.get(name)
         if known is None:
@@ -154,16 +161,17 @@ class Number:
             # What a tensor gives is of one type, and whether a division by a counter is an error is the counter's.
             tried = self._hosted(symbol, other, reflected, present=True) if may_fail else host
             value = self._tried(name, lambda: symbol(left, right), tried, may_fail)
-            if is_large(value):
+            if is_wide(value):
                 return symbol(*map(_frozen, operands))
-            if isinstance(value, int) and host is not None and may_grow(symbol, left, right):
-                self._uses.decide((name, "is large"), False, lambda: is_large(host()))
+            if isinstance(value, int) and host is not None and symbol in (operator.mul, operator.pow):
+                self._uses.decide((name, "is wide"), False, lambda: is_wide(host()))
 
             def tensor() -> Tensor:
                 plain = _plain(other)
                 return _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
 
             known = Number(tensor, value, self._uses, name, host, counts, goes_on=goes_on)
+            known._size = size
             self._uses.memo[name] = known
         return known
 

@@ -38,6 +38,7 @@ _IN_PLACE = frozenset(["add_", "sub_", "mul_", "div_", "lerp_", "addcdiv_", "add
 _MAKE = frozenset(["tensor", "as_tensor"])
 _NUMBERS = frozenset([int, float, bool, Tensor, nn.Parameter, nn.Buffer, Number])
 _PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_TENSORS = frozenset([Tensor, nn.Parameter, nn.Buffer])
 _UNKNOWN = object()
 
 
@@ -77,6 +78,7 @@ class _Uses:
     def __init__(self, known: PlainUses, source: Source, frame: FrameType) -> None:
         self._known, self._source, self._frame = known, source, frame
         self._variables: set[tuple[ast.AST, str]] = set()
+        self._stored: set[str] = set()
 
     def is_plain(self, node: ast.AST) -> bool:
         """Tells whether a value is used as a number and as nothing else."""
@@ -98,22 +100,21 @@ class _Uses:
         if isinstance(parent, ast.keyword):
             node, parent = parent, self._source.parents[parent]
         if isinstance(parent, ast.Call):
-            return node is not parent.func and self._is_taken_by(parent)
+            return node is not parent.func and self._is_taken_by(parent, node)
         return isinstance(parent, (ast.Return, ast.Lambda)) and self._is_returned()
 
     def _is_operand(self, node: ast.AST, parent: ast.BinOp | ast.AugAssign | ast.Compare) -> bool:
         """Tells whether a value is computed with, or compared. What stands on its left gets it by a method."""
         if isinstance(parent, ast.AugAssign):
-            return isinstance(parent.op, _OPERATIONS) and (parent.target is node or not self._is_other(parent.target))
+            return isinstance(parent.op, _OPERATIONS) and (parent.target is node or self._is_number(parent.target))
         if isinstance(parent, ast.BinOp):
-            return isinstance(parent.op, _OPERATIONS) and (parent.left is node or not self._is_other(parent.left))
+            return isinstance(parent.op, _OPERATIONS) and (parent.left is node or self._is_number(parent.left))
         if len(parent.ops) != 1:
             return False
         right = parent.comparators[0]
         if isinstance(parent.ops[0], (ast.Is, ast.IsNot)):
             return isinstance(right, ast.Constant) and right.value is None
-        other = right if parent.left is node else parent.left
-        return isinstance(parent.ops[0], _COMPARISONS) and not self._is_other(other)
+        return isinstance(parent.ops[0], _COMPARISONS) and (parent.left is node or self._is_number(parent.left))
 
     def _is_put_into(self, target: ast.expr) -> bool:
         if isinstance(target, ast.Name):
@@ -121,12 +122,13 @@ class _Uses:
         path = path_of(target)
         return len(path) > 1 and self._known.carries(self._held(path[:-1]), path[-1])
 
-    def _is_taken_by(self, call: ast.Call) -> bool:
+    def _is_taken_by(self, call: ast.Call, given: ast.AST) -> bool:
         """Tells whether a function takes a number as an argument, or gives what it makes of it to such a line."""
         path = path_of(call.func)
         if len(path) == 1:
             chooses = path[0] in _CHOOSE and self._held(path) is getattr(builtins, path[0]) and not call.keywords
-            return chooses and len(call.args) > 1 and self.is_plain(call)
+            others = [item for item in call.args if item is not given]
+            return chooses and bool(others) and all(map(self._is_number, others)) and self.is_plain(call)
         if not isinstance(call.func, ast.Attribute):
             return False
         holder, method = self._held(path[:-1]) if path else _UNKNOWN, call.func.attr
@@ -134,7 +136,9 @@ class _Uses:
             return method in KNOWN_TO_MATH and self.is_plain(call)
         if holder is torch:
             return method in _MAKE
-        return method in _IN_PLACE or (holder is not _UNKNOWN and self._known.takes(holder, method))
+        if method in _IN_PLACE:
+            return self._is_tensor(call.func.value)
+        return holder is not _UNKNOWN and self._known.takes(holder, method)
 
     def _is_plain_variable(self, variable: ast.Name) -> bool:
         """Tells whether a function's variable is used so wherever it is."""
@@ -147,6 +151,7 @@ class _Uses:
         own, inner = scope_of(function)
         if variable.id in inner or SHOWS_VARIABLES & {node.id for node in own}:
             return False
+        self._stored |= {node.id for node in own if not isinstance(node.ctx, ast.Load)}
         uses = [node for node in own if node.id == variable.id]
         return all(self.is_plain(node) for node in uses if self._is_used(node))
 
@@ -163,17 +168,35 @@ class _Uses:
         name = path_of(node.func if isinstance(node, ast.Call) else node)[-1:] if node is not None else ()
         return name == (code.co_name,) and self._known.has(caller)
 
-    def _is_other(self, node: ast.AST) -> bool:
-        """Tells whether something is known to be neither a tensor nor a number of Python's."""
+    def _is_number(self, node: ast.AST) -> bool:
+        """Tells whether something is known to be a tensor or a number of Python's, or to be made of such."""
+        if isinstance(node, ast.Constant):
+            return type(node.value) in _NUMBERS
         if isinstance(node, ast.BinOp):
-            return self._is_other(node.left) or self._is_other(node.right)
+            return self._is_number(node.left) and self._is_number(node.right)
+        if isinstance(node, ast.UnaryOp):
+            return isinstance(node.op, ast.USub) and self._is_number(node.operand)
         path = path_of(node)
-        held = self._held(path) if path else _UNKNOWN
-        return held is not _UNKNOWN and type(held) not in _NUMBERS
+        return (bool(path) and type(self._held(path)) in _NUMBERS) or self._is_tensor(node)
+
+    def _is_tensor(self, node: ast.AST) -> bool:
+        """Tells whether something is known to be a tensor, or what a tensor has or gives that it is written to."""
+        path = path_of(node)
+        if path and type(self._held(path)) in _TENSORS:
+            return True
+        if isinstance(node, ast.Attribute):
+            return node.attr in ("grad", "data") and self._is_tensor(node.value)
+        method = node.func if isinstance(node, ast.Call) else None
+        return isinstance(method, ast.Attribute) and method.attr in _IN_PLACE and self._is_tensor(method.value)
 
     def _held(self, path: tuple[str, ...]) -> Any:
-        """Returns what a variable, or an attribute of what it holds, is, without running code."""
+        """Returns what a variable, or an attribute of what it holds, is, without running code.
+
+        Where a variable is asked about that is used in other lines: of one that is nobody else by then.
+        """
         frame, first = self._frame, path[0]
+        if first in self._stored:
+            return _UNKNOWN
         scopes = frame.f_locals, frame.f_globals, vars(builtins)
         held = next((scope[first] for scope in scopes if first in scope), _UNKNOWN)
         for name in path[1:]:

@@ -87,9 +87,9 @@ def is_large(value: Any) -> bool:
     return isinstance(value, int) and abs(value) > MOST_WHOLE
 
 
-def may_grow(symbol: Callable[..., Any], left: Any, right: Any) -> bool:
-    """Tells whether arithmetic with whole numbers may give a large one of later ones that are not large."""
-    return symbol in (operator.mul, operator.pow) or max(abs(left), abs(right)) > MOST_WHOLE >> 1
+def is_wide(value: Any) -> bool:
+    """Tells whether sums of a whole number may be large, which no guard asks about."""
+    return isinstance(value, int) and abs(value) > MOST_WHOLE >> 1
 
 
 def exactly(value: Any) -> Any:

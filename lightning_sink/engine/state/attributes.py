@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.state.insides import MOST_BYTES, held_by, insides, slots_of
+from lightning_sink.engine.held import held_by, slots_of
+from lightning_sink.engine.state.insides import MOST_BYTES, insides
 from lightning_sink.engine.watch import is_library, is_users, module_of
 
 T = TypeVar("T")

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lightning_sink.engine.numbers.guards import Host
-from lightning_sink.engine.numbers.number import PLAINLY, Number, as_they_are
-from lightning_sink.engine.numbers.result_types import exactly, is_large
+from lightning_sink.engine.numbers.number import Number, as_they_are
+from lightning_sink.engine.numbers.result_types import exactly, is_wide
 from lightning_sink.engine.state.attribute_watch import ABSENT
 from lightning_sink.engine.state.attributes import SCALARS
 from lightning_sink.engine.state.varying import Looks
 
 _NUMBERS = frozenset([int, float])
 
+_PLAINLY = "is needed as a plain number, as far as its line shows (`loss * self.n`, with a local variable, is compiled)"
 _PAST = "and asks for all that there is (`vars()`, `__dict__`)"
 
 
@@ -68,7 +69,7 @@ class CarryWatch:
         self._found = self._held.get(self._key, ABSENT)
         if self._found is not self._now.value:
             self.tell("which others set in its midst")
-        is_number = type(self._now.value) in _NUMBERS and not is_large(self._now.value)
+        is_number = type(self._now.value) in _NUMBERS and not is_wide(self._now.value)
         self._may_stand_in = is_number and self._part < len(self._tensors)
         if self._may_stand_in:
             self._tensors[self._part].fill_(self._now.value)
@@ -82,7 +83,7 @@ class CarryWatch:
         if self._is_set or self._now.host is None:
             return value.freeze() if type(value) is Number and not self._is_plain(frame) else value
         if not self._may_stand_in or not self._is_plain(frame):
-            host, what = self._now.host, PLAINLY if self._may_stand_in else "decides what Python does"
+            host, what = self._now.host, _PLAINLY if self._may_stand_in else "decides what Python does"
             named = self._now.name, "is"
             step.uses.froze(f"{self._words} {what}", named, exactly(value), lambda: exactly(host()))
             return value
@@ -93,7 +94,7 @@ class CarryWatch:
     def _stand_in(self, step: Looks, host: Host) -> Number:
         """Returns what stands for the number that it holds."""
         value, name, kind = self._now.value, self._now.name, type(self._now.value)
-        step.uses.decide((name, "is a"), kind, lambda: None if is_large(now := host()) else type(now))
+        step.uses.decide((name, "is a"), kind, lambda: None if is_wide(now := host()) else type(now))
         tensor = self._tensors[self._part]
         self.inputs.append((tensor, host))
         whole = tensor if kind is int else None

@@ -20,17 +20,7 @@ from contextvars import ContextVar
 from functools import lru_cache, partial, partialmethod, singledispatch, singledispatchmethod
 from multiprocessing.sharedctypes import SynchronizedBase
 from operator import length_hint
-from types import (
-    BuiltinFunctionType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, FrameType, FunctionType, GeneratorType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 MOST_BYTES = 1 << 24
@@ -38,8 +28,6 @@ MOST_BYTES = 1 << 24
 
 CACHED = type(lru_cache(len))
 """Of functions whose results are kept."""
-
-_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 
 _Look = Callable[[Any], Collection[Any] | None]
 
@@ -53,36 +41,6 @@ def insides(value: Any) -> Collection[Any] | None:
 @lru_cache(maxsize=1024)
 def _look_at(kind: type) -> _Look | None:
     return next((look for base, look in _LOOKS.items() if issubclass(kind, base)), None)
-
-
-def held_by(value: Any) -> dict[str, Any]:
-    """Returns the dictionary of an object's attributes; an empty one where it has none. Asks no code of the user's."""
-    kind = type(value)
-    if issubclass(kind, threading.local):  # which has one for each thread
-        found: dict[str, Any] = threading.local.__getattribute__(value, "__dict__")
-        return found
-    dictionary = _places(kind)[0]  # type: ignore[arg-type]
-    return {} if dictionary is None else dictionary.__get__(value)
-
-
-def slots_of(value: Any) -> dict[str, Any]:
-    """Returns what an object holds in slots, and asks no code of the user's."""
-    found = dict[str, Any]()
-    for name, slot in _places(type(value))[1]:  # type: ignore[arg-type]
-        try:
-            found[name] = slot.__get__(value)
-        except AttributeError:  # it is empty
-            continue
-    return found
-
-
-@lru_cache(maxsize=4096)
-def _places(kind: type) -> tuple[Any, list[tuple[str, Any]]]:
-    """Returns what gives the dictionary of a class's objects, and what each of their slots holds."""
-    found = (vars(base).get("__dict__") for base in kind.__mro__)
-    dictionary = next((item for item in found if isinstance(item, _DESCRIPTORS)), None)
-    slots = [item for base in kind.__mro__ if "__slots__" in vars(base) for item in vars(base).items()]
-    return dictionary, [(name, item) for name, item in slots if type(item) is MemberDescriptorType]
 
 
 # -- functions --------------------------------------------------------------------------------------------------------

@@ -70,11 +70,18 @@ def counts_down(m):
 
 
 def scales(m):
-    decay = 0.1 * m.n
-    torch.ones(2).mul_(decay).add_(torch.ones(2), alpha=1 - decay)
+    ones = torch.ones(2)
+    ones.mul_(0.1 * m.n).add_(ones, alpha=1 - m.n)
+
+
+def on_the_right_of_a_tensor(m):
+    ones = torch.ones(2)
+    ones *= m.n
+    return ones * m.n, -ones.data - m.n
 
 
 PLAIN = {
+    "on the right of a tensor": on_the_right_of_a_tensor,
     "arithmetic": lambda m: (m.n + 1) * 2 % 5 // 2,
     "powers": lambda m: 0.5**m.n,
     "a sign": lambda m: -m.n * 2,
@@ -82,7 +89,6 @@ PLAIN = {
     "a comparison with an attribute": lambda m: 1 if m.limit > m.n else 0,
     "not": lambda m: not m.n,
     "none": lambda m: m.n is None,
-    "a tensor on its left": lambda m: torch.ones(2) * m.n,
     "the least": lambda m: min(1.0, m.n / 2) + 1,
     "a cosine": lambda m: math.cos(m.n) * 2,
     "a tensor": lambda m: torch.tensor(m.n),
@@ -124,7 +130,36 @@ def shadowed(m):
     return min(m.n, 2)
 
 
+def rebound(m):
+    weight = m.n
+    unit = Unit()
+    return unit * weight
+
+
+def another_log(m):
+    found = m
+    weight = m.n
+    found.log("n", weight)
+    found = Unit()
+    found.log("n", weight)
+
+
+class Unit:
+    def __mul__(self, other):
+        return type(other)
+
+    def log(self, name, value):
+        return type(value)
+
+    add_ = __mul__
+
+
 OTHER = {
+    "a call on its left": lambda m: torch.ones(2) * m.n,
+    "an item on its left": lambda m: [Unit()][0] * m.n,
+    "an object of the user's on its left": rebound,
+    "a method of an object's": lambda m: Unit().add_(m.n),
+    "a variable that is another one later": another_log,
     "a type": lambda m: type(m.n),
     "an int": lambda m: int(m.n),
     "a key": lambda m: {3: 1}[m.n],

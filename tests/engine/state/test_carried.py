@@ -108,7 +108,8 @@ def test_a_part_that_comes_later_finds_what_the_first_has_left():
     def later():
         double = 2 * parts.module.steps
         seen.append(double > 0)
-        torch.ones(2) * parts.module.steps
+        ones = torch.ones(2)
+        ones * parts.module.steps
 
     recording = recorded(parts, lambda: count(parts.module), later)
     assert recording.hazards == []
