@@ -1,11 +1,13 @@
 """Trainings on a GPU are plain Lightning's on it; `test_on_device.py` promises the same of a device that is none."""
 
 from contextlib import nullcontext
+from types import CodeType
 
 import lightning as L
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gpu import needs_gpu
 from lightning_sink import SinkDataModule, SinkStrategy
@@ -73,6 +75,30 @@ def test_a_training_is_plain_lightnings(name, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_weight_that_is_annealed(engine):
     compared(Anneals, engine, max_epochs=5)
+
+
+class Averages(Net):
+    """Keeps an average of its weights, which counts in a tensor on the device, and weighs the loss by its own count."""
+
+    def __init__(self):
+        super().__init__()
+        self.average, self.seen = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9)), 0
+
+    def training_step(self, batch, batch_idx):
+        self.seen += 1
+        loss = super().training_step(batch, batch_idx)
+        return loss * min(1.0, self.seen / 50)
+
+    def on_before_zero_grad(self, optimizer):
+        self.average.update_parameters(self.net)
+
+
+@needs_gpu
+@pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="from Python 3.11 on")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_counts_on_the_device_and_in_python(engine):
+    found = compared(Averages, engine)
+    assert found.module.seen == int(found.module.average.n_averaged) == 80
 
 
 @needs_gpu
