@@ -79,12 +79,17 @@ def reads(frame: FrameType, attribute: str) -> bool:
 
 def _value_at(frames: list[FrameType]) -> tuple[Source | None, ast.expr | None]:
     """Returns what the last of some frames of one file is at."""
+    source, span = instruction_at(frames)
+    return source, None if source is None else source.value(span)
+
+
+def instruction_at(frames: list[FrameType]) -> tuple[Source | None, Any]:
+    """Returns the source of some frames of one file, and where in it the last one's instruction stands."""
     positions = getattr(frames[-1].f_code, "co_positions", None)
     if positions is None:
         return None, None
     source = source_of(tuple(each.f_code for each in frames), frames[-1].f_code.co_filename)
-    span = next(islice(positions(), frames[-1].f_lasti // 2, None))
-    return source, None if source is None else source.value(span)
+    return source, next(islice(positions(), frames[-1].f_lasti // 2, None))
 
 
 def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Getter]:

@@ -14,17 +14,16 @@ import builtins
 import inspect
 import math
 from collections.abc import Callable
-from itertools import islice
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lightning_sink.engine.numbers.flows import attribute_of
+from lightning_sink.engine.numbers.flows import attribute_of, instruction_at
 from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH
 from lightning_sink.engine.numbers.number import Number
-from lightning_sink.engine.numbers.passed_on import SHOWS_VARIABLES, Source, path_of, scope_of, source_of
+from lightning_sink.engine.numbers.passed_on import SHOWS_VARIABLES, Source, path_of, scope_of
 from lightning_sink.engine.watch import is_user_frame
 
 Takes = Callable[[Any, str], bool]
@@ -64,12 +63,8 @@ class PlainUses(NamedTuple):
 
 def _value_at(frame: FrameType) -> tuple[Source | None, ast.AST | None]:
     """Returns what a frame is at: an attribute, a call, arithmetic."""
-    positions = getattr(frame.f_code, "co_positions", None)
-    source = None if positions is None else source_of((frame.f_code,), frame.f_code.co_filename)
-    if source is None or positions is None:
-        return None, None
-    span = next(islice(positions(), frame.f_lasti // 2, None))
-    return source, source.value(span) or source.augmented(span)
+    source, span = instruction_at([frame])
+    return source, None if source is None else source.value(span) or source.augmented(span)
 
 
 class _Uses:

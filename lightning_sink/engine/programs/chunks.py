@@ -160,8 +160,9 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
                 tensor.fill_(get())
             found.rows.append([tensor.clone() for _, tensor in turn.numbers])
             passed()
-            turn.carry()
-            found.carried.append([carry.get() for carry in carries])
+            if carries:
+                turn.carry()
+                found.carried.append([carry.get() for carry in carries])
     found.steps = max(0, len(found.rows) - too_many)
     found.steps -= found.steps % len(turns)  # whole rounds
     if too_many or found.steps < len(found.rows):

@@ -102,7 +102,7 @@ class Program:
 
     def goes_on(self) -> bool:
         """Tells the same of a step in a row, which finds the gradients that it is for."""
-        return all(guard.holds() for guard in self.guards) and self.sets_attributes()
+        return all(guard.holds() for guard in self.guards) and (not self.carries or self.sets_attributes())
 
     def sets_attributes(self) -> bool:
         """Tells whether what the step sets attributes to is known, of what it finds; keeps that for `carry`."""

@@ -24,6 +24,8 @@ from lightning_sink.engine.state.carry_watch import CarryWatch
 from lightning_sink.engine.state.varying import Looks
 from lightning_sink.engine.watch import is_users
 
+_NONE = frozenset[str]()
+
 _PARTS = 4
 """Parts of a step at most in which such an attribute is used."""
 
@@ -90,6 +92,8 @@ class Carried:
 
     def names(self, holder: Any) -> frozenset[str]:
         """Returns those of an object."""
+        if not self._all:  # as in most trainings; asked of each module at each look
+            return _NONE
         return frozenset(carry.key for carry in self._all if carry.holder is holder)
 
     def leave_out(self, names: Collection[str]) -> None:

@@ -117,8 +117,10 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
         left_out = of_module if holder is parts.module else TENSOR_HOLDERS
-        if apart_from_steps := parts.collected.names(holder) | parts.carried.names(holder):
-            left_out = left_out | apart_from_steps
+        if parts.collected.places:
+            left_out = left_out | parts.collected.names(holder)
+        if carried := parts.carried.names(holder):
+            left_out = left_out | carried
         state |= seen.attributes(prefix, holder, left_out, known)
         if isinstance(holder, nn.Module):
             for name, parameter in own_parameters(holder):
