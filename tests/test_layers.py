@@ -22,6 +22,7 @@ SHARED = {
     "passages",
     "private",
     "shadows",
+    "source",
     "step",
     "waits",
     "watch",

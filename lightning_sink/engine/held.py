@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
+
+ABSENT = object()
+"""Stands for what is not there."""
 
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 
@@ -29,6 +34,26 @@ def slots_of(value: Any) -> dict[str, Any]:
         except AttributeError:  # it is empty
             continue
     return found
+
+
+def attribute_of(holder: Any, name: str) -> Any:
+    """Returns what an object has under a name, without running code; None where it has nothing."""
+    held = held_by(holder)
+    modules = held.get("_modules")
+    return held.get(name, modules.get(name) if type(modules) is dict else None)
+
+
+def found_behind(path: Sequence[str], scopes: Iterable[Mapping[str, Any]]) -> Any:
+    """Returns what a variable is, or an attribute of what it holds, without running code.
+
+    Of a class's own it is what stands there: a function, a property. `ABSENT` for what there is not.
+    """
+    held = next((scope[path[0]] for scope in scopes if path[0] in scope), ABSENT)
+    for name in path[1:]:
+        holder, held = held, attribute_of(held, name)
+        if held is None:
+            held = inspect.getattr_static(type(holder), name, ABSENT)
+    return held
 
 
 @lru_cache(maxsize=4096)

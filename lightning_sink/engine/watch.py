@@ -178,7 +178,11 @@ _ESCAPE_CODES = [getattr(Tensor, name).__code__ for name in ("__array__", "__dlp
 
 @contextmanager
 def watch_reads(
-    report: Report, codes: Mapping[CodeType, str], ran: dict[int, CodeType], past: list[Any]
+    report: Report,
+    codes: Mapping[CodeType, str],
+    ran: dict[int, CodeType],
+    past: list[Any],
+    called: Callable[[FrameType], None] | None = None,
 ) -> Iterator[Any]:
     """Reports what the user's Python reads in this thread that a recording would freeze.
 
@@ -190,6 +194,7 @@ def watch_reads(
         codes: Code objects of getters to watch beside the clock, generators and data of tensors, with their names.
         ran: Takes the code of every function that is called and is of no library of this stack, by identity.
         past: Takes functions that look at all attributes at once, by whatever name the user's code calls them.
+        called: Called with the frame of each function of Python's that is about to run.
 
     Yields:
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
@@ -220,6 +225,8 @@ def watch_reads(
         if is_users is None:
             is_users = meet(frame)
         if event == "call":
+            if called is not None:
+                called(frame)
             if key in told:
                 report(told[key])
             if key in _LOOK_AT_ALL and frame.f_back is not None and _is_users(frame.f_back):

@@ -22,7 +22,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from lightning_sink.engine.held import held_by
-from lightning_sink.engine.numbers.passed_on import codes_in
+from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, users_classes
 from lightning_sink.engine.state.slots import Outside

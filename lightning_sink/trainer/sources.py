@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-from lightning_sink.engine.numbers import passed_on
-from lightning_sink.engine.state.attribute_watch import ABSENT
+from lightning_sink.engine import source as sources
+from lightning_sink.engine.held import ABSENT
 
 
 def source_of(function: FunctionType) -> ast.FunctionDef | None:
@@ -18,7 +18,7 @@ def source_of(function: FunctionType) -> ast.FunctionDef | None:
     Nor is there one for what sees variables of the functions around it, or takes arguments in other ways than plain.
     """
     code = function.__code__
-    file = passed_on.source_of((code,), code.co_filename)
+    file = sources.source_of((code,), code.co_filename)
     source = file.function(code) if file is not None and {*code.co_freevars} <= {"__class__"} else None
     if not isinstance(source, ast.FunctionDef):
         return None

@@ -1,6 +1,7 @@
 """Attributes that steps set to what Python knows: counts, phases, weights of a loss that are annealed."""
 
 import copy
+import functools
 import math
 import random
 from decimal import Decimal
@@ -145,14 +146,99 @@ class CountThatSeeds(Counting):
         return random.Random(-self.steps).random()
 
 
+@case(data=even)
+class CountThatCRemembers(Counting):
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def of_ten(self, tens):
+        return self.steps
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        loss = self.loss(batch)
+        return loss * self.of_ten(batch_idx // 10) if batch_idx > 3 else loss
+
+
+class Weight:
+    """Weighs by the type of what it is multiplied by."""
+
+    def __mul__(self, other):
+        return 1 + other / 9 if type(other) is int else 2.0
+
+
 @case(**PLAIN)
+class CountBesideAnObjectThatAsksForTypes(Counting):
+    def weight(self):
+        return Weight() * self.steps
+
+
+@case(**PLAIN)
+class CountBesideAnObjectThatKeepsItToItself(Counting):
+    """What ends the recording ends in the step's own hands."""
+
+    def weight(self):
+        try:
+            return Weight() * self.steps
+        except Exception:
+            return 3.0
+
+
+@case(**PLAIN)
+class CountThatMakesAListLonger(Counting):
+    def weight(self):
+        weights = [0.25]
+        same = weights
+        weights *= self.steps % 3 + 1
+        return sum(same)
+
+
+@case(data=even)
 class CountThatIsHandedOn(Counting):
     def weight(self):
-        return ramp(self.steps)
+        return ramp(self.steps, most=20) * self.after(steps=self.steps)
+
+    def after(self, steps):
+        return 1 if steps < 9 else 0.5
 
 
-def ramp(steps):
-    return min(1.0, steps / 20)
+def ramp(steps, most):
+    return min(1.0, steps / most)
+
+
+@case(data=even)
+class CountThatIsHandedToAModule(Counting):
+    def __init__(self):
+        super().__init__()
+        self.scaled = ScaledBy()
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        loss = self.loss(batch)
+        return self.scaled(loss, weight=self.steps / 8)
+
+
+class ScaledBy(nn.Module):
+    def forward(self, loss, weight):
+        return loss * weight
+
+
+@case(data=even)
+class CountBesideACall(Counting):
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return self.loss(batch) * self.steps / 20
+
+
+@case(data=even)
+class CountThatIsReturnedAndLogged(Counting):
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        loss, weight = self.weighed(batch)
+        self.log("weight", weight)
+        return loss
+
+    def weighed(self, batch):
+        weight = self.steps / 20
+        return self.loss(batch) * weight, weight
 
 
 @case(**PLAIN)
@@ -400,6 +486,41 @@ class AverageByTheNumberOfSteps(Small):
         decay = min(0.99, (1 + self.updates) / (10 + self.updates))
         for own, other in zip(self.average.parameters(), self.net.parameters(), strict=True):
             own.sub_((1 - decay) * (own - other))
+
+
+@case(data=even)
+class AverageByVariables(Small):
+    """As most averages are written: `decay` in a variable, tensors in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+        self.updates = 0
+
+    def on_before_zero_grad(self, optimizer):
+        self.updates += 1
+        decay = min(0.99, (1 + self.updates) / (10 + self.updates))
+        with torch.no_grad():
+            for own, other in zip(self.average.parameters(), self.net.parameters(), strict=True):
+                own.mul_(decay).add_(other, alpha=1 - decay)
+
+
+@case(data=even)
+class AverageByAFunction(Small):
+    def __init__(self):
+        super().__init__()
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+        self.updates = 0
+
+    def on_before_zero_grad(self, optimizer):
+        self.updates += 1
+        follow(self.average, self.net, 1 / (1 + self.updates))
+
+
+@torch.no_grad()
+def follow(average, net, rate):
+    for own, other in zip(average.parameters(), net.parameters(), strict=True):
+        own.lerp_(other, rate)
 
 
 class CountsInACallback(StepCallback):

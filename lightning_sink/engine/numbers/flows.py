@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from lightning_sink.engine.held import held_by
-from lightning_sink.engine.numbers.computed_with import Operands, is_computed_with, is_returned
-from lightning_sink.engine.numbers.passed_on import Receiver, Returned, Source, path_of, source_of
+from lightning_sink.engine.held import ABSENT, attribute_of, found_behind
+from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver, Returned
+from lightning_sink.engine.source import Source, instruction_at, path_of, source_of
 from lightning_sink.engine.watch import is_user_frame
 
 _PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-"""Flags of code that gives what it returns to nobody who calls it."""
 
 _COMPREHENSIONS = frozenset(["<dictcomp>", "<listcomp>"])
 """Frames of their own, up to Python 3.11."""
@@ -50,46 +48,33 @@ def receivers(frame: FrameType) -> list[Getter]:
         return []
 
 
-def others(frame: FrameType, by: CodeType | None = None) -> list[Getter] | None:
-    """Returns who gets what a frame's instruction gives, beside what compares it or computes with it.
-
-    None where it goes anywhere else, or that is not certain. If there is a code, the instruction has to be a call of
-    its function, which gives it.
-    """
-    source, value = _value_at([frame])
-    if source is None or value is None or (by is not None and not _is_call_of(value, [frame], by)):
-        return None
-    caller, code = frame.f_back, frame.f_code
-    if is_returned(source, value) and caller is not None and is_user_frame(caller) and not code.co_flags & _PAUSES:
-        return others(caller, code)
-    try:
-        found = Operands.of(source).others(value, frame.f_locals)
-        if found is None:  # what stands beside it may be anything that makes anything of it
-            return None if is_computed_with(source, value) else receivers(frame) or None
-        return _got([frame], found)
-    except RecursionError:  # as above
-        return None
-
-
-def reads(frame: FrameType, attribute: str) -> bool:
-    """Tells whether a frame is where the source names an attribute."""
-    value = _value_at([frame])[1]
-    return isinstance(value, ast.Attribute) and value.attr == attribute
-
-
-def _value_at(frames: list[FrameType]) -> tuple[Source | None, ast.expr | None]:
-    """Returns what the last of some frames of one file is at."""
+def value_at(frames: list[FrameType]) -> tuple[Source | None, ast.expr | None]:
+    """Returns what the last of some frames of one file is at: a call, an attribute, arithmetic."""
     source, span = instruction_at(frames)
     return source, None if source is None else source.value(span)
 
 
-def instruction_at(frames: list[FrameType]) -> tuple[Source | None, Any]:
-    """Returns the source of some frames of one file, and where in it the last one's instruction stands."""
-    positions = getattr(frames[-1].f_code, "co_positions", None)
-    if positions is None:
-        return None, None
-    source = source_of(tuple(each.f_code for each in frames), frames[-1].f_code.co_filename)
-    return source, next(islice(positions(), frames[-1].f_lasti // 2, None))
+def is_of(value: ast.expr, scopes: Iterable[Mapping[str, Any]], code: CodeType) -> bool:
+    """Tells whether a call is one of the function with this code, or an attribute its property.
+
+    And not of another one that calls it in turn, or keeps what it gives.
+    """
+    if isinstance(value, ast.Attribute):
+        path = path_of(value)
+        holder = found_behind(path[:-1], scopes) if len(path) > 1 else ABSENT
+        own = inspect.getattr_static(type(holder), path[-1], None) if holder is not ABSENT else None
+        return type(own) is property and getattr(own.fget, "__code__", None) is code
+    path = path_of(value.func) if isinstance(value, ast.Call) else ()
+    called = found_behind(path, scopes) if path else None
+    return isinstance(called, (FunctionType, MethodType)) and called.__code__ is code
+
+
+def _with_comprehensions(frame: FrameType) -> list[FrameType]:
+    """Returns a frame, and those around it whose code tells what is done with what it gives."""
+    frames = [frame]
+    while frames[0].f_code.co_name in _COMPREHENSIONS and frames[0].f_back is not None:
+        frames.insert(0, frames[0].f_back)
+    return frames
 
 
 def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Getter]:
@@ -97,61 +82,51 @@ def _getters(frame: FrameType, given: Returned, by: CodeType | None) -> list[Get
 
     The code is that of the function that gives it; None for a method of C's.
     """
-    frames = [frame]
-    while frames[0].f_code.co_name in _COMPREHENSIONS and frames[0].f_back is not None:
-        frames.insert(0, frames[0].f_back)  # whose code tells what is done with it
-    source, value = _value_at(frames)
-    if source is None or value is None or (by is not None and not _is_call_of(value, frames, by)):
+    frames = _with_comprehensions(frame)
+    source, value = value_at(frames)
+    if source is None or value is None or (by is not None and not is_of(value, scopes_of(frames), by)):
         return []
-    return _got(frames, source.receivers(value, given.place)) or []
+    return got(frames, PassedOn.of(source).receivers(value, given.place))
 
 
-def _got(frames: list[FrameType], receivers: Iterable[Receiver | Returned]) -> list[Getter] | None:
-    """Returns who gets a number that some receivers are given; None where that is not certain of one of them."""
+def scopes_of(frames: list[FrameType]) -> list[Mapping[str, Any]]:
+    """Returns the variables that the last of some frames sees."""
+    return [scope for frame in reversed(frames) for scope in (frame.f_locals, frame.f_globals)]
+
+
+def got(frames: list[FrameType], receivers: Iterable[Receiver | Returned]) -> list[Getter]:
+    """Returns who gets a number that some receivers are given; none where that is not certain of one of them."""
     found: list[Getter] = []
     for receiver in receivers:
         if isinstance(receiver, Receiver):
-            found.append(_getter(frames, receiver))
+            found.append(getter(receiver, scopes_of(frames)))
             continue
         caller, code = frames[0].f_back, frames[0].f_code
-        follows = caller is not None and is_user_frame(caller) and not code.co_flags & _PAUSES
+        follows = caller is not None and is_user_frame(caller) and not gives_later(code)
         getters = _getters(caller, receiver, code) if follows and caller is not None else []
         if not getters:
-            return None
+            return []
         found += getters
     return found
 
 
-def _is_call_of(call: ast.expr, frames: list[FrameType], code: CodeType) -> bool:
-    """Tells whether a call is one of the function with this code, and not of another one that calls it in turn."""
-    path = path_of(call.func) if isinstance(call, ast.Call) else ()
-    if not path:
-        return False
-    known = (scope for frame in reversed(frames) for scope in (frame.f_locals, frame.f_globals))
-    called = next((scope[path[0]] for scope in known if path[0] in scope), None)
-    for name in path[1:]:
-        holder, called = called, attribute_of(called, name)
-        if called is None:
-            called = inspect.getattr_static(type(holder), name, None)
-    return getattr(called, "__code__", None) is code and isinstance(called, (FunctionType, MethodType))
+def gives_later(code: CodeType) -> bool:
+    """Tells whether some code gives what it returns to nobody who calls it: a generator's."""
+    return bool(code.co_flags & _PAUSES)
 
 
 def is_only_added_to(name: str, codes: Iterable[CodeType]) -> bool:
     """Tells whether some code adds to attributes of a name, by `+=`, and none does anything else with them."""
     using = [(code, source_of((code,), code.co_filename)) for code in codes if name in code.co_names]
-    return bool(using) and all(source is not None and source.only_adds(code, name) for code, source in using)
+    return bool(using) and all(
+        source is not None and PassedOn.of(source).only_adds(code, name) for code, source in using
+    )
 
 
-def attribute_of(holder: Any, name: str) -> Any:
-    """Returns what an object has under a name, without running code; None where it has nothing."""
-    held = held_by(holder)
-    modules = held.get("_modules")
-    return held.get(name, modules.get(name) if type(modules) is dict else None)
-
-
-def _getter(frames: list[FrameType], receiver: Receiver) -> Getter:
+def getter(receiver: Receiver, scopes: Iterable[Mapping[str, Any]]) -> Getter:
+    """Returns the receiver that is found behind a name."""
     first, *path = receiver.path
-    holder = next((frame.f_locals[first] for frame in reversed(frames) if first in frame.f_locals), None)
+    holder = next((scope[first] for scope in scopes if first in scope), None)
     for name in path[:-1]:
         holder = attribute_of(holder, name)
     return Getter(holder, path[-1] if path else "", receiver.how)

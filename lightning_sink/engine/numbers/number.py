@@ -14,8 +14,7 @@ import operator
 import sys
 from collections.abc import Callable
 from copy import copy
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +33,9 @@ from lightning_sink.engine.numbers.result_types import (
     result_type_is_known,
 )
 
+if TYPE_CHECKING:
+    from lightning_sink.engine.numbers.plain_uses import PlainUses
+
 _MOST_TERMS = 128
 """Terms of an expression. Its name is looked up for each, and a loop may double them with each round."""
 
@@ -48,8 +50,7 @@ class Number:
         name: What users call it, and what tells it from others.
         host: Gives its value in later steps; None where only the program knows that.
         counts: Whether it comes from a counter, so that users' arithmetic may have no value for a later one.
-        goes_on: Tells whether what is computed of it and of another number is a stand-in again, by the frame that
-            computes; None if it always is.
+        plain: Tells whether what is computed of it and of another number is a stand-in again; None if it always is.
 
     Attributes:
         whole: Of a whole number that is nothing but what a tensor or a counter gives, this, in a type that has all of
@@ -65,10 +66,10 @@ class Number:
         host: Host | None = None,
         counts: bool = False,
         whole: Tensor | None = None,
-        goes_on: Callable[[FrameType], bool] | None = None,
+        plain: PlainUses | None = None,
     ) -> None:
         self._tensor, self.value, self._uses, self._name = tensor, value, uses, name
-        self._host, self._counts, self.whole, self._goes_on = host, counts, whole, goes_on
+        self._host, self._counts, self.whole, self.plain = host, counts, whole, plain
         self._size = 1  # terms that it is computed of
         uses.add(self)
 
@@ -108,7 +109,7 @@ class Number:
         other = _ended(other)
         if self._uses.closed:
             return symbol(self.value, other)
-        if self._goes_on is not None and not _is_plain_operand(other):
+        if self.plain is not None and not _is_plain_operand(other):
             return symbol(self.freeze(), other)
         if isinstance(other, Tensor):
             return symbol(_plain(self, other), other)
@@ -136,13 +137,15 @@ class Number:
         if self._uses.closed:
             return symbol(other, self.value) if reflected else symbol(self.value, other)
         operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
-        goes_on = self._goes_on or (other._goes_on if type(other) is Number else None)
-        if goes_on is not None and not _is_plain_operand(other):
+        uses = self.plain or (other.plain if type(other) is Number else None)
+        if uses is not None and not _is_plain_operand(other):
+            if reflected and hasattr(other, f"__i{symbol.__name__}__"):  # `items *= number` is to change the list
+                uses.handed.give_away(f"{self.words} is handed to a `{type(other).__name__}`", sys._getframe(2))
             return symbol(*map(_frozen, operands))
         if isinstance(other, Tensor):
             out = symbol(other, self.tensor) if reflected else symbol(self.tensor, other)
             return as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
-        if goes_on is not None and not goes_on(sys._getframe(2)):
+        if uses is not None and not uses.has(sys._getframe(2)):
             return symbol(*map(_frozen, operands))
         size = self._size + (other._size if type(other) is Number else 0)
         if size > _MOST_TERMS:
@@ -170,7 +173,7 @@ class Number:
                 plain = _plain(other)
                 return _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
 
-            known = Number(tensor, value, self._uses, name, host, counts, goes_on=goes_on)
+            known = Number(tensor, value, self._uses, name, host, counts, plain=uses)
             known._size = size
             self._uses.memo[name] = known
         return known
@@ -210,8 +213,8 @@ class Number:
         if known is None:
             later = None if host is None else lambda: plain(host())
             value = self._tried(key, lambda: plain(self.value), later, may_fail)
-            goes_on, counts = self._goes_on, self._counts
-            known = Number(lambda: function(self.tensor), value, self._uses, key, later, counts, goes_on=goes_on)
+            uses, counts = self.plain, self._counts
+            known = Number(lambda: function(self.tensor), value, self._uses, key, later, counts, plain=uses)
             self._uses.memo[key] = known
         return known
 

@@ -1,30 +1,23 @@
 """What becomes of a number in a file's source: who is called with it, what it is added to, whether it is returned.
 
-`Source` follows what a call gives from node to node: as it is, through arithmetic, as an element of a list, a tuple or
-a dictionary, by way of a local variable. Where it may go anywhere else it says that nobody gets it.
+`PassedOn` follows what a call gives from node to node: as it is, through arithmetic, as an element of a list, a tuple
+or a dictionary, by way of a local variable. Where it may go anywhere else it says that nobody gets it.
 """
 
 from __future__ import annotations
 
 import ast
-import linecache
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lightning_sink.engine.watch import unwatched
+from lightning_sink.engine.source import Source, path_of, scope_of
 
 ADDED = "+="
 """How an attribute receives what is added to it."""
 
-_Span = tuple[int | None, int | None, int | None, int | None]
-
-ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
-_VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-SHOWS_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
 
 class Receiver(NamedTuple):
@@ -49,60 +42,25 @@ class Returned(NamedTuple):
     place: int | None
 
 
-@lru_cache(maxsize=256)
-def source_of(codes: tuple[CodeType, ...], file: str) -> Source | None:
-    """Returns the source of a file; None if some code is not what it has: it may be another one by now.
+class PassedOn:
+    """What becomes of the numbers of one source. What nobody asks for is not looked at."""
 
-    Code is equal to code of another file, with other code around it.
-    """
-    with unwatched():
-        source = _parsed("".join(linecache.getlines(file)))
-    return source if source is not None and source.codes.issuperset(codes) else None
-
-
-@lru_cache(maxsize=32)
-def _parsed(text: str) -> Source | None:
-    try:
-        return Source(ast.parse(text), compile(text, "", "exec", dont_inherit=True))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-
-
-class Source:
-    """A text: its nodes, and what they stand in. What nobody asks for is not looked at.
-
-    Attributes:
-        codes: All of its code.
-        parents: What each node stands in.
-    """
-
-    def __init__(self, tree: ast.Module, code: CodeType) -> None:
-        self.codes = frozenset(codes_in(code))
-        self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        self._values = {_span(node): node for node in self.parents if isinstance(node, _VALUES)}
-        self._augmented = {_span(node): node for node in self.parents if isinstance(node, ast.AugAssign)}
-        functions = [node for node in self.parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        self._functions = {_place(function): function for function in functions}
+    def __init__(self, source: Source) -> None:
+        self._source, self._parents = source, source.parents
         self._variables: dict[tuple[ast.AST, str], list[Receiver | Returned]] = {}
 
-    def value(self, span: Any) -> ast.expr | None:
-        """Returns the call, the attribute or the arithmetic that stands there."""
-        return self._values.get(span)
-
-    def augmented(self, span: Any) -> ast.AugAssign | None:
-        """Returns the assignment with arithmetic that stands there: `x += 1`."""
-        return self._augmented.get(span)
-
-    def function(self, code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-        """Returns the function with some code of the text."""
-        return self._functions.get((code.co_name, code.co_firstlineno))
+    @staticmethod
+    @lru_cache(maxsize=32)
+    def of(source: Source) -> PassedOn:
+        """Returns those of a source."""
+        return PassedOn(source)
 
     def receivers(self, value: ast.expr, place: int | None) -> list[Receiver | Returned]:
         """Returns who gets a number that something gives; none where it may go elsewhere.
 
         The place is which element of the tuple that it gives has the number; None where it gives none.
         """
-        parent = self.parents[value]
+        parent = self._parents[value]
         targets = parent.targets if isinstance(parent, ast.Assign) else []
         if place is not None and len(targets) == 1 and isinstance(targets[0], ast.Tuple):
             names = targets[0].elts
@@ -112,16 +70,16 @@ class Source:
 
     def only_adds(self, code: CodeType, name: str) -> bool:
         """Tells whether a function does nothing with attributes of a name but adding to them."""
-        function = self.function(code)
+        function = self._source.function(code)
         inside = ast.walk(function) if function is not None else ()
         uses = [node for node in inside if isinstance(node, ast.Attribute) and node.attr == name]
         return bool(uses) and all(self._sum_of(node) is not None for node in uses)
 
     def _sum_of(self, node: ast.AST) -> ast.AST | None:
         """Returns what is added to an attribute, if that is what a line does: `x.n += 1`, or `x.n = x.n + 1`."""
-        parent = self.parents[node]
+        parent = self._parents[node]
         if isinstance(parent, ast.BinOp) and parent.left is node:
-            parent = self.parents[parent]
+            parent = self._parents[parent]
         if isinstance(parent, ast.AugAssign):
             return parent.value if _adds(parent) and parent.target is node else None
         if not isinstance(parent, ast.Assign) or len(parent.targets) != 1 or not isinstance(parent.value, ast.BinOp):
@@ -131,14 +89,14 @@ class Source:
         return value.right if same and isinstance(value.op, ast.Add) else None
 
     def _receivers(self, node: ast.AST) -> list[Receiver | Returned]:
-        parent = self.parents[node]
+        parent = self._parents[node]
         if isinstance(parent, ast.keyword):
-            node, parent = parent, self.parents[parent]
+            node, parent = parent, self._parents[parent]
         if isinstance(parent, ast.Call):
             return [] if node is parent.func else [*_receiver(parent.func)]
         if isinstance(parent, ast.Return):
             return [Returned(None)]
-        if isinstance(parent, ast.Tuple) and isinstance(self.parents[parent], ast.Return):
+        if isinstance(parent, ast.Tuple) and isinstance(self._parents[parent], ast.Return):
             starred = any(isinstance(item, ast.Starred) for item in parent.elts)
             return [] if starred else [Returned(parent.elts.index(node))]  # type: ignore[arg-type]
         if isinstance(parent, ast.AugAssign) and isinstance(parent.target, ast.Attribute):
@@ -159,17 +117,17 @@ class Source:
             return self._receivers_of_variable(target)
         if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
             return []
-        function, name = self.function_of(target), target.value.id
+        function, name = self._source.function_of(target), target.value.id
         if function is None or name in _arguments(function):
             return []
         stores = [node for node in scope_of(function)[0] if node.id == name and isinstance(node.ctx, ast.Store)]
-        made = all(isinstance(getattr(self.parents[node], "value", None), (ast.Dict, ast.DictComp)) for node in stores)
+        made = all(isinstance(getattr(self._parents[node], "value", None), (ast.Dict, ast.DictComp)) for node in stores)
         return self._receivers_of_variable(target.value) if made and stores else []
 
     def _receivers_of_elements(self, method: ast.Attribute) -> list[Receiver | Returned]:
         """Returns who gets the values of a dictionary that a loop goes through: `for name, value in found.items():`."""
-        call = self.parents[method]
-        loop = self.parents.get(call)
+        call = self._parents[method]
+        loop = self._parents.get(call)
         if not isinstance(call, ast.Call) or call.func is not method or call.args or call.keywords:
             return []
         if not isinstance(loop, (ast.For, ast.comprehension)) or loop.iter is not call:
@@ -183,7 +141,7 @@ class Source:
 
     def _receivers_of_variable(self, variable: ast.Name) -> list[Receiver | Returned]:
         """Returns who gets the values of a function's variable, if all that is done with it is to pass them on."""
-        function = self.function_of(variable)
+        function = self._source.function_of(variable)
         if function is None:
             return []
         key = function, variable.id
@@ -192,40 +150,16 @@ class Source:
             self._variables[key] = self._receivers_of_name(function, variable.id)
         return self._variables[key]
 
-    def function_of(self, node: ast.AST) -> ast.AST | None:
-        """Returns the function that a node stands in; None where it stands in none."""
-        found: ast.AST | None = node
-        while found is not None and not isinstance(found, _FUNCTIONS):
-            found = self.parents.get(found)
-        return found
-
     def _receivers_of_name(self, function: ast.AST, name: str) -> list[Receiver | Returned]:
-        own, inner = scope_of(function)
-        if name in inner or SHOWS_VARIABLES & {node.id for node in own}:
+        named = self._source.uses(function, name)
+        if named is None:
             return []
-        uses = [(node, self.parents[node]) for node in own if node.id == name]
+        uses = [(node, self._parents[node]) for node in named]
         if not all(_computes(parent, node) for node, parent in uses if _is_changed(node, parent)):
             return []
         loads = [node for node, parent in uses if isinstance(node.ctx, ast.Load) and not _is_put_into(node, parent)]
         found = [self._receivers(node) for node in loads]
         return list(dict.fromkeys(chain.from_iterable(found))) if all(found) else []
-
-
-def scope_of(function: ast.AST) -> tuple[list[ast.Name], set[str]]:
-    """Returns the names in a function, and which of them other scopes have too: functions in it, and around it."""
-    own: list[ast.Name] = []
-    inner: set[str] = set()
-    nodes = [*ast.iter_child_nodes(function)]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            inner |= {use.id for use in ast.walk(node) if isinstance(use, ast.Name)}
-        elif isinstance(node, (ast.Global, ast.Nonlocal)):
-            inner |= {*node.names}
-        else:
-            own += [node] if isinstance(node, ast.Name) else []
-            nodes += ast.iter_child_nodes(node)
-    return own, inner
 
 
 def _arguments(function: ast.AST) -> set[str]:
@@ -250,7 +184,7 @@ def _computes(parent: ast.AST, node: ast.AST) -> bool:
     is_divisor = isinstance(parent, ast.BinOp) and node is parent.right
     is_divisor = is_divisor or (isinstance(parent, ast.AugAssign) and node is parent.value)
     operation = getattr(parent, "op", None)
-    return isinstance(operation, ARITHMETIC) and not (is_divisor and isinstance(operation, ast.Div))
+    return isinstance(operation, _ARITHMETIC) and not (is_divisor and isinstance(operation, ast.Div))
 
 
 def _passes_on(parent: ast.AST, node: ast.AST) -> bool:
@@ -278,28 +212,3 @@ def _receiver(node: ast.AST, how: str | None = None) -> list[Receiver]:
     if len(path) < 2:
         return []
     return [Receiver(path, how) if how else Receiver(path[:-1], path[-1])]
-
-
-def path_of(node: ast.AST) -> tuple[str, ...]:
-    """Returns a variable's name, or its and those of attributes; nothing for anything else."""
-    names = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
-
-
-def _place(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, int]:
-    return function.name, min(node.lineno for node in (function, *function.decorator_list))
-
-
-def _span(node: ast.expr | ast.AugAssign) -> _Span:
-    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
-
-
-def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Yields some code, and that of the functions in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from codes_in(constant)

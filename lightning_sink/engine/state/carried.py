@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.guards import Host
-from lightning_sink.engine.numbers.plain_uses import PlainUses
-from lightning_sink.engine.state.attribute_watch import ABSENT, AttributeWatch, is_plain, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.carry_watch import CarryWatch
-from lightning_sink.engine.state.varying import Looks
+from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.watch import is_users
 
 _NONE = frozenset[str]()
@@ -90,6 +90,13 @@ class Carried:
         self._left_out: set[str] = set()
         self._watches: list[tuple[Carry, CarryWatch]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def has(self, holder: Any, key: str) -> bool:
+        """Tells whether an attribute of an object is one of them."""
+        return key in self.names(holder)
+
     def names(self, holder: Any) -> frozenset[str]:
         """Returns those of an object."""
         if not self._all:  # as in most trainings; asked of each module at each look
@@ -141,9 +148,8 @@ class Carried:
         """Lets a part of the step use them."""
         on_class: dict[tuple[type, str], AttributeWatch] = {}
         try:
-            plainly = PlainUses(lambda holder, key: key in self.names(holder), step.takes)
             for carry, watch in self._watches:
-                watch.begin(step, plainly.has)
+                watch.begin(step)
                 kind = type(carry.holder), carry.key
                 before = on_class.get(kind) or AttributeWatch.of(*kind)
                 if before is None:

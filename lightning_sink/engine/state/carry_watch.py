@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.numbers.number import Number, as_they_are
 from lightning_sink.engine.numbers.result_types import exactly, is_wide
-from lightning_sink.engine.state.attribute_watch import ABSENT
 from lightning_sink.engine.state.attributes import SCALARS
-from lightning_sink.engine.state.varying import Looks
+from lightning_sink.engine.state.looks import Looks
 
 _NUMBERS = frozenset([int, float])
 
@@ -61,9 +61,9 @@ class CarryWatch:
         self._found: Any = ABSENT
         self._is_used = self._is_set = self._was_set = self._may_stand_in = False
 
-    def begin(self, step: Looks, is_plain: Callable[[FrameType], bool]) -> None:
-        """A part of the step begins; `is_plain` tells whether what a frame's instruction gives is but a number."""
-        self._step, self._is_plain, self._thread = step, is_plain, get_ident()
+    def begin(self, step: Looks) -> None:
+        """A part of the step begins."""
+        self._step, self._thread = step, get_ident()
         self._part += 1
         self._is_used = self._is_set = False
         self._found = self._held.get(self._key, ABSENT)
@@ -81,8 +81,8 @@ class CarryWatch:
             return as_they_are(value)
         self._is_used = True
         if self._is_set or self._now.host is None:
-            return value.freeze() if type(value) is Number and not self._is_plain(frame) else value
-        if not self._may_stand_in or not self._is_plain(frame):
+            return value.freeze() if type(value) is Number and not step.plain.has(frame) else value
+        if not self._may_stand_in or not step.plain.has(frame, self._key):
             host, what = self._now.host, _PLAINLY if self._may_stand_in else "decides what Python does"
             named = self._now.name, "is"
             step.uses.froze(f"{self._words} {what}", named, exactly(value), lambda: exactly(host()))
@@ -98,7 +98,7 @@ class CarryWatch:
         tensor = self._tensors[self._part]
         self.inputs.append((tensor, host))
         whole = tensor if kind is int else None
-        return Number(tensor, value, step.uses, name, host, True, whole, self._is_plain)
+        return Number(tensor, value, step.uses, name, host, True, whole, step.plain)
 
     def changed(self) -> None:
         """Called when it was set or deleted."""

@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import nn
 
+from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_parameters, tensor_hooks
-from lightning_sink.engine.state.attribute_watch import ABSENT, AttributeWatch
+from lightning_sink.engine.state.attribute_watch import AttributeWatch
 from lightning_sink.engine.state.attributes import (
     CONTAINERS,
     SCALARS,

@@ -8,40 +8,20 @@ count for good. `Varying` knows which attributes these are, and owns the 0-dim t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.numbers.flows import reads
-from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import PLAINLY, Number
 from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS
+from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.watch import is_user_frame, is_users
-
-
-class Looks(NamedTuple):
-    """What is known of a step while it is recorded.
-
-    Attributes:
-        ran: Takes its code.
-        past: Takes functions that look at all attributes at once.
-        goes_on: Tells whether a stand-in that a frame's instruction gives goes to nobody who needs the number itself.
-        takes: Tells whether a method of an object takes a stand-in and decides nothing by it.
-        is_apart: Tells whether what runs now is run before each step, by whatever runs that.
-    """
-
-    uses: Uses
-    ran: Mapping[int, CodeType]
-    past: list[Any]
-    goes_on: Callable[[FrameType], bool]
-    takes: Callable[[Any, str], bool]
-    is_apart: Callable[[], bool]
 
 
 class Varying:
@@ -138,7 +118,7 @@ class Varying:
         self._taken.add(name)
         self._taken_now.add(name)
         held, known_as = self._inputs[name], ("an attribute", f"`{name}`")
-        return Number(held.tensor, held.value, step.uses, known_as, held.present, counts=True, goes_on=step.goes_on)
+        return Number(held.tensor, held.value, step.uses, known_as, held.present, counts=True, plain=step.plain)
 
     def check(self, frozen: Iterable[str], stands: bool) -> None:
         """Has floats count that a step needs as plain numbers (`frozen`), and those of which it makes no program.
@@ -199,7 +179,7 @@ class _Use:
 
     def _is_computed_with(self, frame: FrameType) -> bool:
         """Tells whether a line of the user's names the attribute, and does nothing with it that needs the number."""
-        return is_user_frame(frame) and reads(frame, self._key) and self._step.goes_on(frame)
+        return is_user_frame(frame) and self._step.plain.has(frame, self._key)
 
 
 _MOST = 1_000

@@ -24,8 +24,10 @@ from torch.fx.node import map_aggregate
 from torch.optim import Optimizer
 
 from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.handed import Handed
 from lightning_sink.engine.numbers.math_functions import known_to_math
 from lightning_sink.engine.numbers.number import Number, released
+from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import (
     TorchDispatchMode,
@@ -40,8 +42,8 @@ from lightning_sink.engine.state.collected import Place, Watched
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, place_of
-from lightning_sink.engine.state.varying import Looks
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.apart import Apart
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
@@ -106,7 +108,9 @@ class Recorder(TorchDispatchMode, Tape):
         self._unfilled = Unfilled()
         self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused)
         apart = lambda: self._options.are_being_set  # noqa: E731
-        self._looks = Looks(self._uses, self.ran, [], self._values.goes_on, self._values.has_taker, apart)
+        self._handed = Handed(before.parts.unfit)
+        plain = PlainUses(before.parts.carried.has, self._values.receives, self._handed)
+        self._looks = Looks(self._uses, self.ran, [], plain, apart)
         self._paused = False
         self._failed = False
         self._generators = Generators(before.parts.device)
@@ -124,6 +128,8 @@ class Recorder(TorchDispatchMode, Tape):
         present, attributes = self._before.again(), Attributes(parts)
         self._undo.forget()
         python, drawn = self._look(), random_state()
+        called = self._handed.called if parts.carried or parts.varying.names else None
+        self._handed.begin()
         self._uses.closed = False
         try:
             with ExitStack() as stack:
@@ -133,7 +139,9 @@ class Recorder(TorchDispatchMode, Tape):
                 self._watched = stack.enter_context(parts.collected.watched(self.hazard))
                 stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
                 stack.enter_context(parts.carried.watched(self._looks))
-                self._hook = stack.enter_context(watch_reads(self.hazard, parts.codes, self.ran, self._looks.past))
+                self._hook = stack.enter_context(
+                    watch_reads(self.hazard, parts.codes, self.ran, self._looks.past, called)
+                )
                 stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(scaler_steps_by(self._scaled))
@@ -142,6 +150,7 @@ class Recorder(TorchDispatchMode, Tape):
                 # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 out = released(body())
+            self._handed.check()
             release(self._uses, self._steps.numbers, parts, self.hazard)
             self._collect(attributes)
             self._compare(python, drawn, attributes)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.numbers.flows import attribute_of, others, receivers
+from lightning_sink.engine.held import attribute_of
+from lightning_sink.engine.numbers.flows import Getter, receivers
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import ADDED
@@ -66,7 +67,7 @@ class Values:
         if not is_user_frame(caller) or not _is_number(tensor):
             return None
         getters = receivers(caller)
-        if not getters or not all(self._takes(*getter) for getter in getters):
+        if not getters or not all(map(self.receives, getters)):
             return None
         with self._paused():
             value = tensor.item()
@@ -78,20 +79,13 @@ class Values:
         whole = copy if isinstance(value, int) else None
         return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole)
 
-    def goes_on(self, frame: FrameType) -> bool:
-        """Tells whether a stand-in that a frame's instruction gives goes to nobody who needs the number itself."""
-        getters = others(frame)
-        return getters is not None and all(self._takes(*getter) for getter in getters)
-
-    def has_taker(self, holder: Any, method: str) -> bool:
-        """Tells whether a method takes stand-ins, and decides nothing by them."""
-        return (id(holder), method) in self._takers
-
-    def _takes(self, holder: Any, attribute: str, how: str) -> bool:
+    def receives(self, getter: Getter) -> bool:
+        """Tells whether somebody takes a stand-in, and decides nothing by it."""
+        holder, attribute, how = getter
         held = attribute_of(holder, attribute) if attribute else holder
         if type(held) is ListWatch:
             return how in ListWatch.receives
-        return self._is_sum(holder, attribute) if how == ADDED else self.has_taker(held, how)
+        return self._is_sum(holder, attribute) if how == ADDED else (id(held), how) in self._takers
 
     def taken(self, func: Any, args: Any, kwargs: Any, value: Any, origin: Origin | None) -> None:
         """Takes note of a value that Python has got of an operation, and may do this or that by.

@@ -172,6 +172,11 @@ def returned_by_an_attribute(self, x):
     self.log("x", self.own(x))
 
 
+def returned_by_a_property(self, x):
+    self.value = x
+    self.log("x", self.kept)
+
+
 def returned_by_two(self, x):
     loss, found = of_another(x)
     self.log_dict({f"train/{name}": number for name, number in found.items()})
@@ -212,6 +217,7 @@ GOES = {
     returned_by_a_function: [LOG],
     returned_by_a_method: [LOG],
     returned_by_an_attribute: [LOG],
+    returned_by_a_property: [LOG],
     returned_by_two: [("self", "", "log_dict")],
     returned_in_a_dictionary_that_is_filled: [("self", "", "log_dict")],
     gone_through: [APPEND],
@@ -332,11 +338,6 @@ def returned_by_steps(self, x):
         self.log("x", number)
 
 
-def returned_by_a_property(self, x):
-    self.value = x
-    self.log("x", self.kept)
-
-
 def returned_to_more_names(self, x):
     one, two, *rest = with_others(x)
     self.log("x", two[0])
@@ -440,7 +441,7 @@ NOWHERE = [
     *[by_two_variables, by_a_variable_of_a_function_within, by_a_variable_that_is_seen, by_a_global],
     *[by_a_generator, unpacked, returned_and_looked_at, returned_to_c, returned_through_a_wrapper],
     *[returned_through_a_partial, returned_at_one_of_two_places, returned_and_kept, returned_and_counted],
-    *[returned_by_steps, returned_by_a_property, returned_to_more_names, put_into_what_is_not_its_own],
+    *[returned_by_steps, returned_to_more_names, put_into_what_is_not_its_own],
     *[put_into_what_it_is_given, put_in_as_a_key, gone_through_by_name],
 ]
 

@@ -1,6 +1,8 @@
 """What a line does with an attribute, as its source tells: arithmetic, or anything else."""
 
+import functools
 import math
+import operator
 import sys
 from decimal import Decimal
 from types import CodeType
@@ -8,6 +10,7 @@ from types import CodeType
 import pytest
 import torch
 
+from lightning_sink.engine.numbers.handed import Handed
 from lightning_sink.engine.numbers.plain_uses import PlainUses
 
 pytestmark = pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="positions are known from Python 3.11 on")
@@ -20,8 +23,8 @@ class Value:
         self.found = []
 
     def __get__(self, holder, kind=None):
-        plain = PlainUses(lambda owner, key: key in ("n", "other"), lambda owner, method: method == "log")
-        self.found.append(plain.has(sys._getframe(1)))
+        plain = PlainUses(lambda owner, key: key in ("n", "other"), lambda getter: getter.how == "log", Handed(set()))
+        self.found.append(plain.has(sys._getframe(1), "n"))
         return vars(holder)["n"]
 
     def __set__(self, holder, value):
@@ -38,6 +41,9 @@ class Module:
     def log(self, name, value):
         pass
 
+    def get(self):
+        return 4
+
     @property
     def tau(self):
         return self.n / 2
@@ -47,6 +53,73 @@ class Module:
 
     def itself(self):
         return self.n
+
+    @functools.lru_cache  # noqa: B019
+    def kept_in_c(self):
+        return self.n
+
+    def shows(self, value, name="n"):
+        self.log(name, value)
+        return value / 2
+
+    @staticmethod
+    def ramp(value, most=4):
+        return min(1.0, value / most)
+
+    @classmethod
+    def of_all(cls, value):
+        return 2 * value
+
+
+def ramp(value, *, most=4):
+    while value > most:
+        value -= 1
+    return value / most if most else value
+
+
+def type_of(value):
+    return type(value)
+
+
+def by_type(value):
+    return type_of(value)
+
+
+def all_of(*values):
+    return values
+
+
+def given_later(value):
+    yield value
+
+
+def in_circles(value):
+    return value if value > 2 else in_circles(value + 1)
+
+
+@torch.no_grad()
+def averages(own, other, decay):
+    for a, b in zip(own, other, strict=True):
+        a.mul_(decay).add_(b, alpha=1 - decay)
+
+
+class Scale(torch.nn.Module):
+    def forward(self, x, weight=1.0):
+        return x * weight
+
+
+class Asks(torch.nn.Module):
+    def forward(self, x, weight=1.0):
+        return x if isinstance(weight, float) else -x
+
+
+SCALE, ASKS = Scale(), Asks()
+
+
+def averages_here(m):
+    decay = min(0.9, m.n / 10)
+    for own, other in zip([torch.ones(2)], [torch.ones(2)], strict=True):
+        own.mul_(decay).add_(other, alpha=1 - decay)
 
 
 def adds(m):
@@ -78,31 +151,6 @@ def on_the_right_of_a_tensor(m):
     ones = torch.ones(2)
     ones *= m.n
     return ones * m.n, -ones.data - m.n
-
-
-PLAIN = {
-    "on the right of a tensor": on_the_right_of_a_tensor,
-    "arithmetic": lambda m: (m.n + 1) * 2 % 5 // 2,
-    "powers": lambda m: 0.5**m.n,
-    "a sign": lambda m: -m.n * 2,
-    "a comparison": lambda m: 1 if m.n > 2 else 0,
-    "a comparison with an attribute": lambda m: 1 if m.limit > m.n else 0,
-    "not": lambda m: not m.n,
-    "none": lambda m: m.n is None,
-    "the least": lambda m: min(1.0, m.n / 2) + 1,
-    "a cosine": lambda m: math.cos(m.n) * 2,
-    "a tensor": lambda m: torch.tensor(m.n),
-    "a log": lambda m: m.log("n", m.n),
-    "a log by name": lambda m: m.log("n", value=m.n),
-    "adding": adds,
-    "assigning": assigns,
-    "a variable": by_a_variable,
-    "a loop": counts_down,
-    "tensors in place": scales,
-    "a property": lambda m: m.tau + 1,
-    "a method": lambda m: m.double() + 1,
-    "a method that gives it": lambda m: m.itself() * 2,
-}
 
 
 def keeps(m):
@@ -154,11 +202,47 @@ class Unit:
     add_ = __mul__
 
 
-OTHER = {
+PLAIN = {
+    "on the right of a tensor": on_the_right_of_a_tensor,
+    "arithmetic": lambda m: (m.n + 1) * 2 % 5 // 2,
+    "powers": lambda m: 0.5**m.n,
+    "a sign": lambda m: -m.n * 2,
+    "a comparison": lambda m: 1 if m.n > 2 else 0,
+    "a comparison with an attribute": lambda m: 1 if m.limit > m.n else 0,
+    "not": lambda m: not m.n,
+    "none": lambda m: m.n is None,
+    "the least": lambda m: min(1.0, m.n / 2) + 1,
+    "a cosine": lambda m: math.cos(m.n) * 2,
+    "a tensor": lambda m: torch.tensor(m.n),
+    "a log": lambda m: m.log("n", m.n),
+    "a log by name": lambda m: m.log("n", value=m.n),
+    "adding": adds,
+    "assigning": assigns,
+    "a variable": by_a_variable,
+    "a loop": counts_down,
+    "tensors in place": scales,
+    "a property": lambda m: m.tau + 1,
+    "a method": lambda m: m.double() + 1,
+    "a method that gives it": lambda m: m.itself() * 2,
     "a call on its left": lambda m: torch.ones(2) * m.n,
     "an item on its left": lambda m: [Unit()][0] * m.n,
     "an object of the user's on its left": rebound,
-    "a method of an object's": lambda m: Unit().add_(m.n),
+    "a method that tensors have, too": lambda m: Unit().add_(m.n),
+    "text on its left": lambda m: m.words * m.n,
+    "the least of two that are not known": lambda m: min(m.get(), m.n) + 1,
+    "tensors in place, in a loop": averages_here,
+    "a function's argument": lambda m: ramp(m.n) * 2,
+    "a function's argument by name": lambda m: ramp(most=m.n, value=1),
+    "a function that calls itself": lambda m: in_circles(m.n) + 1,
+    "a method's argument": lambda m: m.shows(m.n),
+    "a static method's argument": lambda m: m.ramp(m.n),
+    "a class method's argument": lambda m: Module.of_all(m.n),
+    "a module's argument": lambda m: SCALE(torch.ones(2), m.n),
+    "a module's argument by name": lambda m: SCALE(torch.ones(2), weight=m.n),
+    "an argument without gradients": lambda m: averages([torch.ones(2)], [torch.ones(2)], m.n),
+}
+
+OTHER = {
     "a variable that is another one later": another_log,
     "a type": lambda m: type(m.n),
     "an int": lambda m: int(m.n),
@@ -170,7 +254,13 @@ OTHER = {
     "a function": lambda m: abs(m.n),
     "code in C": lambda m: torch.ones(4).roll(m.n, 0),
     "a decimal": lambda m: Decimal(m.n),
-    "text on its left": lambda m: m.words * m.n,
+    "a method that C remembers": lambda m: m.kept_in_c() * 2,
+    "a function that asks for its type": lambda m: by_type(m.n),
+    "a module that asks for its type": lambda m: ASKS(torch.ones(2), m.n),
+    "a function that takes all arguments": lambda m: all_of(m.n),
+    "a function that takes all arguments as they come": lambda m: ramp(*[1.0], most=m.n) if 0 else ramp(*[m.n]),
+    "a generator": lambda m: [*given_later(m.n)],
+    "a function of C's": lambda m: operator.neg(m.n),
     "identity": lambda m: m.n is m.limit,
     "a chain": lambda m: 1 < m.n < 5,
     "a function by another": lambda m: [*map(Module.itself, [m])],

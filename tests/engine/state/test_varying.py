@@ -249,6 +249,10 @@ class Kept:
         self.module.kept.append(value if type(value) is float else -1.0)
 
 
+def half_of(scale):
+    return scale / 2 * torch.ones(())
+
+
 def with_tensors(module, index):
     ones = torch.ones(3)
     ones *= module.scale
@@ -266,14 +270,22 @@ COMPUTED_WITH = {
     "whether it is there": lambda module, index: module.scale * torch.ones(()) if module.scale is not None else 0.0,
     "with the batch's index": lambda module, index: 0.01 * module.scale * index,
     "with a tensor": with_tensors,
+    "property": lambda module, index: 2 * module.twice,
+    "a cosine": lambda module, index: math.cos(module.scale),
+    "a power": lambda module, index: 0.9**module.scale,
+    "floored": lambda module, index: 1 // module.scale + module.scale // 0.1 / 100,
+    "a tensor": lambda module, index: torch.tensor(module.scale),
+    "put into an attribute that steps set": keeps,
+    "a function's argument": lambda module, index: half_of(module.scale),
+    "beside what a call gives": lambda module, index: torch.ones(()).mean() * module.scale,
 }
 DECIDE = {
     "comparison": lambda module, index: 1.0 if module.scale > 3 else 0.0,
+    "minimum": lambda module, index: min(module.scale, 2.5),
     "truth": lambda module, index: 1.0 if module.scale - 2 else 0.5,
     "in one step of ten": in_one_step_of_ten,
 }
 NEEDED_PLAINLY = {
-    "property": lambda module, index: 2 * module.twice,
     "a variable that goes elsewhere": by_a_variable_that_goes_elsewhere,
     "attrgetter": lambda module, index: attrgetter("scale")(module),
     "methodcaller": lambda module, index: methodcaller("__getattribute__", "scale")(module),
@@ -305,17 +317,11 @@ NEEDED_PLAINLY = {
     "float()": lambda module, index: float(module.scale),
     "int()": lambda module, index: int(module.scale),
     "round": lambda module, index: round(module.scale / 2),
-    "minimum": lambda module, index: min(module.scale, 2.5),
-    "a cosine": lambda module, index: math.cos(module.scale),
-    "a power": lambda module, index: 0.9**module.scale,
-    "floored": lambda module, index: 1 // module.scale + module.scale // 0.1 / 100,
-    "a tensor": lambda module, index: torch.tensor(module.scale),
     "a bound": lambda module, index: torch.ones(3).clamp(max=module.scale / 2).mean(),
     "a distribution": lambda module, index: Normal(torch.zeros(3), module.scale).log_prob(torch.ones(3)).mean(),
     "text": lambda module, index: float(len(f"{module.scale}")),
     "dropout": lambda module, index: nn.functional.dropout(torch.ones(4), module.scale / 10).mean(),
     "a key": lambda module, index: {module.scale: 0.5}[module.scale],
-    "kept": keeps,
 }
 USES = COMPUTED_WITH | DECIDE | NEEDED_PLAINLY
 

@@ -1,0 +1,37 @@
+"""Which function runs where something is called: a method's, a module's `forward`, what torch has wrapped."""
+
+from __future__ import annotations
+
+import inspect
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from lightning_sink.engine.held import attribute_of, held_by
+
+
+def called_by(called: Any, holder: Any, name: str) -> tuple[Any, list[Any]]:
+    """Returns the function, and what it is given before all arguments.
+
+    Args:
+        called: What is called, as `found_behind` gives it.
+        holder: What has it as an attribute; anything else where nothing has.
+        name: The attribute's name.
+    """
+    function, before = called, list[Any]()
+    if isinstance(called, nn.Module):
+        if type(called).__call__ is nn.Module.__call__ and "forward" not in held_by(called):
+            function, before = inspect.getattr_static(type(called), "forward", None), [called]
+    elif isinstance(called, (MethodType, classmethod)):
+        function = called.__func__
+        before = [called.__self__ if isinstance(called, MethodType) else type(holder)]
+    elif isinstance(called, staticmethod):
+        function = called.__func__
+    elif name and attribute_of(holder, name) is not called:  # found on the class
+        before = [holder]
+    while getattr(function, "__globals__", {}).get("__name__", "").startswith("torch.") and hasattr(
+        function, "__wrapped__"
+    ):
+        function = function.__wrapped__  # by `torch.no_grad()`, which hands all arguments on
+    return function, before

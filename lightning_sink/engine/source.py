@@ -1,0 +1,136 @@
+"""The source of files that code comes from: what an instruction is in it, and what is said of a variable's name.
+
+A `Source` is of a text, and is known only as long as its code is what runs. Positions within a line are known from
+Python 3.11 on; before that no instruction is found.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from types import CodeType, FrameType
+from typing import Any
+
+from lightning_sink.engine.watch import unwatched
+
+_Span = tuple[int | None, int | None, int | None, int | None]
+
+_VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SHOW_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
+
+
+@lru_cache(maxsize=256)
+def source_of(codes: tuple[CodeType, ...], file: str) -> Source | None:
+    """Returns the source of a file; None if some code is not what it has: it may be another one by now.
+
+    Code is equal to code of another file, with other code around it.
+    """
+    with unwatched():
+        source = _parsed("".join(linecache.getlines(file)))
+    return source if source is not None and source.codes.issuperset(codes) else None
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> Source | None:
+    try:
+        return Source(ast.parse(text), compile(text, "", "exec", dont_inherit=True))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+class Source:
+    """A text: its nodes, and what they stand in.
+
+    Attributes:
+        codes: All of its code.
+        parents: What each node stands in.
+    """
+
+    def __init__(self, tree: ast.Module, code: CodeType) -> None:
+        self.codes = frozenset(codes_in(code))
+        self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self._values = {_span(node): node for node in self.parents if isinstance(node, _VALUES)}
+        self._augmented = {_span(node): node for node in self.parents if isinstance(node, ast.AugAssign)}
+        functions = [node for node in self.parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        self._functions = {_place(function): function for function in functions}
+
+    def value(self, span: Any) -> ast.expr | None:
+        """Returns the call, the attribute or the arithmetic that stands there."""
+        return self._values.get(span)
+
+    def augmented(self, span: Any) -> ast.AugAssign | None:
+        """Returns the assignment with arithmetic that stands there: `x += 1`."""
+        return self._augmented.get(span)
+
+    def function(self, code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """Returns the function with some code of the text."""
+        return self._functions.get((code.co_name, code.co_firstlineno))
+
+    def function_of(self, node: ast.AST) -> ast.AST | None:
+        """Returns the function that a node stands in; None where it stands in none."""
+        found: ast.AST | None = node
+        while found is not None and not isinstance(found, _FUNCTIONS):
+            found = self.parents.get(found)
+        return found
+
+    def uses(self, function: ast.AST, name: str) -> list[ast.Name] | None:
+        """Returns where a function names a variable; None where others may see the variable, too."""
+        own, inner = scope_of(function)
+        if name in inner or _SHOW_VARIABLES & {node.id for node in own}:
+            return None
+        return [node for node in own if node.id == name]
+
+
+def instruction_at(frames: list[FrameType]) -> tuple[Source | None, Any]:
+    """Returns the source of some frames of one file, and where in it the last one's instruction stands."""
+    positions = getattr(frames[-1].f_code, "co_positions", None)
+    if positions is None:
+        return None, None
+    source = source_of(tuple(each.f_code for each in frames), frames[-1].f_code.co_filename)
+    return source, next(islice(positions(), frames[-1].f_lasti // 2, None))
+
+
+def scope_of(function: ast.AST) -> tuple[list[ast.Name], set[str]]:
+    """Returns the names in a function, and which of them other scopes have too: functions in it, and around it."""
+    own: list[ast.Name] = []
+    inner: set[str] = set()
+    nodes = [*ast.iter_child_nodes(function)]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            inner |= {use.id for use in ast.walk(node) if isinstance(use, ast.Name)}
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            inner |= {*node.names}
+        else:
+            own += [node] if isinstance(node, ast.Name) else []
+            nodes += ast.iter_child_nodes(node)
+    return own, inner
+
+
+def path_of(node: ast.AST) -> tuple[str, ...]:
+    """Returns a variable's name, or its and those of attributes; nothing for anything else."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
+
+
+def _place(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, int]:
+    return function.name, min(node.lineno for node in (function, *function.decorator_list))
+
+
+def _span(node: ast.expr | ast.AugAssign) -> _Span:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yields some code, and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
