@@ -18,7 +18,7 @@ from lightning_sink.engine.state.looks import Looks
 
 _NUMBERS = frozenset([int, float])
 
-_PLAINLY = "is needed as a plain number, as far as its line shows (`loss * self.n`, with a local variable, is compiled)"
+_PLAINLY = "is needed as a plain number, as far as the source shows (not by arithmetic, `self.log`, `math.cos`)"
 _PAST = "and asks for all that there is (`vars()`, `__dict__`)"
 
 
