@@ -36,8 +36,9 @@ class SinkDataModule(LightningDataModule, metaclass=_KnowsWrappers):
 
     Args:
         datamodule: The datamodule. For loaders there is `SinkDataModule.from_loaders`.
-        buffer_size: Most batches that are fetched and not yet taken. None is 16, and 1,024 for those that are
-            sent to a GPU beside its steps; 0 fetches nothing ahead.
+        buffer_size: Most batches that are fetched and not yet taken. None is 16, 64 for those that are
+            gathered of a dataset of tensors beside the steps, and 1,024 for those that are sent to a GPU beside its
+            steps; 0 fetches nothing ahead.
         buffer_bytes: Most bytes of tensors that are fetched and not yet taken; a single larger batch still passes.
         early_preload: Whether fetching goes on between two sinks, while callbacks run. What a callback changes in the
             dataset then shows up to `buffer_size` batches late.

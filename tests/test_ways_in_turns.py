@@ -192,14 +192,14 @@ def test_machine_code_runs_them(rows, kind):
     assert in_rows(rows) > 50
 
 
-@pytest.mark.parametrize("every", [2, 3, 7, 16])
+@pytest.mark.parametrize("every", [2, 3, 7, 32])
 def test_windows_of_any_length(rows, every):
-    compare(lambda: Accumulates(every), "traced", -1, data=lambda: loader(100))
+    compare(lambda: Accumulates(every), "traced", -1, data=lambda: loader(140))
     assert {turns for _, turns in rows} == {every}
 
 
 def test_windows_that_are_too_long_run_one_call_a_step(rows):
-    compare(lambda: Accumulates(17), "traced", -1, data=lambda: loader(100))
+    compare(lambda: Accumulates(33), "traced", -1, data=lambda: loader(140))
     assert not rows
 
 
@@ -255,6 +255,22 @@ def test_few_batches_in_line(rows, buffer_size):
     sink = once(Accumulates, data, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=2)
     assert_parity(plain, sink)
     assert bool(rows) == (buffer_size >= 4)
+
+
+class Weighs(Net):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * 2 if batch_idx % 8 == 0 else loss
+
+
+def test_steps_alike_run_in_rows_where_a_window_is_longer_than_the_line(rows, chunks):
+    data = lambda: SinkDataModule.from_loaders(loader(61), buffer_size=4)  # noqa: E731
+    plain = once(Weighs, many, max_epochs=2)
+    sink = once(Weighs, data, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=2)
+    assert_parity(plain, sink)
+    assert not rows
+    assert sum(chunks) > 60
+    assert max(chunks) == 4
 
 
 @pytest.mark.parametrize("steps", [5, 9, 24])

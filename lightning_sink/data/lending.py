@@ -18,7 +18,11 @@ _OF_STACKED = 3
 
 
 class Lending:
-    """Says how far the batches of a source may be fetched before they are trained."""
+    """Says how far the batches of a source may be fetched before they are trained.
+
+    Attributes:
+        are_copies: Whether they are gathered of a dataset, each into memory of its own.
+    """
 
     def __init__(self, supply: Supply) -> None:
         self._supply, self._fetches, self._options = supply, supply.fetches, supply.options
@@ -36,7 +40,7 @@ class Lending:
     def most(self) -> int:
         """How many batches in a row may be held, as far as is known; 0 where each has to be trained first."""
         reuse = self._reuse
-        if self._sent or reuse.found or self._are_copies or (reuse.ended and self._are_stacked):
+        if self._sent or reuse.found or self.are_copies or (reuse.ended and self._are_stacked):
             return _ENDLESS
         return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
 
@@ -52,7 +56,7 @@ class Lending:
             if self._are_stacked:
                 self._reuse = self._looking(_OF_STACKED)
         reuse, self._sent = self._reuse, sent
-        if not (sent or reuse.ended or self._are_copies):
+        if not (sent or reuse.ended or self.are_copies):
             reuse.note(batch)
             if reuse.found and not self._supply.stays_in_step:
                 self._supply.stay_in_step("the loader fills the memory of a batch again for a later one")
@@ -77,7 +81,7 @@ class Lending:
 
     def _ask_source(self) -> None:
         source, is_prepared = self._fetches.source, self._fetches.prepares
-        self._are_copies = source.gives_copies and not is_prepared
+        self.are_copies = source.gives_copies and not is_prepared
         self._are_stacked = source.stacks and not is_prepared
 
     def _allow(self) -> None:

@@ -135,8 +135,8 @@ class CompiledEngine(Engine):
                 elif not self._run(sink, step, program):
                     self._programs.remove(key, program)
                     self._run_plain(sink, step)
-                elif (repeating := self._repeating(sink, step, program)) is not None:
-                    self._run_ahead(sink, step, repeating)
+                else:
+                    self._run_ahead(sink, step, self._repeating(sink, step, program))
         finally:
             self._error = None  # of a step that this sink had no turn for
             self._settle()
@@ -232,25 +232,30 @@ class CompiledEngine(Engine):
 
     # -- steps in a row ----------------------------------------------------------------------------------------------
 
-    def _repeating(self, sink: Sink, step: Step, program: Program) -> Program | Window | None:
-        """Returns what may run the steps that come next, behind one that a program has just run."""
+    def _repeating(self, sink: Sink, step: Step, program: Program) -> list[Program | Window]:
+        """Returns what may run the steps that come next, behind one that a program has just run; best first."""
         if not self._unsettled:
             self._windows.forget()
-            return None
+            return []
         outputs, turns = self._unsettled[-1][1], sink.turns()
         self._windows.add(step.key, program, outputs)
         window = self._windows.find(sink, turns) if turns else None
-        if window is None and turns == 1 and program.may_repeat(outputs):
-            return program
-        return window
+        alone = turns == 1 and program.may_repeat(outputs)
+        return [*([] if window is None else [window]), *([program] if alone else [])]
 
-    def _run_ahead(self, sink: Sink, step: Step, program: Program | Window) -> None:
-        """Runs, many in one call, the steps that come next and need nothing but the program."""
+    def _run_ahead(self, sink: Sink, step: Step, programs: list[Program | Window]) -> None:
+        """Runs, many in one call, the steps that come next and need nothing but one of some programs."""
+        for program in programs:  # a window may be longer than what waits in line, or is left of the sink
+            if not self._programs.have(step.key) or self._ran_ahead(sink, step, program):
+                return
+
+    def _ran_ahead(self, sink: Sink, step: Step, program: Program | Window) -> bool:
+        """Runs the steps that come next, if they need nothing but the program; tells whether there were any."""
         if self._row_runner is not program.function:
             self._rest()
             self._row_runner = program.function
         try:
-            call = self._prepare(sink, step, program, most(program))
+            first = call = self._prepare(sink, step, program, most(program))
             if call is not None:
                 call.launch()
             while call is not None:
@@ -261,6 +266,7 @@ class CompiledEngine(Engine):
             raise
         if program.seconds > _SHORT:
             self._rest()
+        return first is not None
 
     def _rest(self) -> None:
         """Ends the thread beside which rows are prepared, and gives back the memory of its steps."""

@@ -85,9 +85,11 @@ def test_what_differs_makes_the_same_options_again(size, timeout, preload, trans
     assert ("early_preload" in changed) == preload
 
 
-def test_small_steps_of_a_gpu_find_enough_batches_unless_the_user_says_how_many():
-    assert [QueueOptions().in_a_row(sent) for sent in (False, True)] == [16, 1024]
-    assert [QueueOptions(buffer_size=size).in_a_row(sent=True) for size in (0, 1, 16)] == [0, 1, 16]
+def test_small_steps_find_enough_batches_unless_the_user_says_how_many():
+    ways = [(False, False), (False, True), (True, False), (True, True)]
+    assert [QueueOptions().in_a_row(*way) for way in ways] == [16, 64, 1024, 1024]
+    for size in (0, 1, 16):
+        assert {QueueOptions(buffer_size=size).in_a_row(*way) for way in ways} == {size}
     assert [QueueOptions(buffer_size=size).batches for size in (None, 0, 300)] == [16, 0, 300]
 
 
