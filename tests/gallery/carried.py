@@ -471,14 +471,18 @@ class OneSubmoduleThatIsCalledTwice(Small):
         self.net = nn.Sequential(nn.Linear(6, 8), scaled, nn.Tanh(), nn.Linear(8, 3), scaled)
 
 
-@case(data=even)
-class AverageByTheNumberOfSteps(Small):
-    """Decays less at first, as most averages of weights do that are not torch's."""
+class Averaged(Small):
+    """Keeps an average of its weights, and how often it was updated."""
 
     def __init__(self):
         super().__init__()
         self.average = copy.deepcopy(self.net).requires_grad_(False)
         self.updates = 0
+
+
+@case(data=even)
+class AverageByTheNumberOfSteps(Averaged):
+    """Decays less at first, as most averages of weights do that are not torch's."""
 
     @torch.no_grad()
     def on_before_zero_grad(self, optimizer):
@@ -489,13 +493,8 @@ class AverageByTheNumberOfSteps(Small):
 
 
 @case(data=even)
-class AverageByVariables(Small):
+class AverageByVariables(Averaged):
     """As most averages are written: `decay` in a variable, tensors in a loop."""
-
-    def __init__(self):
-        super().__init__()
-        self.average = copy.deepcopy(self.net).requires_grad_(False)
-        self.updates = 0
 
     def on_before_zero_grad(self, optimizer):
         self.updates += 1
@@ -506,12 +505,7 @@ class AverageByVariables(Small):
 
 
 @case(data=even)
-class AverageByAFunction(Small):
-    def __init__(self):
-        super().__init__()
-        self.average = copy.deepcopy(self.net).requires_grad_(False)
-        self.updates = 0
-
+class AverageByAFunction(Averaged):
     def on_before_zero_grad(self, optimizer):
         self.updates += 1
         follow(self.average, self.net, 1 / (1 + self.updates))
