@@ -20,6 +20,7 @@ _Span = tuple[int | None, int | None, int | None, int | None]
 
 _VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 _SHOW_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
 
 
@@ -37,9 +38,22 @@ def source_of(codes: tuple[CodeType, ...], file: str) -> Source | None:
 @lru_cache(maxsize=32)
 def _parsed(text: str) -> Source | None:
     try:
-        return Source(ast.parse(text), compile(text, "", "exec", dont_inherit=True))
+        return Source(_with_full_names(ast.parse(text)), compile(text, "", "exec", dont_inherit=True))
     except (SyntaxError, ValueError, RecursionError):
         return None
+
+
+def _with_full_names(tree: ast.Module) -> ast.Module:
+    """Makes private names of classes what they are where the code runs: `self.__n` is `self._Net__n` there."""
+    left: list[tuple[ast.AST, str]] = [(tree, "")]
+    while left:
+        node, kind = left.pop()
+        if isinstance(node, ast.ClassDef):
+            kind = node.name.lstrip("_")
+        elif isinstance(node, ast.Attribute) and kind and node.attr.startswith("__") and not node.attr.endswith("__"):
+            node.attr = f"_{kind}{node.attr}"
+        left += [(child, kind) for child in ast.iter_child_nodes(node)]
+    return tree
 
 
 class Source:
@@ -109,6 +123,19 @@ def scope_of(function: ast.AST) -> tuple[list[ast.Name], set[str]]:
             own += [node] if isinstance(node, ast.Name) else []
             nodes += ast.iter_child_nodes(node)
     return own, inner
+
+
+def bound_in(function: ast.AST) -> set[str]:
+    """Returns the variables that a function sets, in any way, itself or in what is within it."""
+    found = {each.id for each in scope_of(function)[0] if not isinstance(each.ctx, ast.Load)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.MatchMapping):
+            found.add(node.rest or "")
+        elif isinstance(node, _NAMED) and node is not function:
+            found.add(node.name or "")
+    return found
 
 
 def path_of(node: ast.AST) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ class CountBesideAnObjectThatKeepsItToItself(Counting):
             return 3.0
 
 
-@case(**PLAIN)
+@case(data=even)
 class CountThatMakesAListLonger(Counting):
     def weight(self):
         weights = [0.25]

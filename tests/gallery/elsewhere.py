@@ -3,8 +3,15 @@
 import copy
 import csv
 import functools
+import hashlib
 import io
+import os
+import queue
+import sqlite3
+import threading
 import types
+import zlib
+from functools import partial
 
 import lightning as L
 import torch
@@ -15,6 +22,7 @@ from torch.optim import lr_scheduler
 from gallery.callbacks import DIFFERS
 from gallery.case import Kept, Small, add, case
 from gallery.optimizers import Optimized
+from gallery.state import even
 
 # -- changed by one step of many --------------------------------------------------------------------------------------
 
@@ -459,6 +467,54 @@ class WritesRows(Small):
     def training_step(self, batch, batch_idx):
         self.writer.writerow([1, 2])
         return self.loss(batch)
+
+
+class KeepsInC(Small):
+    """Hands something to an object in C at each step, which nobody sees in it; at the end it says what it has."""
+
+    def __init__(self, make, left):
+        super().__init__()
+        self.make, self.left = make, left
+
+    def on_train_start(self):
+        self.kept = self.make()
+
+    def training_step(self, batch, batch_idx):
+        self.keep(self.kept)
+        return self.loss(batch)
+
+    def on_train_end(self):
+        self.found = self.left(self.kept)
+        self.kept = None
+
+
+def database():
+    made = sqlite3.connect(":memory:", isolation_level=None)
+    made.execute("create table kept (a)")
+    return made
+
+
+def rows_of(made):
+    (rows,) = made.execute("select count(*) from kept").fetchone()
+    made.close()
+    return rows
+
+
+def lengthen(environment):
+    environment["OF_STEPS"] = environment.get("OF_STEPS", "") + "."
+
+
+KEPT_IN_C = {
+    "a queue in C": (queue.SimpleQueue, lambda kept: kept.put(1), lambda kept: kept.qsize(), "SimpleQueue.put"),
+    "a digest": (hashlib.md5, lambda kept: kept.update(b"a"), lambda kept: kept.hexdigest(), "HASH.update"),
+    "a compressor": (zlib.compressobj, lambda kept: kept.compress(b"a"), lambda kept: kept.flush(), "compress"),
+    "a database": (database, lambda kept: kept.execute("insert into kept values (1)"), rows_of, "execute"),
+    "a semaphore": (lambda: threading.Semaphore(0), lambda kept: kept.release(), lambda kept: kept._value, "release"),
+    "the environment": (lambda: os.environ, lengthen, lambda kept: kept.pop("OF_STEPS"), "putenv"),
+}
+for name, (make, keep, left, told) in KEPT_IN_C.items():
+    kind = type("KeepsInC", (KeepsInC,), {"keep": staticmethod(keep)})
+    add(f"keeps something in {name}", partial(kind, make, left), eager=told, data=even)
 
 
 @case(eager="`torch.save()` is called", line="torch.save")

@@ -25,7 +25,8 @@ def called_by(called: Any, holder: Any, name: str) -> tuple[Any, list[Any]]:
             function, before = inspect.getattr_static(type(called), "forward", None), [called]
     elif isinstance(called, (MethodType, classmethod)):
         function = called.__func__
-        before = [called.__self__ if isinstance(called, MethodType) else type(holder)]
+        owner = holder if isinstance(holder, type) else type(holder)
+        before = [called.__self__ if isinstance(called, MethodType) else owner]
     elif isinstance(called, staticmethod):
         function = called.__func__
     elif name and attribute_of(holder, name) is not called:  # found on the class

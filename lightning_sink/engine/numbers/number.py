@@ -14,6 +14,7 @@ import operator
 import sys
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,8 @@ from lightning_sink.engine.numbers.guards import Host, Uses
 from lightning_sink.engine.numbers.result_types import (
     COMPARE,
     DIVIDE,
+    REMAINDERS,
+    are_whole,
     as_with_python_number,
     exactly,
     is_large,
@@ -139,13 +142,14 @@ class Number:
         operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
         uses = self.plain or (other.plain if type(other) is Number else None)
         if uses is not None and not _is_plain_operand(other):
-            if reflected and hasattr(other, f"__i{symbol.__name__}__"):  # `items *= number` is to change the list
-                uses.handed.give_away(f"{self.words} is handed to a `{type(other).__name__}`", sys._getframe(2))
             return symbol(*map(_frozen, operands))
         if isinstance(other, Tensor):
-            out = symbol(other, self.tensor) if reflected else symbol(self.tensor, other)
+            whole = are_whole([other], [self.value])
+            if whole and symbol is operator.pow:
+                return symbol(*map(_frozen, operands))
+            out = symbol(*(_plain(each, whole=whole) for each in operands))
             return as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
-        if uses is not None and not uses.has(sys._getframe(2)):
+        if uses is not None and not uses.gives(sys._getframe(2)):
             return symbol(*map(_frozen, operands))
         size = self._size + (other._size if type(other) is Number else 0)
         if size > _MOST_TERMS:
@@ -226,6 +230,14 @@ class Number:
             name = name[1]
         return name
 
+    def is_divisor(self) -> bool:
+        """Tells whether whole numbers may be divided by it; the recording stands for steps with the same answer."""
+        host = self._host
+        if host is None:
+            return False
+        self._uses.decide((self._name, "is zero"), self.value == 0, lambda: host() == 0)
+        return bool(self.value)
+
     def plus(self, other: int) -> Number:
         """Returns the sum, for a counter that is ahead of what it was."""
         total: Number = self._combine(operator.add, other, reflected=False)
@@ -277,7 +289,7 @@ class Number:
             and (one := getattr(Tensor, name.removeprefix("_foreach_"), None)) is not None
         ):
             return _one_by_one(one, args, kwargs)
-        if type(kwargs.get("alpha")) is Number:
+        if type(kwargs.get("alpha")) is Number and len(args) == 2 and isinstance(args[1], Tensor):
             wide = args[1].to(torch.promote_types(args[0].dtype, args[1].dtype))
             scaled = wide * kwargs.pop("alpha").tensor
             return func(args[0], scaled.to(wide.dtype), **kwargs)
@@ -290,12 +302,13 @@ class Number:
         given = [*args, *kwargs.values()]
         tensors = [item for item in given if isinstance(item, Tensor)]
         values = [item.value for item in given if type(item) is Number]
-        if result_type_is_known(name, tensors, values):
+        divisor = args[1] if len(args) > 1 else kwargs.get("other")
+        whole, leaves_rest = are_whole(tensors, values), name in REMAINDERS or kwargs.get("rounding_mode") is not None
+        may_fail = whole and leaves_rest and type(divisor) is Number and not divisor.is_divisor()
+        if result_type_is_known(name, tensors, values) and not may_fail:
             try:
-                beside = tensors[0] if name in COMPARE else None
-                out = func(
-                    *(_plain(arg, beside) for arg in args), **{k: _plain(arg, beside) for k, arg in kwargs.items()}
-                )
+                plain = partial(_plain, beside=tensors[0] if name in COMPARE else None, whole=whole)
+                out = func(*map(plain, args), **{key: plain(item) for key, item in kwargs.items()})
             except (TypeError, RuntimeError):  # an argument that has to be a number; a real error comes again below
                 pass
             else:
@@ -357,7 +370,10 @@ def tensor_of(number: Number, dtype: torch.dtype | None) -> Tensor:
     return number.tensor.to(dtype or default, copy=True)
 
 
-PLAINLY = "is needed as a plain number, by `float()`, numpy or as an index (not by `self.log`, torch, `math.cos`)"
+PLAINLY = (
+    "is needed as a plain number, by `float()`, numpy, an index or an object's own operator (not by `self.log`, torch,"
+    " `math.cos`)"
+)
 
 _UFUNCS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv}
 """Numpy's own numbers ask these functions, and not the other one, for what is computed of both."""
@@ -378,11 +394,13 @@ def _key(value: Any) -> Any:
     return type(value), exactly(value) if isinstance(value, (numbers.Number, str)) else id(value)
 
 
-def _plain(value: Any, beside: Tensor | None = None) -> Any:
-    """Returns the tensor for a stand-in, in the type in which a number is compared with another one."""
+def _plain(value: Any, beside: Tensor | None = None, whole: bool = False) -> Any:
+    """Returns the tensor for a stand-in: whole, or in the type in which a number is compared with what is beside it."""
     if type(value) is not Number:
         return value
-    return value.tensor if beside is None else value.tensor.to(torch.result_type(beside, value.value))
+    if beside is not None:
+        return value.tensor.to(torch.result_type(beside, value.value))
+    return value.tensor.to(torch.int64) if whole else value.tensor
 
 
 def _ended(value: Any) -> Any:

@@ -4,8 +4,8 @@ A stand-in is a number to Python's operators, to torch and to `math`, and to nob
 So an attribute has one only where the line that reads it does nothing else with it: adds, multiplies, compares,
 decides, logs it, collects it, puts it into an attribute that steps set, or into a variable of which the same is true,
 hands it to a function that does no more, or returns it to such a line. Of what is computed of a stand-in it is asked
-again. What stands beside it is not known; `handed.py` sees who it is. Positions within a line are known from Python
-3.11 on; before that nothing is certain.
+again. What stands beside it need not be known: an operator of Python's gets the number itself (`handed.py`), and those
+in C ask the stand-in. Positions within a line are known from Python 3.11 on; before that nothing is certain.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ import builtins
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from lightning_sink.engine.held import ABSENT, found_behind
 from lightning_sink.engine.numbers.called import called_by
 from lightning_sink.engine.numbers.flows import Getter, getter, gives_later, got, is_of, scopes_of, value_at
 from lightning_sink.engine.numbers.handed import Handed
 from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH
+from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver
-from lightning_sink.engine.source import Source, instruction_at, path_of, scope_of, source_of
+from lightning_sink.engine.source import Source, bound_in, instruction_at, path_of, source_of
 from lightning_sink.engine.watch import is_library, is_user_frame
 
 _OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _OF_TENSORS = frozenset(["add_", "sub_", "mul_", "div_", "lerp_", "addcdiv_", "addcmul_", "sub", "mul", "div", "lerp"])
-"""Methods that nothing in C has that would keep what it is given."""
+"""Methods of tensors; nothing else in C has one of such a name that keeps what it is given."""
 _MAKE = frozenset(["tensor", "as_tensor"])
+_NUMBERS = frozenset([int, float, bool, Tensor, nn.Parameter, nn.Buffer, Number])
 
 
 class PlainUses:
@@ -48,38 +51,52 @@ class PlainUses:
     def __init__(self, carries: Callable[[Any, str], bool], receives: Callable[[Getter], bool], handed: Handed) -> None:
         self.carries, self.receives, self.handed = carries, receives, handed
 
-    def has(self, frame: FrameType, attribute: str = "") -> bool:
-        """Tells whether what a frame's instruction gives is used as a number and as nothing else.
+    def reads(self, frame: FrameType, attribute: str) -> bool:
+        """Tells whether a frame reads an attribute, and uses it as a number and as nothing else."""
+        source, node = value_at([frame])
+        is_named = isinstance(node, ast.Attribute) and node.attr == attribute
+        is_asked_for = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr"
+        return node is not None and (is_named or is_asked_for) and self._has(frame, source, node)
 
-        An attribute's name is the one that the instruction has to read.
-        """
+    def gives(self, frame: FrameType) -> bool:
+        """Tells whether what a frame's instruction gives is used so."""
         source, span = instruction_at([frame])
-        if source is None or frame.f_code in self.handed.unfit:
+        node = None if source is None else source.value(span) or source.augmented(span)
+        return node is not None and self._has(frame, source, node)
+
+    def _has(self, frame: FrameType, source: Source | None, node: ast.AST) -> bool:
+        if source is None or not self.handed.sees_calls:
             return False
-        node = source.value(span) or source.augmented(span)
-        if node is None or (attribute and not (isinstance(node, ast.Attribute) and node.attr == attribute)):
-            return False
+        uses = _Uses(self, source, scopes_of([frame]), partial(self._is_returned, frame), frame)
         try:
-            return _Uses(self, source, scopes_of([frame]), partial(self._is_returned, frame), frame).is_plain(node)
+            found = uses.is_plain(node)
         except RecursionError:  # an expression as long as generated ones are
             return False
+        if found:
+            self.handed.are_given = True
+            self.handed.expected |= uses.handed_to
+        return found
 
     def _is_returned(self, frame: FrameType) -> bool:
         """Tells whether the line that calls a frame's function, or asks for its property, uses what it returns so."""
         code, caller = frame.f_code, frame.f_back
         if caller is None or not is_user_frame(caller) or gives_later(code):
             return False
-        _, value = value_at([caller])
-        return value is not None and is_of(value, scopes_of([caller]), code) and self.has(caller)
+        source, value = value_at([caller])
+        return value is not None and is_of(value, scopes_of([caller]), code) and self._has(caller, source, value)
 
 
 class _Uses:
-    """The uses of what the lines of one function compute.
+    """The uses of what the lines of one function compute, in one call of it.
 
     Args:
         scopes: The variables that they see.
         is_returned: Tells whether what the function returns is used so.
         frame: Where the function is by now; None where it does not run yet.
+        calls: The calls on the way to one that does not run yet.
+
+    Attributes:
+        handed_to: Functions that get such numbers, by code, and the names of the arguments.
     """
 
     def __init__(
@@ -89,18 +106,22 @@ class _Uses:
         scopes: list[Mapping[str, Any]],
         is_returned: Callable[[], bool],
         frame: FrameType | None = None,
+        calls: frozenset[tuple[ast.AST, ast.AST]] = frozenset(),
     ) -> None:
         self._known, self._source, self._is_returned, self._frame = known, source, is_returned, frame
-        self._scopes = [*scopes, vars(builtins)]
-        self._met: set[tuple[ast.AST, str]] = set()
-        self._hidden: set[str] = set()
+        self._scopes, self._calls = [*scopes, vars(builtins)], calls
+        self._met: set[str] = set()
+        self._hidden: set[str] = set()  # variables that may be somebody else by then
+        self.handed_to: set[tuple[CodeType, str]] = set()
 
     def is_plain(self, node: ast.AST) -> bool:
         """Tells whether a value is used as a number and as nothing else."""
         parent = self._source.parents[node]
         if isinstance(node, ast.AugAssign):
             return self._is_put_into(node.target)
-        if isinstance(parent, (ast.BinOp, ast.AugAssign)):
+        if isinstance(parent, ast.AugAssign):
+            return isinstance(parent.op, _OPERATIONS) and (parent.target is node or self._is_number(parent.target))
+        if isinstance(parent, ast.BinOp):
             return isinstance(parent.op, _OPERATIONS)
         if isinstance(parent, ast.Compare):
             return _compares(parent)
@@ -121,7 +142,7 @@ class _Uses:
     def _is_put_into(self, target: ast.expr) -> bool:
         if isinstance(target, ast.Name):
             function = self._source.function_of(target)
-            return function is not None and self.is_plain_variable(function, target.id)
+            return function is not None and self._is_plain_variable(function, target.id)
         path = path_of(target)
         return len(path) > 1 and self._known.carries(self._held(path[:-1]), path[-1])
 
@@ -151,40 +172,51 @@ class _Uses:
             return are_alone and len(call.args) > 1 and not call.keywords and self.is_plain(call)
         if holder is math:
             return name in KNOWN_TO_MATH and self.is_plain(call)
-        if name in (_MAKE if holder is torch else _OF_TENSORS) or self._is_received(node):
+        if holder is torch:
+            return name in _MAKE or name in _OF_TENSORS
+        if self._is_received(node):
             return True
-        return called is not ABSENT and self._is_handed_to(*called_by(called, holder, name), call, given)
+        function, before = called_by(called, holder, name)
+        if isinstance(function, FunctionType):
+            return self._is_handed_to(function, before, call, given)
+        return name in _OF_TENSORS
 
-    def _is_handed_to(self, function: Any, before: list[Any], call: ast.Call, given: ast.AST) -> bool:
+    def _is_handed_to(self, function: FunctionType, before: list[Any], call: ast.Call, given: ast.AST) -> bool:
         """Tells whether a function of the user's does nothing else with an argument, which may have others before."""
-        if not isinstance(function, FunctionType) or is_library(function.__globals__.get("__name__", "")):
-            return False
+        if (call, given) in self._calls:  # it calls itself
+            return True
         code = function.__code__
         source = source_of((code,), code.co_filename)
         node = None if source is None else source.function(code)
-        if source is None or node is None or gives_later(code) or code in self._known.handed.unfit:
+        if source is None or node is None or gives_later(code) or is_library(function.__globals__.get("__name__", "")):
             return False
         name = _argument(node.args, call, given, len(before))
-        first = dict(zip(code.co_varnames, before, strict=False))
-        inside = _Uses(self._known, source, [first, function.__globals__], lambda: self.is_plain(call))
-        inside._met = self._met
-        inside._hidden = {*code.co_varnames, *code.co_freevars} - first.keys()
-        if name is None or not inside.is_plain_variable(node, name):
+        if name is None:
             return False
-        self._known.handed.expected.add((code, name))
-        return True
+        first = dict(zip(code.co_varnames, before, strict=False))
+        calls = self._calls | {(call, given)}
+        inside = _Uses(
+            self._known, source, [first, function.__globals__], lambda: self.is_plain(call), calls=frozenset(calls)
+        )
+        inside._hidden = {*code.co_varnames, *code.co_freevars, *bound_in(node)} - first.keys()
+        is_plain = inside._is_plain_variable(node, name)
+        self.handed_to |= inside.handed_to | {(code, name)}
+        return is_plain
 
-    def is_plain_variable(self, function: ast.AST, name: str) -> bool:
-        """Tells whether a function's variable is used so wherever it is."""
-        if (function, name) in self._met:  # of one that goes in a circle, or was asked for before
+    def _is_plain_variable(self, function: ast.AST, name: str) -> bool:
+        """Tells whether a variable of the function's is used so wherever it is."""
+        if name in self._met:  # of one that goes in a circle, or that all has been asked of by then
             return True
-        self._met.add((function, name))
+        self._met.add(name)
         uses = self._source.uses(function, name)
         if uses is None:
             return False
-        # Others may be somebody else in the lines behind.
-        self._hidden |= {each.id for each in scope_of(function)[0] if not isinstance(each.ctx, ast.Load)}
+        self._hidden |= bound_in(function)
         return all(self.is_plain(node) for node in uses if self._is_used(node))
+
+    def _is_number(self, node: ast.AST) -> bool:
+        """Tells whether a variable holds a tensor or a number of Python's; a list would be made longer."""
+        return type(self._held(path_of(node))) in _NUMBERS
 
     def _is_used(self, node: ast.Name) -> bool:
         parent = self._source.parents[node]
@@ -206,8 +238,8 @@ def _compares(node: ast.Compare) -> bool:
 def _argument(arguments: ast.arguments, call: ast.Call, given: ast.AST, before: int) -> str | None:
     """Returns the name by which a function knows what a call gives it; None where that is not certain."""
     if isinstance(given, ast.keyword):
-        named = {each.arg for each in (*arguments.args[before:], *arguments.kwonlyargs)}
-        return given.arg if given.arg in named else None
+        by_name = arguments.args[max(0, before - len(arguments.posonlyargs)) :]
+        return given.arg if given.arg in {each.arg for each in (*by_name, *arguments.kwonlyargs)} else None
     place = call.args.index(given)  # type: ignore[arg-type]
     by_place = [*arguments.posonlyargs, *arguments.args][before + place :]
     are_certain = not any(isinstance(item, ast.Starred) for item in call.args[:place])

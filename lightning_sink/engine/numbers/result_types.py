@@ -21,10 +21,13 @@ _TAKE_NUMBERS = frozenset(["new_full", "full_like", "__getitem__", "__setitem__"
 
 # What becomes of whole numbers alone is known of these; any other function gets the number itself.
 DIVIDE = frozenset(["div", "true_divide", "divide", "__truediv__", "__rtruediv__", "__rdiv__"])
-_OPERATORS = [f"__{side}{name}__" for side in ("", "r") for name in ("add", "sub", "mul", "floordiv", "mod", "pow")]
+_OPERATORS = [f"__{side}{name}__" for side in ("", "r") for name in ("add", "sub", "mul", "floordiv", "mod")]
 COMPARE = frozenset([name for plain in ("eq", "ne", "lt", "le", "gt", "ge") for name in (plain, f"__{plain}__")])
-_OF_WHOLE_NUMBERS = DIVIDE | COMPARE | {"add", "sub", "mul", "multiply", "floor_divide", "remainder", "fmod", "pow"}
+_OF_WHOLE_NUMBERS = DIVIDE | COMPARE | {"add", "sub", "mul", "multiply", "floor_divide", "remainder", "fmod"}
 _OF_WHOLE_NUMBERS |= {*_OPERATORS, "where", "clamp", "minimum", "maximum"}
+
+REMAINDERS = frozenset(["floor_divide", "remainder", "fmod", "__floordiv__", "__mod__"])
+"""Of whole numbers these are errors where the divisor is 0."""
 
 MOST_WHOLE = 1 << 53
 """The largest whole number up to which float64 has all of them."""
@@ -37,9 +40,13 @@ def result_type_is_known(name: str, tensors: list[Tensor], values: list[Any]) ->
     """
     if not tensors or name in _TAKE_NUMBERS:
         return False
+    return not are_whole(tensors, values) or name in _OF_WHOLE_NUMBERS
+
+
+def are_whole(tensors: list[Tensor], values: list[Any]) -> bool:
+    """Tells whether tensors and numbers are whole ones, of which float64 has not all."""
     of_tensors = not any(item.is_floating_point() or item.is_complex() for item in tensors)
-    whole = of_tensors and all(isinstance(value, int) for value in values)
-    return not whole or name in _OF_WHOLE_NUMBERS
+    return of_tensors and all(isinstance(value, int) for value in values)
 
 
 def as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any], divides: bool = False) -> Tensor:
@@ -47,7 +54,8 @@ def as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any]
 
     These tensors and numbers went into it. `divides`: of whole numbers it gives no whole one.
     """
-    if out.dtype not in (torch.float64, torch.complex128):
+    are_ints = out.dtype is torch.int64 and are_whole(operands, values)
+    if out.dtype not in (torch.float64, torch.complex128) and not are_ints:
         return out
     operands = [item for item in operands if item.dtype is not torch.bool] or operands  # what `where` chooses by
     dtype = reduce(torch.promote_types, [torch.result_type(item, value) for item in operands for value in values])

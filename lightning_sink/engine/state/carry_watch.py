@@ -81,8 +81,8 @@ class CarryWatch:
             return as_they_are(value)
         self._is_used = True
         if self._is_set or self._now.host is None:
-            return value.freeze() if type(value) is Number and not step.plain.has(frame) else value
-        if not self._may_stand_in or not step.plain.has(frame, self._key):
+            return value.freeze() if type(value) is Number and not step.plain.reads(frame, self._key) else value
+        if not self._may_stand_in or not step.plain.reads(frame, self._key):
             host, what = self._now.host, _PLAINLY if self._may_stand_in else "decides what Python does"
             named = self._now.name, "is"
             step.uses.froze(f"{self._words} {what}", named, exactly(value), lambda: exactly(host()))

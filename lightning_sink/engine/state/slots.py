@@ -168,7 +168,6 @@ class Parts:
         collected: Those among the attributes in which steps collect.
         carried: Those that steps set to what the host knows.
         varying: Those that change between sinks.
-        unfit: Code of the user's that is to get no stand-ins for attributes.
     """
 
     module: nn.Module
@@ -182,7 +181,6 @@ class Parts:
     collected: Collected = field(default_factory=Collected)
     carried: Carried = field(default_factory=Carried)
     varying: Varying = field(default_factory=Varying)
-    unfit: set[CodeType] = field(default_factory=set)
 
     @property
     def device(self) -> torch.device:

@@ -179,7 +179,7 @@ class _Use:
 
     def _is_computed_with(self, frame: FrameType) -> bool:
         """Tells whether a line of the user's names the attribute, and does nothing with it that needs the number."""
-        return is_user_frame(frame) and self._step.plain.has(frame, self._key)
+        return is_user_frame(frame) and self._step.plain.reads(frame, self._key)
 
 
 _MOST = 1_000

@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode, Tape):
         self._unfilled = Unfilled()
         self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused)
         apart = lambda: self._options.are_being_set  # noqa: E731
-        self._handed = Handed(before.parts.unfit)
+        self._handed = Handed()
         plain = PlainUses(before.parts.carried.has, self._values.receives, self._handed)
         self._looks = Looks(self._uses, self.ran, [], plain, apart)
         self._paused = False
@@ -129,7 +129,6 @@ class Recorder(TorchDispatchMode, Tape):
         self._undo.forget()
         python, drawn = self._look(), random_state()
         called = self._handed.called if parts.carried or parts.varying.names else None
-        self._handed.begin()
         self._uses.closed = False
         try:
             with ExitStack() as stack:
@@ -142,6 +141,7 @@ class Recorder(TorchDispatchMode, Tape):
                 self._hook = stack.enter_context(
                     watch_reads(self.hazard, parts.codes, self.ran, self._looks.past, called)
                 )
+                self._handed.hook = self._hook
                 stack.enter_context(StandInMode(self._number, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(scaler_steps_by(self._scaled))
@@ -150,7 +150,8 @@ class Recorder(TorchDispatchMode, Tape):
                 # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 out = released(body())
-            self._handed.check()
+                if self._handed.are_given and not self._handed.sees_calls:
+                    self.hazard("the step sets another profile hook (`sys.setprofile`, `cProfile`)")
             release(self._uses, self._steps.numbers, parts, self.hazard)
             self._collect(attributes)
             self._compare(python, drawn, attributes)

@@ -61,6 +61,52 @@ def test_a_tensor_meets_it_as_it_meets_a_python_number(symbol, shape, dtype):
         assert torch.allclose(found, expected)
 
 
+@pytest.mark.parametrize("symbol", [*ARITHMETIC, operator.floordiv, operator.mod, operator.gt])
+@pytest.mark.parametrize("shape", [(), (3,)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_whole_tensors_meet_it_as_they_meet_a_whole_number(symbol, shape, dtype):
+    if dtype is torch.bool and symbol is operator.sub:
+        pytest.skip("torch has none")
+    tensor = torch.full(shape, 100).to(dtype)
+    pairs = [(symbol(tensor, hosted(7)[0]), symbol(tensor, 7))]
+    pairs += [(symbol(hosted(7)[0], tensor), symbol(7, tensor))] if dtype is not torch.bool else []
+    for found, expected in pairs:
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+def test_whole_numbers_that_no_float_has():
+    large = torch.tensor([2**60 + 1, -(2**62) - 1])
+    for symbol in (operator.add, operator.mul, operator.floordiv, operator.mod):
+        assert torch.equal(symbol(large, hosted(3)[0]), symbol(large, 3))
+
+
+DIVISIONS = {
+    "%": operator.mod, "//": operator.floordiv, "fmod": torch.fmod, "remainder": torch.remainder,
+    "floor": partial(torch.div, rounding_mode="floor"), "by name": lambda x, n: x.remainder(other=n),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_whole_tensors_are_not_divided_by_zero(name):
+    tensor, divide = torch.arange(5), DIVISIONS[name]
+    stand_in, uses, values, frozen = hosted(2)
+    assert torch.equal(divide(tensor, stand_in), divide(tensor, 2))
+    assert frozen == []
+    (guard,) = uses.guards.values()
+    assert guard.holds()
+    values.append(0)
+    assert not guard.holds()
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        divide(tensor, hosted(0)[0])
+    assert divide(torch.ones(2), hosted(0)[0]).isnan().any() or name in ("//", "floor")
+
+
+@pytest.mark.parametrize("call", [lambda x, n: x.sub(0.5, alpha=n), lambda x, n: x.add_(other=x, alpha=n)])
+def test_a_factor_of_what_is_no_second_tensor(call):
+    assert torch.equal(call(torch.ones(2), hosted(0.5)[0]), call(torch.ones(2), 0.5))
+
+
 def test_the_scalar_arguments_of_optimizers():
     parameter, step = torch.ones(3), torch.full((3,), 2.0)
     assert torch.equal(torch.add(parameter, step, alpha=number(0.5)), torch.add(parameter, step, alpha=0.5))
@@ -224,7 +270,7 @@ def test_arithmetic_is_that_of_the_integer(symbol, left, right):
 MEETS = {
     "tensor": lambda i: (torch.ones(2) * i).tolist(), "left of a tensor": lambda i: (i * torch.ones(2)).tolist(),
     "compared with a tensor": lambda i: (i < torch.arange(5)).tolist(),
-    "made": lambda i: (torch.arange(5) // i).tolist(),
+    "made": lambda i: (torch.arange(5) * i).tolist(),
     "where": lambda i: torch.where(torch.tensor([True, False]), i, 0).tolist(),
 }  # fmt: skip
 READS = {

@@ -16,6 +16,9 @@ from lightning_sink.engine.numbers.plain_uses import PlainUses
 pytestmark = pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="positions are known from Python 3.11 on")
 
 
+HANDED = Handed()
+
+
 class Value:
     """Asks, where it is read, whether that is a plain use."""
 
@@ -23,8 +26,10 @@ class Value:
         self.found = []
 
     def __get__(self, holder, kind=None):
-        plain = PlainUses(lambda owner, key: key in ("n", "other"), lambda getter: getter.how == "log", Handed(set()))
-        self.found.append(plain.has(sys._getframe(1), "n"))
+        plain = PlainUses(
+            lambda owner, key: key in ("n", "other", "_Module__n"), lambda getter: getter.how == "log", HANDED
+        )
+        self.found.append(plain.reads(sys._getframe(1), "n"))
         return vars(holder)["n"]
 
     def __set__(self, holder, value):
@@ -43,6 +48,10 @@ class Module:
 
     def get(self):
         return 4
+
+    def private(self):
+        self.__n = self.n
+        return self.__n * 2
 
     @property
     def tau(self):
@@ -91,6 +100,37 @@ def all_of(*values):
 
 def given_later(value):
     yield value
+
+
+def clamp(value, most):
+    return value if value < most else most
+
+
+def asks_one_of_two(m):
+    one = clamp(m.n, 30)
+    kind = type(one)
+    return kind, clamp(m.n, 20) + 1
+
+
+def clamped_twice(m):
+    return clamp(clamp(m.n, 30), 20) + 1
+
+
+def clamped_twice_and_asked(m):
+    return type(clamp(clamp(m.n, 30), 20))
+
+
+def behind_an_import(m):
+    weight = m.n
+    import operator as ramp  # as another name
+
+    return ramp(weight) if callable(ramp) else weight
+
+
+def longer(m):
+    items = [1]
+    items *= m.n
+    return items
 
 
 def in_circles(value):
@@ -234,6 +274,8 @@ PLAIN = {
     "a function's argument": lambda m: ramp(m.n) * 2,
     "a function's argument by name": lambda m: ramp(most=m.n, value=1),
     "a function that calls itself": lambda m: in_circles(m.n) + 1,
+    "a function of what it gives": clamped_twice,
+    "a private name": lambda m: m.private(),
     "a method's argument": lambda m: m.shows(m.n),
     "a static method's argument": lambda m: m.ramp(m.n),
     "a class method's argument": lambda m: Module.of_all(m.n),
@@ -259,6 +301,10 @@ OTHER = {
     "a module that asks for its type": lambda m: ASKS(torch.ones(2), m.n),
     "a function that takes all arguments": lambda m: all_of(m.n),
     "a function that takes all arguments as they come": lambda m: ramp(*[1.0], most=m.n) if 0 else ramp(*[m.n]),
+    "a function, of whose results one is asked for its type": asks_one_of_two,
+    "a function of what it gives, which is asked for its type": clamped_twice_and_asked,
+    "a variable that is imported later": behind_an_import,
+    "a list that is made longer": longer,
     "a generator": lambda m: [*given_later(m.n)],
     "a function of C's": lambda m: operator.neg(m.n),
     "identity": lambda m: m.n is m.limit,
@@ -277,7 +323,12 @@ def asked(use):
     module = Module()
     found = vars(Module)["n"].found
     found.clear()
-    use(module)
+    HANDED.hook = lambda frame, event, argument: None
+    sys.setprofile(HANDED.hook)
+    try:
+        use(module)
+    finally:
+        sys.setprofile(None)
     return found
 
 
