@@ -15,7 +15,6 @@ import inspect
 import io
 import random
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -171,18 +170,15 @@ _GENERATOR = ("manual_seed", "seed", _SEED, "set_rng_state", "get_rng_state")
 _OF_GPU = ("manual_seed", "manual_seed_all", "seed", "seed_all", _SEED, "get_rng_state", "set_rng_state")
 # Every other question about memory asks one of these; the answer may be the same one for some steps.
 _MEMORY = ("memory_stats", "mem_get_info", "host_memory_stats")
-_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (torch.save, torch.load)}
-_CODES |= {getattr(torch.random, name).__code__: f"torch.{name}()" for name in _GENERATOR}
-_CODES |= {getattr(torch.cuda.random, name).__code__: f"torch.cuda.{name}()" for name in _OF_GPU}
-_CODES |= {getattr(torch.cuda.memory, name).__code__: f"torch.cuda.{name}()" for name in _MEMORY}
-_CODES |= {
+_TORCH_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (torch.save, torch.load)}
+_TORCH_CODES |= {getattr(torch.random, name).__code__: f"torch.{name}()" for name in _GENERATOR}
+_TORCH_CODES |= {getattr(torch.cuda.random, name).__code__: f"torch.cuda.{name}()" for name in _OF_GPU}
+_TORCH_CODES |= {getattr(torch.cuda.memory, name).__code__: f"torch.cuda.{name}()" for name in _MEMORY}
+_TORCH_CODES |= {
     getattr(torch.accelerator, name).__code__: f"torch.accelerator.{name}()"
     for name in ("memory_stats", "get_memory_info")
 }
-_CODES |= {
-    getattr(threading.Semaphore, name).__code__: f"threading.Semaphore.{name}()" for name in ("acquire", "release")
-}
-_CODES[torch.cuda.CUDAGraph.replay.__code__] = "torch.cuda.CUDAGraph.replay()"  # what it does, no recording sees
+_TORCH_CODES[torch.cuda.CUDAGraph.replay.__code__] = "torch.cuda.CUDAGraph.replay()"  # what it does, no recording sees
 _LOOK_AT_ALL = {id(function.__code__) for function in (copy.copy, copy.deepcopy, inspect.getmembers)}
 # What numpy and `print` call, from their own code, on a tensor that they are given.
 _ESCAPE_CODES = [getattr(Tensor, name).__code__ for name in ("__array__", "__dlpack__", "__repr__")]
@@ -212,7 +208,7 @@ def watch_reads(
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
     """
     # By identity: code is equal to code of the same text elsewhere, and hashing it takes as long as the rest of a call.
-    names = {id(code): name for code, name in (*_CODES.items(), *codes.items())}
+    names = {id(code): name for code, name in (*_TORCH_CODES.items(), *codes.items())}
     told = {id(code): f"`Tensor.{code.co_name}()` takes values out of the step" for code in _ESCAPE_CODES}
     users: dict[int, bool] = {}
     met: list[CodeType] = []  # identities are theirs as long as they are there

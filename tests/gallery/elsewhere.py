@@ -8,7 +8,6 @@ import io
 import os
 import queue
 import sqlite3
-import threading
 import types
 import zlib
 from functools import partial
@@ -509,7 +508,6 @@ KEPT_IN_C = {
     "a digest": (hashlib.md5, lambda kept: kept.update(b"a"), lambda kept: kept.hexdigest(), "HASH.update"),
     "a compressor": (zlib.compressobj, lambda kept: kept.compress(b"a"), lambda kept: kept.flush(), "compress"),
     "a database": (database, lambda kept: kept.execute("insert into kept values (1)"), rows_of, "execute"),
-    "a semaphore": (lambda: threading.Semaphore(0), lambda kept: kept.release(), lambda kept: kept._value, "release"),
     "the environment": (lambda: os.environ, lengthen, lambda kept: kept.pop("OF_STEPS"), "putenv"),
 }
 for name, (make, keep, left, told) in KEPT_IN_C.items():
