@@ -110,7 +110,7 @@ class _Uses:
     ) -> None:
         self._known, self._source, self._is_returned, self._frame = known, source, is_returned, frame
         self._scopes, self._calls = [*scopes, vars(builtins)], calls
-        self._met: set[str] = set()
+        self._met: set[tuple[ast.AST, str]] = set()
         self._hidden: set[str] = set()  # variables that may be somebody else by then
         self.handed_to: set[tuple[CodeType, str]] = set()
 
@@ -205,9 +205,9 @@ class _Uses:
 
     def _is_plain_variable(self, function: ast.AST, name: str) -> bool:
         """Tells whether a variable of the function's is used so wherever it is."""
-        if name in self._met:  # of one that goes in a circle, or that all has been asked of by then
+        if (function, name) in self._met:  # of one that goes in a circle, or that all has been asked of by then
             return True
-        self._met.add(name)
+        self._met.add((function, name))
         uses = self._source.uses(function, name)
         if uses is None:
             return False
