@@ -7,6 +7,7 @@ Python 3.11 on; before that no instruction is found.
 from __future__ import annotations
 
 import ast
+import dis
 import linecache
 from collections.abc import Iterator
 from functools import lru_cache
@@ -22,6 +23,20 @@ _VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 _SHOW_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
+
+
+def operation_at(frame: FrameType) -> str:
+    """Returns the name of the operation that a frame is at."""
+    operations, at = frame.f_code.co_code, frame.f_lasti
+    while dis.opname[operations[at]] == "CACHE":  # behind a call, in Python 3.11 and 3.12
+        at -= 2
+    return dis.opname[operations[at]]
+
+
+def is_in_place(frame: FrameType) -> bool:
+    """Tells whether a frame is at arithmetic that may change what is on its left: `x *= y`."""
+    found = (each for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti)
+    return any(each.opname.startswith("INPLACE") or each.argrepr.endswith("=") for each in found)
 
 
 @lru_cache(maxsize=256)

@@ -141,7 +141,7 @@ _STATE = {"getstate", "setstate"}
 _CLOCKS = {f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")}
 _CALENDARS = {"now", "utcnow", "today"}
 _BOARD = "torch.utils.tensorboard.writer"
-_OUTER_WORLD = (print, input, open)
+_OUTER_WORLD = (print, input, open, sys.setprofile, sys.settrace)
 _WRITES = {"write", "writelines"}
 _GENERATOR_CALLS = {"manual_seed", "seed", "get_state", "set_state", "clone_state", "get_offset", "set_offset"}
 _GENERATOR_CALLS |= {"graphsafe_get_state", "graphsafe_set_state"}
@@ -153,12 +153,14 @@ _WRITERS = {
     "posix": {"write", "open", "stat", "listdir", "scandir", "putenv", "unsetenv"},
     "nt": {"write", "open", "stat", "listdir", "scandir", "putenv", "unsetenv"},
 }
-# Objects in C that keep what they are given, or give it away, where nobody sees it; by the module of their class.
+# Objects of the standard library's in C that do more than compute, where nothing shows it; by their class's module.
 _KEEPERS = {
     "_queue": {"put", "put_nowait", "get", "get_nowait"},
     "socket": {"send", "sendall", "sendto", "recv", "recv_into"},
     "sqlite3": {"execute", "executemany", "executescript", "commit"},
-    "zlib": {"compress", "decompress", "flush"},
+    "mmap": {"write", "write_byte", "resize"},
+    "_lsprof": {"enable", "disable"},
+    **dict.fromkeys(["zlib", "_bz2", "_lzma"], {"compress", "decompress", "flush"}),
     **dict.fromkeys(["_hashlib", "_md5", "_sha1", "_sha2", "_sha3", "_blake2"], {"update"}),
 }
 # By these, code reaches globals whose names it does not say, and these may be any: asked of the user's own lines alone.

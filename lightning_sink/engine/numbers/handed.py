@@ -19,6 +19,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.source import operation_at
+from lightning_sink.engine.watch import is_user_frame
+
+OF_TENSORS = frozenset(["add_", "sub_", "mul_", "div_", "lerp_", "addcdiv_", "addcmul_", "sub", "mul", "div", "lerp"])
+"""Methods of tensors that take numbers. Of those that write, nothing else in C has one that keeps what it is given."""
 
 _TAKE_STAND_INS = frozenset(["torch", "lightning", "pytorch_lightning", "lightning_sink"])
 """Packages whose functions do the same with a stand-in."""
@@ -30,7 +35,7 @@ class Handed:
     Attributes:
         hook: The profile hook, by which `called` is called; None where there is none yet.
         expected: Functions, and names of their arguments, of which the source tells what is done with a stand-in.
-        are_given: Whether there are stand-ins that such functions may be called with.
+        are_given: Whether there are stand-ins that any functions may be called with.
     """
 
     def __init__(self) -> None:
@@ -44,27 +49,49 @@ class Handed:
         return self.hook is not None and sys.getprofile() is self.hook
 
     def called(self, frame: FrameType) -> None:
-        """Makes plain numbers of the arguments of a function that is about to run, where stand-ins are not expected."""
-        if frame.f_globals.get("__name__", "").partition(".")[0] in _TAKE_STAND_INS:
+        """Makes plain numbers of the arguments of a function that is about to run, where stand-ins are not expected.
+
+        A line of the user's that calls a function gives it none but where that is (`plain_uses.py`).
+        """
+        code, caller = frame.f_code, frame.f_back
+        if not self.are_given or caller is None or _takes_stand_ins(frame):
             return
-        code, held = frame.f_code, frame.f_locals
+        is_operator = is_user_frame(caller) and not operation_at(caller).startswith(("CALL", "PRECALL"))
+        if is_user_frame(caller) and not is_operator and not _may_be_called_by_others(code.co_name):
+            return  # to ask for its variables would keep them
+        held, made = frame.f_locals, {}
         count = code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-        made = {}
         for name in code.co_varnames[:count]:
             value = held.get(name)
-            if (code, name) not in self.expected and (plain := _plain(value)) is not value:
+            is_expected = (code, name) in self.expected and not is_operator
+            if not is_expected and (plain := _plain(value)) is not value:
                 made[name] = plain
         for name, plain in made.items():  # at the end: whoever asks for a frame's variables has them read anew
             held[name] = plain
 
 
+def _takes_stand_ins(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] in _TAKE_STAND_INS
+
+
+def _may_be_called_by_others(name: str) -> bool:
+    """Tells whether code in C that a line calls may call a function of such a name: `min` asks for `__lt__`."""
+    return name in OF_TENSORS or (name.startswith("__") and name.endswith("__"))
+
+
 def _plain(value: Any) -> Any:
-    """Returns an argument with plain numbers in the place of stand-ins for attributes; others go to all functions."""
+    """Returns an argument with plain numbers in the place of stand-ins for attributes; others go to all functions.
+
+    A dictionary is changed, and not replaced: whoever calls may look at what the function does with it.
+    """
     if type(value) is Number:
         return value if value.plain is None else value.freeze()
-    held = (*value,) if type(value) is tuple else (*value.values(),) if type(value) is dict else ()
-    items = tuple(map(_plain, held))
-    if all(map(operator.is_, items, held)):
-        return value
-    return items if type(value) is tuple else dict(zip(value, items, strict=True))
+    if type(value) is tuple:
+        items = tuple(map(_plain, value))
+        return value if all(map(operator.is_, items, value)) else items
+    if type(value) is dict:
+        for key, item in value.items():
+            if (plain := _plain(item)) is not item:
+                value[key] = plain
+    return value

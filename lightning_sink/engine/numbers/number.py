@@ -12,7 +12,7 @@ import math
 import numbers
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,17 @@ from lightning_sink.engine.numbers.result_types import (
     REMAINDERS,
     are_whole,
     as_with_python_number,
+    as_wrapped,
     exactly,
     is_large,
     is_real,
     is_wide,
+    is_zero_beside,
     kind_of,
     may_be_another_kind,
     result_type_is_known,
 )
+from lightning_sink.engine.source import is_in_place
 
 if TYPE_CHECKING:
     from lightning_sink.engine.numbers.plain_uses import PlainUses
@@ -115,7 +118,7 @@ class Number:
         if self.plain is not None and not _is_plain_operand(other):
             return symbol(self.freeze(), other)
         if isinstance(other, Tensor):
-            return symbol(_plain(self, other), other)
+            return symbol(_plain(self, [other], compared=True), other)
         outcome = bool(symbol(self.value, _value(other)))
         host, name = self._hosted(symbol, other, reflected=False), (self._name, symbol.__name__, _key(other))
         later = None if host is None else lambda: bool(host())
@@ -140,6 +143,8 @@ class Number:
         if self._uses.closed:
             return symbol(other, self.value) if reflected else symbol(self.value, other)
         operands: tuple[Any, Any] = (other, self) if reflected else (self, other)
+        if reflected and _grows(other) and is_in_place(sys._getframe(2)):  # `items *= number`
+            return getattr(operator, f"i{symbol.__name__}")(other, self.freeze())
         uses = self.plain or (other.plain if type(other) is Number else None)
         if uses is not None and not _is_plain_operand(other):
             return symbol(*map(_frozen, operands))
@@ -147,8 +152,10 @@ class Number:
             whole = are_whole([other], [self.value])
             if whole and symbol is operator.pow:
                 return symbol(*map(_frozen, operands))
-            out = symbol(*(_plain(each, whole=whole) for each in operands))
-            return as_with_python_number(out, [other], [self.value], divides=symbol is operator.truediv)
+            divides = symbol is operator.truediv
+            number = as_wrapped(self.tensor, self.value, [other], divides)
+            out = symbol(other, number) if reflected else symbol(number, other)
+            return as_with_python_number(out, [other], [self.value], divides)
         if uses is not None and not uses.gives(sys._getframe(2)):
             return symbol(*map(_frozen, operands))
         size = self._size + (other._size if type(other) is Number else 0)
@@ -230,13 +237,16 @@ class Number:
             name = name[1]
         return name
 
-    def is_divisor(self) -> bool:
-        """Tells whether whole numbers may be divided by it; the recording stands for steps with the same answer."""
+    def is_divisor(self, tensors: list[Tensor]) -> bool:
+        """Tells whether whole tensors may be divided by it; the recording stands for steps with the same answer."""
         host = self._host
         if host is None:
             return False
-        self._uses.decide((self._name, "is zero"), self.value == 0, lambda: host() == 0)
-        return bool(self.value)
+        is_zero = is_zero_beside(self.value, tensors)
+        like = [torch.empty([1] * min(1, tensor.dim()), dtype=tensor.dtype, device="cpu") for tensor in tensors]
+        name = self._name, "is zero", tuple((tensor.dtype, tensor.dim()) for tensor in like)
+        self._uses.decide(name, is_zero, lambda: is_zero_beside(host(), like))
+        return not is_zero
 
     def plus(self, other: int) -> Number:
         """Returns the sum, for a counter that is ahead of what it was."""
@@ -289,6 +299,12 @@ class Number:
             and (one := getattr(Tensor, name.removeprefix("_foreach_"), None)) is not None
         ):
             return _one_by_one(one, args, kwargs)
+        given = [*args, *kwargs.values()]
+        tensors = [item for item in given if isinstance(item, Tensor)]
+        values = [item.value for item in given if type(item) is Number]
+        whole = are_whole(tensors, values)
+        if whole and {"alpha", "value"} & kwargs.keys():  # what does not fit their type is an error
+            return func(*released(args), **released(kwargs))
         if type(kwargs.get("alpha")) is Number and len(args) == 2 and isinstance(args[1], Tensor):
             wide = args[1].to(torch.promote_types(args[0].dtype, args[1].dtype))
             scaled = wide * kwargs.pop("alpha").tensor
@@ -299,20 +315,17 @@ class Number:
             return func(args[0], scaled.to(torch.result_type(args[1], number.value)), args[2], **kwargs)
         if name in ("lerp", "lerp_") and len(args) == 3 and type(args[2]) is Number:
             return func(args[0], args[1], args[2].tensor.to(args[0].dtype), **kwargs)
-        given = [*args, *kwargs.values()]
-        tensors = [item for item in given if isinstance(item, Tensor)]
-        values = [item.value for item in given if type(item) is Number]
         divisor = args[1] if len(args) > 1 else kwargs.get("other")
-        whole, leaves_rest = are_whole(tensors, values), name in REMAINDERS or kwargs.get("rounding_mode") is not None
-        may_fail = whole and leaves_rest and type(divisor) is Number and not divisor.is_divisor()
+        leaves_rest = name in REMAINDERS or kwargs.get("rounding_mode") is not None
+        may_fail = whole and leaves_rest and type(divisor) is Number and not divisor.is_divisor(tensors)
         if result_type_is_known(name, tensors, values) and not may_fail:
+            divides = name in DIVIDE and not kwargs.get("rounding_mode")
             try:
-                plain = partial(_plain, beside=tensors[0] if name in COMPARE else None, whole=whole)
+                plain = partial(_plain, beside=tensors, compared=name in COMPARE, divides=divides)
                 out = func(*map(plain, args), **{key: plain(item) for key, item in kwargs.items()})
             except (TypeError, RuntimeError):  # an argument that has to be a number; a real error comes again below
                 pass
             else:
-                divides = name in DIVIDE and not kwargs.get("rounding_mode")
                 return as_with_python_number(out, tensors, values, divides) if isinstance(out, Tensor) else out
         return func(*released(args), **released(kwargs))
 
@@ -388,19 +401,24 @@ def _is_plain_operand(value: Any) -> bool:
     return type(value) in (int, float, Tensor, nn.Parameter, Number)
 
 
+def _grows(value: Any) -> bool:
+    """Tells whether arithmetic in place changes a value, and is not asked for by a method of its own first."""
+    return hasattr(type(value), "__imul__") and not isinstance(value, Tensor)
+
+
 def _key(value: Any) -> Any:
     if type(value) is Number:
         return value._name
     return type(value), exactly(value) if isinstance(value, (numbers.Number, str)) else id(value)
 
 
-def _plain(value: Any, beside: Tensor | None = None, whole: bool = False) -> Any:
-    """Returns the tensor for a stand-in: whole, or in the type in which a number is compared with what is beside it."""
+def _plain(value: Any, beside: Sequence[Tensor] = (), compared: bool = False, divides: bool = False) -> Any:
+    """Returns the tensor for a stand-in, in the type in which a number is computed or compared with what is beside."""
     if type(value) is not Number:
         return value
-    if beside is not None:
-        return value.tensor.to(torch.result_type(beside, value.value))
-    return value.tensor.to(torch.int64) if whole else value.tensor
+    if compared and beside:
+        return value.tensor.to(torch.result_type(beside[0], value.value))
+    return as_wrapped(value.tensor, value.value, [*beside], divides) if beside else value.tensor
 
 
 def _ended(value: Any) -> Any:

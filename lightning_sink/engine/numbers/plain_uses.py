@@ -24,19 +24,16 @@ from torch import Tensor, nn
 from lightning_sink.engine.held import ABSENT, found_behind
 from lightning_sink.engine.numbers.called import called_by
 from lightning_sink.engine.numbers.flows import Getter, getter, gives_later, got, is_of, scopes_of, value_at
-from lightning_sink.engine.numbers.handed import Handed
+from lightning_sink.engine.numbers.handed import OF_TENSORS, Handed
 from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH
-from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver
 from lightning_sink.engine.source import Source, bound_in, instruction_at, path_of, source_of
 from lightning_sink.engine.watch import is_library, is_user_frame
 
 _OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
-_OF_TENSORS = frozenset(["add_", "sub_", "mul_", "div_", "lerp_", "addcdiv_", "addcmul_", "sub", "mul", "div", "lerp"])
-"""Methods of tensors; nothing else in C has one of such a name that keeps what it is given."""
 _MAKE = frozenset(["tensor", "as_tensor"])
-_NUMBERS = frozenset([int, float, bool, Tensor, nn.Parameter, nn.Buffer, Number])
+_TENSORS = frozenset([Tensor, nn.Parameter, nn.Buffer])
 
 
 class PlainUses:
@@ -93,7 +90,7 @@ class _Uses:
         scopes: The variables that they see.
         is_returned: Tells whether what the function returns is used so.
         frame: Where the function is by now; None where it does not run yet.
-        calls: The calls on the way to one that does not run yet.
+        calls: The calls on the way to one that does not run yet, and whose methods they call.
 
     Attributes:
         handed_to: Functions that get such numbers, by code, and the names of the arguments.
@@ -106,7 +103,7 @@ class _Uses:
         scopes: list[Mapping[str, Any]],
         is_returned: Callable[[], bool],
         frame: FrameType | None = None,
-        calls: frozenset[tuple[ast.AST, ast.AST]] = frozenset(),
+        calls: frozenset[tuple[ast.AST, ast.AST, tuple[int, ...]]] = frozenset(),
     ) -> None:
         self._known, self._source, self._is_returned, self._frame = known, source, is_returned, frame
         self._scopes, self._calls = [*scopes, vars(builtins)], calls
@@ -119,9 +116,7 @@ class _Uses:
         parent = self._source.parents[node]
         if isinstance(node, ast.AugAssign):
             return self._is_put_into(node.target)
-        if isinstance(parent, ast.AugAssign):
-            return isinstance(parent.op, _OPERATIONS) and (parent.target is node or self._is_number(parent.target))
-        if isinstance(parent, ast.BinOp):
+        if isinstance(parent, (ast.BinOp, ast.AugAssign)):
             return isinstance(parent.op, _OPERATIONS)
         if isinstance(parent, ast.Compare):
             return _compares(parent)
@@ -173,17 +168,18 @@ class _Uses:
         if holder is math:
             return name in KNOWN_TO_MATH and self.is_plain(call)
         if holder is torch:
-            return name in _MAKE or name in _OF_TENSORS
+            return name in _MAKE or name in OF_TENSORS
         if self._is_received(node):
             return True
         function, before = called_by(called, holder, name)
         if isinstance(function, FunctionType):
             return self._is_handed_to(function, before, call, given)
-        return name in _OF_TENSORS
+        return name in OF_TENSORS and (name.endswith("_") or type(holder) in _TENSORS)
 
     def _is_handed_to(self, function: FunctionType, before: list[Any], call: ast.Call, given: ast.AST) -> bool:
         """Tells whether a function of the user's does nothing else with an argument, which may have others before."""
-        if (call, given) in self._calls:  # it calls itself
+        key = call, given, tuple(map(id, before))
+        if key in self._calls:  # it calls itself
             return True
         code = function.__code__
         source = source_of((code,), code.co_filename)
@@ -194,9 +190,8 @@ class _Uses:
         if name is None:
             return False
         first = dict(zip(code.co_varnames, before, strict=False))
-        calls = self._calls | {(call, given)}
         inside = _Uses(
-            self._known, source, [first, function.__globals__], lambda: self.is_plain(call), calls=frozenset(calls)
+            self._known, source, [first, function.__globals__], lambda: self.is_plain(call), calls=self._calls | {key}
         )
         inside._hidden = {*code.co_varnames, *code.co_freevars, *bound_in(node)} - first.keys()
         is_plain = inside._is_plain_variable(node, name)
@@ -213,10 +208,6 @@ class _Uses:
             return False
         self._hidden |= bound_in(function)
         return all(self.is_plain(node) for node in uses if self._is_used(node))
-
-    def _is_number(self, node: ast.AST) -> bool:
-        """Tells whether a variable holds a tensor or a number of Python's; a list would be made longer."""
-        return type(self._held(path_of(node))) in _NUMBERS
 
     def _is_used(self, node: ast.Name) -> bool:
         parent = self._source.parents[node]

@@ -29,6 +29,8 @@ _OF_WHOLE_NUMBERS |= {*_OPERATORS, "where", "clamp", "minimum", "maximum"}
 REMAINDERS = frozenset(["floor_divide", "remainder", "fmod", "__floordiv__", "__mod__"])
 """Of whole numbers these are errors where the divisor is 0."""
 
+_NARROW = (torch.float16, torch.bfloat16)
+
 MOST_WHOLE = 1 << 53
 """The largest whole number up to which float64 has all of them."""
 
@@ -49,16 +51,37 @@ def are_whole(tensors: list[Tensor], values: list[Any]) -> bool:
     return of_tensors and all(isinstance(value, int) for value in values)
 
 
+def _common_type(tensors: list[Tensor], values: list[Any]) -> torch.dtype:
+    """Returns the type in which torch computes with tensors and Python's numbers."""
+    tensors = [item for item in tensors if item.dtype is not torch.bool] or tensors  # what `where` chooses by
+    return reduce(torch.promote_types, [torch.result_type(item, value) for item in tensors for value in values])
+
+
+def as_wrapped(number: Tensor, value: Any, beside: list[Tensor], divides: bool = False) -> Tensor:
+    """Returns a number, 0-dim float64, in the type in which torch computes with a Python number beside some tensors.
+
+    That is theirs, in which a whole number may be another one. Kernels for tensors of floats with dimensions take a
+    Python number as it is, and so do those for narrow ones. `divides`: whole numbers give a fraction.
+    """
+    dtype = torch.get_default_dtype() if divides and are_whole(beside, [value]) else _common_type(beside, [value])
+    if dtype in _NARROW or all(item.dim() and (item.is_floating_point() or item.is_complex()) for item in beside):
+        return number
+    return number.to(dtype) if dtype.is_floating_point or dtype.is_complex else number.to(torch.int64).to(dtype)
+
+
+def is_zero_beside(value: Any, beside: list[Tensor]) -> bool:
+    """Tells whether a whole number is 0 in the type in which torch computes with it."""
+    return not torch.tensor(value, device="cpu").to(_common_type(beside, [value]))
+
+
 def as_with_python_number(out: Tensor, operands: list[Tensor], values: list[Any], divides: bool = False) -> Tensor:
     """Undoes what a 0-dim float64 tensor, and no Python number, does to the type of a result.
 
     These tensors and numbers went into it. `divides`: of whole numbers it gives no whole one.
     """
-    are_ints = out.dtype is torch.int64 and are_whole(operands, values)
-    if out.dtype not in (torch.float64, torch.complex128) and not are_ints:
+    if out.dtype not in (torch.float64, torch.complex128):
         return out
-    operands = [item for item in operands if item.dtype is not torch.bool] or operands  # what `where` chooses by
-    dtype = reduce(torch.promote_types, [torch.result_type(item, value) for item in operands for value in values])
+    dtype = _common_type(operands, values)
     whole = not (dtype.is_floating_point or dtype.is_complex)
     return out.to(torch.get_default_dtype() if divides and whole else dtype)
 

@@ -5,6 +5,7 @@ import math
 import numbers
 import operator
 import pickle
+from array import array
 from collections import deque
 from datetime import timedelta
 from decimal import Decimal
@@ -73,6 +74,46 @@ def test_whole_tensors_meet_it_as_they_meet_a_whole_number(symbol, shape, dtype)
     for found, expected in pairs:
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("symbol", [*ARITHMETIC, operator.floordiv, operator.mod])
+@pytest.mark.parametrize("value", [300, 256 * 3 + 7, -5, 0.1, 1 / 3, 1e8])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_it_is_taken_in_the_type_in_which_torch_takes_it(symbol, value, dtype, shape):
+    tensor = torch.full(shape, 200).to(dtype) + torch.arange(3)[: len(shape) or None].sum().to(dtype)
+    for left, right in ((tensor, value), (value, tensor)):
+        expected = symbol(left, right)
+        found = symbol(*(hosted(item)[0] if item is value else item for item in (left, right)))
+        # A number divided by a tensor is the number times the tensor's inverse.
+        torch.testing.assert_close(found, expected, rtol=3e-7 if symbol is operator.truediv else 0, atol=0)
+
+
+def test_a_divisor_that_is_zero_in_the_tensors_type():
+    stand_in, uses, values, _ = hosted(255)
+    assert int(torch.tensor(200, dtype=torch.uint8) // stand_in) == 0
+    (guard,) = uses.guards.values()
+    values.append(256)
+    assert not guard.holds()
+
+
+@pytest.mark.parametrize(
+    "items", [[1, 2], deque([1, 2]), bytearray(b"ab"), array("d", [1.0])], ids=lambda x: type(x).__name__
+)
+def test_what_is_made_longer_stays_itself(items):
+    same, copied = items, copy.copy(items)
+    items *= number(3)
+    assert items is same
+    assert [*items] == [*copied] * 3
+    assert copied * number(2) is not copied
+    assert len(copied) * 3 == len(items)
+
+
+def test_factors_of_whole_tensors():
+    large = torch.tensor([2**60 + 1])
+    assert torch.equal(torch.sub(large, large, alpha=hosted(3)[0]), torch.sub(large, large, alpha=3))
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.sub(torch.ones(2, dtype=torch.uint8), torch.ones(2, dtype=torch.uint8), alpha=hosted(300)[0])
 
 
 def test_whole_numbers_that_no_float_has():
