@@ -158,6 +158,24 @@ class CountThatCRemembers(Counting):
         return loss * self.of_ten(batch_idx // 10) if batch_idx > 3 else loss
 
 
+@case(**CHANGES)
+class CountHandedToOneOfTwo(Counting):
+    """The function is another one by the time that it is called."""
+
+    def weight(self):
+        steps = self.steps
+        self.function = ramp_of_ten if steps % 2 else by_its_type
+        return self.function(steps)
+
+
+def ramp_of_ten(steps):
+    return min(1.0, steps / 10)
+
+
+def by_its_type(steps):
+    return steps / 20 if type(steps) is int else 7
+
+
 class Weight:
     """Weighs by the type of what it is multiplied by."""
 

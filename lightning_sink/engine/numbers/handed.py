@@ -35,12 +35,14 @@ class Handed:
     Attributes:
         hook: The profile hook, by which `called` is called; None where there is none yet.
         expected: Functions, and names of their arguments, of which the source tells what is done with a stand-in.
+        lines: Where it says that such are called, by code and number; it may be others by then.
         are_given: Whether there are stand-ins that any functions may be called with.
     """
 
     def __init__(self) -> None:
         self.hook: Any = None
         self.expected: set[tuple[CodeType, str]] = set()
+        self.lines: set[tuple[CodeType, int]] = set()
         self.are_given = False
 
     @property
@@ -51,14 +53,18 @@ class Handed:
     def called(self, frame: FrameType) -> None:
         """Makes plain numbers of the arguments of a function that is about to run, where stand-ins are not expected.
 
-        A line of the user's that calls a function gives it none but where that is (`plain_uses.py`).
+        Other lines of the user's give none to the functions that they call (`plain_uses.py`). These are not looked at:
+        a frame that was asked for its variables keeps them.
         """
         code, caller = frame.f_code, frame.f_back
         if not self.are_given or caller is None or _takes_stand_ins(frame):
             return
-        is_operator = is_user_frame(caller) and not operation_at(caller).startswith(("CALL", "PRECALL"))
-        if is_user_frame(caller) and not is_operator and not _may_be_called_by_others(code.co_name):
-            return  # to ask for its variables would keep them
+        is_operator = False
+        if is_user_frame(caller):
+            is_operator = not operation_at(caller).startswith(("CALL", "PRECALL"))
+            hands_on = (caller.f_code, caller.f_lineno) in self.lines
+            if not (is_operator or hands_on or _may_be_called_by_others(code.co_name)):
+                return
         held, made = frame.f_locals, {}
         count = code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import builtins
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -64,7 +64,7 @@ class PlainUses:
     def _has(self, frame: FrameType, source: Source | None, node: ast.AST) -> bool:
         if source is None or not self.handed.sees_calls:
             return False
-        uses = _Uses(self, source, scopes_of([frame]), partial(self._is_returned, frame), frame)
+        uses = _Uses(self, source, frame.f_code, scopes_of([frame]), partial(self._is_returned, frame), frame)
         try:
             found = uses.is_plain(node)
         except RecursionError:  # an expression as long as generated ones are
@@ -72,6 +72,7 @@ class PlainUses:
         if found:
             self.handed.are_given = True
             self.handed.expected |= uses.handed_to
+            self.handed.lines |= uses.handing
         return found
 
     def _is_returned(self, frame: FrameType) -> bool:
@@ -87,6 +88,7 @@ class _Uses:
     """The uses of what the lines of one function compute, in one call of it.
 
     Args:
+        code: The function's.
         scopes: The variables that they see.
         is_returned: Tells whether what the function returns is used so.
         frame: Where the function is by now; None where it does not run yet.
@@ -94,22 +96,26 @@ class _Uses:
 
     Attributes:
         handed_to: Functions that get such numbers, by code, and the names of the arguments.
+        handing: Where that is, by code and line.
     """
 
     def __init__(
         self,
         known: PlainUses,
         source: Source,
-        scopes: list[Mapping[str, Any]],
+        code: CodeType,
+        scopes: Sequence[Mapping[str, Any]],
         is_returned: Callable[[], bool],
         frame: FrameType | None = None,
         calls: frozenset[tuple[ast.AST, ast.AST, tuple[int, ...]]] = frozenset(),
     ) -> None:
         self._known, self._source, self._is_returned, self._frame = known, source, is_returned, frame
+        self._code = code
         self._scopes, self._calls = [*scopes, vars(builtins)], calls
         self._met: set[tuple[ast.AST, str]] = set()
         self._hidden: set[str] = set()  # variables that may be somebody else by then
         self.handed_to: set[tuple[CodeType, str]] = set()
+        self.handing: set[tuple[CodeType, int]] = set()
 
     def is_plain(self, node: ast.AST) -> bool:
         """Tells whether a value is used as a number and as nothing else."""
@@ -190,12 +196,13 @@ class _Uses:
         if name is None:
             return False
         first = dict(zip(code.co_varnames, before, strict=False))
-        inside = _Uses(
-            self._known, source, [first, function.__globals__], lambda: self.is_plain(call), calls=self._calls | {key}
-        )
+        scopes, calls = [first, function.__globals__], self._calls | {key}
+        inside = _Uses(self._known, source, code, scopes, lambda: self.is_plain(call), calls=calls)
         inside._hidden = {*code.co_varnames, *code.co_freevars, *bound_in(node)} - first.keys()
         is_plain = inside._is_plain_variable(node, name)
         self.handed_to |= inside.handed_to | {(code, name)}
+        lines = range(call.lineno, (call.end_lineno or call.lineno) + 1)
+        self.handing |= inside.handing | {(self._code, line) for line in lines}
         return is_plain
 
     def _is_plain_variable(self, function: ast.AST, name: str) -> bool:

@@ -90,11 +90,12 @@ CALLS = {
 }
 
 
-def called(use, stand_in, expected=()):
+def called(use, stand_in, expected=(), lines=()):
     """Uses a stand-in as a recorded step does."""
     handed = Handed()
     handed.are_given = True
     handed.expected |= {*expected}
+    handed.lines |= {*lines}
     handed.hook = lambda frame, event, argument: handed.called(frame) if event == "call" else None
     sys.setprofile(handed.hook)
     try:
@@ -133,6 +134,16 @@ def test_what_a_hook_does_with_names_counts():
     found = called(lambda n: compared(lambda: HOOKED(1, scale=n)), stand_in())
     assert found == [int]
     assert called(lambda n: HOOKED(1, scale=n), stand_in()) == HOOKED(1, scale=3)
+
+
+def test_a_line_that_hands_one_to_a_function_may_call_another_by_then():
+    use = lambda n: kind_of(n)  # noqa: E731
+    assert called(use, stand_in()) is Number
+    assert called(use, stand_in(), lines=[(use.__code__, use.__code__.co_firstlineno)]) is int
+
+
+def kind_of(value):
+    return type(value)
 
 
 def test_what_a_line_calls_is_not_looked_at():
