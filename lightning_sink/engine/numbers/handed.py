@@ -86,18 +86,19 @@ def _may_be_called_by_others(name: str) -> bool:
     return name in OF_TENSORS or (name.startswith("__") and name.endswith("__"))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, deep: int = 2) -> Any:
     """Returns an argument with plain numbers in the place of stand-ins for attributes; others go to all functions.
 
-    A dictionary is changed, and not replaced: whoever calls may look at what the function does with it.
+    They are looked for in tuples and dictionaries, as calls hand arguments on, in each other so often. A dictionary is
+    changed, and not replaced: whoever calls may look at what the function does with it.
     """
     if type(value) is Number:
         return value if value.plain is None else value.freeze()
-    if type(value) is tuple:
-        items = tuple(map(_plain, value))
+    if type(value) is tuple and deep:
+        items = tuple(_plain(item, deep - 1) for item in value)
         return value if all(map(operator.is_, items, value)) else items
-    if type(value) is dict:
+    if type(value) is dict and deep:
         for key, item in value.items():
-            if (plain := _plain(item)) is not item:
+            if (plain := _plain(item, deep - 1)) is not item:
                 value[key] = plain
     return value

@@ -126,6 +126,12 @@ def test_one_that_is_expected_gets_the_stand_in():
     assert len(frozen) == 1
 
 
+def test_a_batch_that_holds_itself_is_no_trouble():
+    batch = {"n": 1}
+    batch["itself"] = (batch,)
+    assert called(lambda n: ASKS(batch, n), stand_in()) == [dict, int, int]
+
+
 def test_an_operator_never_does():
     assert called(lambda n: Weight() * n, stand_in(), [(Weight.__mul__.__code__, "other")]) is int
 
