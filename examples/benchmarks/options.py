@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable
+from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -26,6 +27,7 @@ from machine import command, machine
 from models import MLP
 from nets import Batch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_sink import SinkStrategy
 
@@ -180,6 +182,54 @@ class Anneals(MLP):
         return super().training_step(batch, batch_idx) + self.weight * penalty
 
 
+class Ramps(MLP):
+    """A weight that grows with the steps that the module has counted itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self.seen += 1
+        return super().training_step(batch, batch_idx) * ramp(self.seen, 100_000)
+
+
+def ramp(seen: int, most: int) -> float:
+    return min(1.0, seen / most)
+
+
+class Averages(MLP):
+    """An average of the weights that forgets less and less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = deepcopy(self.net).requires_grad_(False)
+        self.updates = 0
+
+    @torch.no_grad()
+    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        self.updates += 1
+        decay = min(0.999, (1 + self.updates) / (10 + self.updates))
+        for own, other in zip(self.average.parameters(), self.net.parameters(), strict=True):
+            own.mul_(decay).add_(other, alpha=1 - decay)
+
+
+class Penalizes(MLP):
+    """A penalty at every tenth step."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss + 1e-3 * self.net[0].weight.square().sum() if batch_idx % 10 == 0 else loss
+
+
+def shuffled(batches: int) -> DataLoader[Any]:
+    """Gives as many batches of a dataset of tensors, in another order."""
+    x, y = (torch.cat(column) for column in zip(*MLP.batches(BATCHES), strict=True))
+    size = len(x) // BATCHES
+    rows = torch.arange(batches * size) % len(x)
+    return DataLoader(TensorDataset(x[rows], y[rows]), size, shuffle=True)
+
+
 OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "nothing": (MLP, {}),
     "logs its loss, with a progress bar": (LogsItsLoss, {"enable_progress_bar": True}),
@@ -197,6 +247,11 @@ OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "its losses kept in a list": (KeepsItsLosses, {}),
     "mixup by torch": (Mixes, {}),
     "a weight annealed over 6 epochs": (Anneals, {"max_epochs": 6}),
+    "a weight that steps count for": (Ramps, {}),
+    "an average of its weights": (Averages, {}),
+    "a penalty at every tenth step": (Penalizes, {}),
+    "a shuffled `TensorDataset`": (MLP, {"data": shuffled}),
+    "that, and a penalty at every tenth step": (Penalizes, {"data": shuffled}),
     "accuracy by torchmetrics": (MeasuresAccuracy, {}),
     "`accumulate_grad_batches=4`": (MLP, {"accumulate_grad_batches": 4}),
     "that, and accuracy by torchmetrics": (MeasuresAccuracy, {"accumulate_grad_batches": 4}),
@@ -225,8 +280,9 @@ def speed(name: str, strategy: L.pytorch.strategies.Strategy | str, batches: int
     make, options = OPTIONS[name]
     marks = Marks()
     options = {"max_epochs": 1, **OFF, **options}
+    data = options.pop("data", lambda length: Cycle(MLP.batches(BATCHES), length))
     trainer = L.Trainer(accelerator="cpu", strategy=strategy, callbacks=[marks], **options)
-    trainer.fit(make(), Cycle(MLP.batches(BATCHES), batches))
+    trainer.fit(make(), data(batches))
     return marks.speed(behind)
 
 
