@@ -223,6 +223,17 @@ def ramp(steps, most):
 
 
 @case(data=even)
+class CountThatBoundsAndDivides(Counting):
+    """A range that is annealed, and whole numbers divided by a count."""
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        scores, clip = self(batch[0]), 0.1 + self.steps / 30
+        places = torch.arange(len(scores)) % self.steps
+        return nn.functional.cross_entropy(torch.clamp(scores, -clip, clip), batch[1]) * places.sum() / 9
+
+
+@case(data=even)
 class CountThatIsHandedToAModule(Counting):
     def __init__(self):
         super().__init__()

@@ -19,6 +19,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_sink.engine.held import ABSENT, found_behind
@@ -32,7 +33,6 @@ from lightning_sink.engine.watch import is_library, is_user_frame
 
 _OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
-_MAKE = frozenset(["tensor", "as_tensor"])
 _TENSORS = frozenset([Tensor, nn.Parameter, nn.Buffer])
 
 
@@ -134,11 +134,23 @@ class _Uses:
             return self.is_plain(parent)
         if isinstance(parent, ast.Assign) and not isinstance(parent.targets[0], ast.Subscript):
             return len(parent.targets) == 1 and self._is_put_into(parent.targets[0])
+        if isinstance(parent, ast.Tuple) and (target := self._target_of(node, parent)) is not None:
+            return self._is_put_into(target)
         if isinstance(parent, (ast.Call, ast.keyword)):
             return self._is_argument(node, parent)
         if isinstance(parent, (ast.Return, ast.Lambda)):
             return self._is_returned()
         return self._is_received(node)
+
+    def _target_of(self, node: ast.AST, item_of: ast.Tuple) -> ast.expr | None:
+        """Returns what an item is put into by an assignment of several: `x, y = 1, 2`; None for any other tuple."""
+        assignment = self._source.parents[item_of]
+        targets = assignment.targets if isinstance(assignment, ast.Assign) else []
+        if len(targets) != 1 or not isinstance(targets[0], ast.Tuple):
+            return None
+        items = [*item_of.elts, *targets[0].elts]
+        are_alike = len(items) == 2 * len(item_of.elts) and not any(isinstance(item, ast.Starred) for item in items)
+        return targets[0].elts[item_of.elts.index(node)] if are_alike else None  # type: ignore[arg-type]
 
     def _is_put_into(self, target: ast.expr) -> bool:
         if isinstance(target, ast.Name):
@@ -173,8 +185,8 @@ class _Uses:
             return are_alone and len(call.args) > 1 and not call.keywords and self.is_plain(call)
         if holder is math:
             return name in KNOWN_TO_MATH and self.is_plain(call)
-        if holder is torch:
-            return name in _MAKE or name in OF_TENSORS
+        if holder is torch or holder is F:  # ask the stand-in, as its operators do
+            return True
         if self._is_received(node):
             return True
         function, before = called_by(called, holder, name)

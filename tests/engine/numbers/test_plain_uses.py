@@ -127,6 +127,25 @@ def behind_an_import(m):
     return ramp(weight) if callable(ramp) else weight
 
 
+def in_two(m):
+    m.other, m.limit = m.n, 2
+
+
+def two_at_once(m):
+    ones, weight = torch.ones(2), m.n / 2
+    return ones * weight
+
+
+def two_at_once_and_asked(m):
+    ones, weight = torch.ones(2), m.n
+    return ones, type(weight)
+
+
+def unpacked(m):
+    ones, *weights = torch.ones(2), m.n
+    return ones * weights[0]
+
+
 def longer(m):
     items = [1]
     items *= m.n
@@ -195,10 +214,6 @@ def on_the_right_of_a_tensor(m):
 
 def keeps(m):
     m.kept = m.n
-
-
-def in_two(m):
-    m.other, m.limit = m.n, 2
 
 
 def shown(m):
@@ -271,11 +286,15 @@ PLAIN = {
     "text on its left": lambda m: m.words * m.n,
     "the least of two that are not known": lambda m: min(m.get(), m.n) + 1,
     "tensors in place, in a loop": averages_here,
+    "a function of torch's": lambda m: torch.clamp(torch.ones(2), 1 - m.n, 1 + m.n),
+    "a function of torch's for networks": lambda m: torch.nn.functional.softplus(torch.ones(2), beta=m.n),
     "a function's argument": lambda m: ramp(m.n) * 2,
     "a function's argument by name": lambda m: ramp(most=m.n, value=1),
     "a function that calls itself": lambda m: in_circles(m.n) + 1,
     "a function of what it gives": clamped_twice,
     "a list that is made longer": longer,
+    "two variables at once": two_at_once,
+    "two attributes at once": in_two,
     "a private name": lambda m: m.private(),
     "a method's argument": lambda m: m.shows(m.n),
     "a static method's argument": lambda m: m.ramp(m.n),
@@ -304,6 +323,8 @@ OTHER = {
     "a function that takes all arguments as they come": lambda m: ramp(*[1.0], most=m.n) if 0 else ramp(*[m.n]),
     "a function, of whose results one is asked for its type": asks_one_of_two,
     "a function of what it gives, which is asked for its type": clamped_twice_and_asked,
+    "two variables at once, of which one is asked for its type": two_at_once_and_asked,
+    "variables of which one takes several": unpacked,
     "a variable that is imported later": behind_an_import,
     "a generator": lambda m: [*given_later(m.n)],
     "a function of C's": lambda m: operator.neg(m.n),
@@ -311,7 +332,6 @@ OTHER = {
     "a chain": lambda m: 1 < m.n < 5,
     "a function by another": lambda m: [*map(Module.itself, [m])],
     "another attribute": keeps,
-    "a tuple": in_two,
     "a variable that is shown": shown,
     "a variable that is closed over": closed_over,
     "a least of ones own": shadowed,
