@@ -69,7 +69,7 @@ def as_wrapped(number: Tensor, value: Any, beside: list[Tensor], divides: bool =
     return number.to(dtype) if dtype.is_floating_point or dtype.is_complex else number.to(torch.int64).to(dtype)
 
 
-def is_zero_beside(value: int, beside: list[Tensor]) -> bool:
+def is_zero_beside(value: Any, beside: list[Tensor]) -> bool:
     """Tells whether a whole number is 0 in the type in which torch computes with it."""
     return bool(value % (1 << torch.iinfo(_common_type(beside, [value])).bits) == 0)
 
