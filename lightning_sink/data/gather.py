@@ -32,7 +32,7 @@ from lightning_sink.errors import UnsupportedError
 # Microseconds for a shuffled batch of 32 by the batches in a run: 7.8 at 16, 6.1 at 64, 5.8 at 128 and at 256. For rows
 # of 3 KiB by the bytes in a run: 31 at 256 KiB, about 20 from 1 MiB on.
 # A run that takes longer than the row of steps that it is gathered beside leaves these waiting: an MLP's sink of 1,000
-# takes 28.5 ms at 16, 32.5 at 32, 36.5 at 128. `buffer_size` batches make a row.
+# takes 28.5 ms at 16, 32.5 at 32, 36.5 at 128. A row may have several runs (`QueueOptions.in_a_row`).
 _RUN_BATCHES, _RUN_BYTES = 16, 2 << 20
 
 # A device gathers beside the host, and a row of steps is fed by one copy where all of its batches are of one run.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from lightning_sink.engine.held import ABSENT, attribute_of, found_behind
+from lightning_sink.engine.held import attribute_of, found_behind
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver, Returned
 from lightning_sink.engine.source import Source, instruction_at, path_of, source_of
 from lightning_sink.engine.watch import is_user_frame
@@ -59,14 +59,11 @@ def is_of(value: ast.expr, scopes: Iterable[Mapping[str, Any]], code: CodeType) 
 
     And not of another one that calls it in turn, or keeps what it gives.
     """
+    path = path_of(value.func if isinstance(value, ast.Call) else value)
+    found = found_behind(path, scopes) if path else None
     if isinstance(value, ast.Attribute):
-        path = path_of(value)
-        holder = found_behind(path[:-1], scopes) if len(path) > 1 else ABSENT
-        own = inspect.getattr_static(type(holder), path[-1], None) if holder is not ABSENT else None
-        return type(own) is property and getattr(own.fget, "__code__", None) is code
-    path = path_of(value.func) if isinstance(value, ast.Call) else ()
-    called = found_behind(path, scopes) if path else None
-    return isinstance(called, (FunctionType, MethodType)) and called.__code__ is code
+        found = found.fget if type(found) is property else None
+    return isinstance(found, (FunctionType, MethodType)) and found.__code__ is code
 
 
 def _with_comprehensions(frame: FrameType) -> list[FrameType]:
