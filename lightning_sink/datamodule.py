@@ -1,7 +1,7 @@
 """SinkDataModule: a LightningDataModule as it is, with the options of the queue that fetches its batches ahead.
 
-Nothing is fetched here: a wrapper (`trainer/wrapper.py`) carries a `QueueOptions`, `SinkStrategy` reads it, and every
-other strategy sees the datamodule and nothing else. This module owns what may be wrapped, and what is said of the rest.
+Nothing is fetched here: the datamodule gets one more attribute, a `QueueOptions`, which `SinkStrategy` reads and every
+other strategy does not. This module owns what may be given options, and what is said of the rest.
 """
 
 from __future__ import annotations
@@ -15,24 +15,19 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_sink.data.options import QueueOptions
-from lightning_sink.trainer.wrapper import Wrapped, wrap
 
 
-class _KnowsWrappers(type):
-    """Makes a wrapper an instance of `SinkDataModule`, from which it inherits nothing."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return issubclass(type(instance), Wrapped)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return super().__subclasscheck__(subclass) or issubclass(subclass, Wrapped)
+def options_of(datamodule: object) -> QueueOptions | None:
+    """Returns the options that a datamodule was given; None for none."""
+    options = getattr(datamodule, "queue_options", None)
+    return options if isinstance(options, QueueOptions) else None
 
 
-class SinkDataModule(LightningDataModule, metaclass=_KnowsWrappers):
-    """A datamodule with options for fetching its batches ahead in `SinkStrategy`; it changes nothing else.
+class SinkDataModule(LightningDataModule):
+    """Gives a datamodule options for fetching its batches ahead in `SinkStrategy`, and returns it.
 
-    It serves wherever the datamodule does, also without `SinkStrategy`: it is an instance of the datamodule's class,
-    both share all their attributes, and checkpoints are the same with and without it.
+    It stays the object that it was, of its own class, with one attribute more, `queue_options`: it serves wherever it
+    did before, also without `SinkStrategy`, and its checkpoints are the same. Given options again, the last ones count.
 
     Args:
         datamodule: The datamodule. For loaders there is `SinkDataModule.from_loaders`.
@@ -48,15 +43,11 @@ class SinkDataModule(LightningDataModule, metaclass=_KnowsWrappers):
         cache: "device" keeps a dataset of tensors on the device and gathers batches there; None does not.
         cache_bytes: Most bytes of a dataset that `cache="device"` puts on the device.
 
-    Attributes:
-        queue_options: The options.
-
     Raises:
-        TypeError: For anything but a datamodule, for one that is wrapped already, or for an option of another type.
+        TypeError: For anything but a datamodule, for one with another attribute `queue_options`, or for an option of
+            another type.
         ValueError: For an option that is not among the accepted values.
     """
-
-    queue_options: QueueOptions
 
     def __new__(
         cls,
@@ -70,7 +61,7 @@ class SinkDataModule(LightningDataModule, metaclass=_KnowsWrappers):
         cache: Literal["device"] | None = QueueOptions.cache,
         cache_bytes: int = QueueOptions.cache_bytes,
     ) -> SinkDataModule:
-        """Returns an object that has not inherited from this class, so that no `__init__` runs a second time."""
+        """Returns the datamodule, which is of another class: no `__init__` runs a second time."""
         options = QueueOptions(
             buffer_size=buffer_size,
             buffer_bytes=buffer_bytes,
@@ -82,19 +73,21 @@ class SinkDataModule(LightningDataModule, metaclass=_KnowsWrappers):
         )
         datamodule = _made(datamodule)
         _require_datamodule(datamodule)
-        return cast(SinkDataModule, wrap(datamodule, options))
+        # Past a `__setattr__` of the datamodule's class, which is not to see what is not its own.
+        object.__setattr__(datamodule, "queue_options", options)
+        return cast(SinkDataModule, datamodule)
 
     def __init_subclass__(cls, **options: Any) -> None:
         raise TypeError(
             f"`SinkDataModule` cannot be subclassed; `{cls.__name__}` does. Make `{cls.__name__}` a subclass of"
-            f" LightningDataModule and wrap it: `SinkDataModule({cls.__name__}(...))`."
+            f" LightningDataModule and give its object options: `SinkDataModule({cls.__name__}(...))`."
         )
 
     @classmethod
     def from_loaders(
         cls, train: Any = None, val: Any = None, test: Any = None, predict: Any = None, **options: Any
     ) -> SinkDataModule:
-        """Wraps loaders.
+        """Makes a datamodule of loaders, and gives it options.
 
         Args:
             train: What `Trainer.fit` takes: a DataLoader, any other iterable of batches, or a collection of them.
@@ -127,17 +120,17 @@ class SinkDataModule(LightningDataModule, metaclass=_KnowsWrappers):
         Raises:
             TypeError: Always.
         """
-        raise TypeError("Wrap what another class makes: `SinkDataModule(LightningDataModule.from_datasets(...))`.")
+        raise TypeError("Give options to what another makes: `SinkDataModule(LightningDataModule.from_datasets(...))`.")
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses, since a checkpoint holds the datamodule without its wrapper.
+        """Refuses, since a checkpoint holds the datamodule without the options.
 
         Raises:
             TypeError: Always.
         """
         raise TypeError(
-            "A checkpoint does not know the wrapper. Wrap what the datamodule's own class loads:"
+            "A checkpoint does not know the options. Give them to what the datamodule's own class loads:"
             " `SinkDataModule(MyDataModule.load_from_checkpoint(...))`."
         )
 
@@ -155,7 +148,7 @@ def _made(given: Any) -> Any:
 
     The command line of Lightning would make it under the impression that its hyperparameters are those of
     `SinkDataModule`: `save_hyperparameters("batch_size")` would fail. They are in a context variable while we are
-    called; the datamodule gets its own part of them, as without the wrapper.
+    called; the datamodule gets its own part of them, as without the options.
     """
     if not isinstance(given, partial) or not given.args or not _is_of(given.func, "jsonargparse"):
         return given
@@ -174,16 +167,14 @@ def _is_of(item: object, package: str) -> bool:
 
 
 def _require_datamodule(given: object) -> None:
-    if isinstance(given, SinkDataModule):
-        raise TypeError(f"{given!r} is wrapped already. Give all options where the datamodule is wrapped first.")
     if not isinstance(given, LightningDataModule):
         name = given.__name__ if isinstance(given, type) else type(given).__name__
         what = "the class" if isinstance(given, type) else "an object of the class"
         raise TypeError(f"`SinkDataModule` takes a LightningDataModule; got {what} `{name}`. {_advice(given, name)}")
-    if hasattr(type(given), "queue_options") or "queue_options" in vars(given):
+    if hasattr(given, "queue_options") and options_of(given) is None:
         raise TypeError(
-            f"`{type(given).__name__}` has an attribute `queue_options`, and so has `SinkDataModule`. Rename the"
-            " datamodule's."
+            f"`{type(given).__name__}` has an attribute `queue_options`, the name under which `SinkDataModule` keeps"
+            " its own. Rename the datamodule's."
         )
 
 
@@ -201,7 +192,7 @@ def _advice(given: object, name: str) -> str:
 
 def _require_loaders(name: str, given: Any) -> None:
     if isinstance(given, LightningDataModule):
-        raise TypeError(f"`{name}` takes loaders; got a LightningDataModule. Wrap it: `SinkDataModule(datamodule)`.")
+        raise TypeError(f"`{name}` takes loaders; got a LightningDataModule. For that: `SinkDataModule(datamodule)`.")
     # Not iter(): that may start the workers of a loader.
     for loader in CombinedLoader(given).flattened if not isinstance(given, CombinedLoader) else given.flattened:
         if isinstance(loader, (str, bytes)) or not _is_iterable(loader):

@@ -20,7 +20,7 @@ from lightning_sink.data.cuda import STREAMS, sender
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
-from lightning_sink.datamodule import SinkDataModule
+from lightning_sink.datamodule import options_of
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
 from lightning_sink.engine.numbers.number import as_they_are
 from lightning_sink.engine.state.attributes import are_the_same
@@ -180,7 +180,7 @@ class SinkStrategy(SingleDeviceStrategy):
         """How batches are fetched ahead: what a `SinkDataModule` says, or the defaults."""
         module = self.lightning_module
         datamodule = getattr(module.trainer if module is not None else None, "datamodule", None)
-        return datamodule.queue_options if isinstance(datamodule, SinkDataModule) else QueueOptions()
+        return options_of(datamodule) or QueueOptions()
 
     def make_queue(self, loaders: TrainingLoaders) -> BatchQueue:
         """Returns the queue of this fit."""

@@ -1,4 +1,4 @@
-"""SinkDataModule: all that the datamodule is, and the options beside it."""
+"""SinkDataModule: the datamodule as it was, and the options on it."""
 
 import copy
 import gc
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import warnings
 import weakref
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,7 +135,7 @@ def recorded(strategy, wrap, net=Whole):
 
 @both_strategies
 @pytest.mark.parametrize("net", [Whole, Fails])
-def test_every_hook_is_called_as_without_the_wrapper(strategy, net):
+def test_every_hook_is_called_as_without_options(strategy, net):
     (plain, plain_model), (wrapped, model) = (recorded(strategy, wrap, net) for wrap in (False, True))
     assert wrapped == plain
     names = {name for name, _, _ in plain}
@@ -148,12 +147,6 @@ def test_every_hook_is_called_as_without_the_wrapper(strategy, net):
 def test_hooks_are_those_of_the_installed_lightning():
     assert {"prepare_data", "setup", "teardown", "state_dict", "load_state_dict", "on_exception"} < set(HOOKS)
     assert set(TRANSFER) < set(HOOKS)
-
-
-def test_the_wrapper_adds_no_hook():
-    wrapper = SinkDataModule(L.LightningDataModule())
-    for name in HOOKS:
-        assert inspect.getattr_static(type(wrapper), name) is inspect.getattr_static(L.LightningDataModule, name)
 
 
 class MovesItself(Net):
@@ -186,89 +179,48 @@ def test_transfer_hooks_are_the_datamodules_or_else_the_modules(strategy, by_ins
         if by_instance:
             data, moves = Data(), data
             data.on_before_batch_transfer = moves.on_before_batch_transfer
-        wrapper = SinkDataModule(data)
-        trainer(strategy, max_epochs=1, limit_val_batches=0).fit(module, datamodule=wrapper)
+        given = SinkDataModule(data)
+        trainer(strategy, max_epochs=1, limit_val_batches=0).fit(module, datamodule=given)
     assert module.moved == 0
-    assert (moves if by_instance else wrapper).moved == 3
+    assert (moves if by_instance else given).moved == 3
 
 
 # -- what it is -----------------------------------------------------------------------------------------------------
 
 
-def test_attributes_are_the_datamodules():
+def test_it_stays_the_object_that_it_was():
     inner = Data(size=7)
-    wrapper = SinkDataModule(inner, buffer_size=4, timeout=2.0)
-    wrapper.set_epoch(3)
-    inner.later, wrapper.sooner = 1, 2
-    assert (inner.epochs, inner.total, wrapper.total, wrapper.later, inner.sooner) == ([3], 1, 1, 1, 2)
-    assert isinstance(wrapper, Data)
-    assert isinstance(wrapper, SinkDataModule)
-    assert issubclass(type(wrapper), SinkDataModule)
-    assert not isinstance(inner, SinkDataModule)
-    assert not issubclass(Data, SinkDataModule)
-    assert wrapper.hparams is inner.hparams
-    assert wrapper.hparams_initial == {"size": 7, "other": "a"}
-    assert wrapper.__class__ is Data
-    for name in ("__name__", "__module__", "__doc__"):
-        assert getattr(type(wrapper), name) == getattr(Data, name)
-    assert repr(wrapper) == "SinkDataModule(Data, buffer_size=4, timeout=2.0)"
-    assert repr(SinkDataModule(inner)) == "SinkDataModule(Data)"
-    assert str(wrapper) == str(inner)
-    assert wrapper.queue_options == QueueOptions(buffer_size=4, timeout=2.0)
-    assert type(SinkDataModule(Data())) is type(wrapper)
+    before = {**vars(inner)}
+    given = SinkDataModule(inner, buffer_size=4, timeout=2.0)
+    assert given is inner
+    assert type(given) is Data
+    assert given.queue_options == QueueOptions(buffer_size=4, timeout=2.0)
+    assert {name: item for name, item in vars(given).items() if name != "queue_options"} == before
+    assert given.hparams_initial == {"size": 7, "other": "a"}
 
 
-def test_the_class_makes_what_it_ever_made():
-    wrapper = SinkDataModule(Data(size=7))
-    for made in (type(wrapper)(size=5), wrapper.__class__(5)):
-        assert type(made) is Data
-        assert made.hparams.size == 5
+def test_the_last_options_count():
+    inner = SinkDataModule(Data(), buffer_size=1, timeout=3)
+    assert SinkDataModule(inner, buffer_size=2).queue_options == QueueOptions(buffer_size=2)
 
 
-def test_two_wrappers_share_the_state_and_not_the_options():
-    inner = Data()
-    first, second = SinkDataModule(inner, buffer_size=1), SinkDataModule(inner, buffer_size=2)
-    first.set_epoch(1)
-    assert second.epochs == [1]
-    assert (first.queue_options.buffer_size, second.queue_options.buffer_size) == (1, 2)
+@pytest.mark.parametrize("strategy", [SinkStrategy(4), SinkStrategy(4, dataset_sink_mode=False)], ids=repr)
+def test_the_strategy_reads_them(strategy):
+    used = L.Trainer(strategy=strategy, **{**QUIET, "max_epochs": 1, "logger": False})
+    used.fit(Net(), datamodule=SinkDataModule(Data(), buffer_size=3))
+    assert strategy.queue_options.buffer_size == 3
+    used.fit(Net(), datamodule=Data())
+    assert strategy.queue_options == QueueOptions()
 
 
 class Slotted(L.LightningDataModule):
     __slots__ = ("rows",)
 
 
-class Registering(type):
-    known = []
-
-    def __init__(cls, name, bases, names, **options):
-        super().__init__(name, bases, names)
-        assert name not in cls.known
-        cls.known.append(name)
-
-
-class Registered(L.LightningDataModule, metaclass=Registering):
-    def __init_subclass__(cls, needed, **options):
-        raise AssertionError("derived from")
-
-    def __new__(cls, needed):
-        return super().__new__(cls)
-
-    def __init__(self, needed):
-        super().__init__()
-
-
-class Guarded(ABC, L.LightningDataModule):
+class Guarded(L.LightningDataModule):
     def __setattr__(self, name, value):
-        assert not name.startswith("_sink")
+        assert name != "queue_options"
         super().__setattr__(name, value)
-
-    @abstractmethod
-    def make(self): ...
-
-
-class Concrete(Guarded):
-    def make(self):
-        return 3
 
 
 @dataclass
@@ -279,20 +231,10 @@ class Fields(L.LightningDataModule):
         super().__init__()
 
 
-def test_unusual_classes():
-    inner = Slotted()
-    wrapper = SinkDataModule(inner)
-    wrapper.rows = 3
-    assert inner.rows == 3
-    del inner.rows
-    assert not hasattr(wrapper, "rows")
-    assert isinstance(SinkDataModule(Registered(1)), Registered)
-    assert Registering.known == ["Registered"]
-    concrete = SinkDataModule(Concrete())
-    assert concrete.make() == 3
-    assert isinstance(concrete, Guarded)
-    assert not isinstance(Concrete(), type(concrete))
-    assert SinkDataModule(Fields(2)) == Fields(2)
+@pytest.mark.parametrize("make", [Slotted, Guarded, lambda: Fields(2)])
+def test_unusual_classes(make):
+    assert SinkDataModule(make(), timeout=3).queue_options.timeout == 3
+    assert Fields(2) == SinkDataModule(Fields(2))
 
 
 class Rows(torch.utils.data.Dataset):
@@ -300,77 +242,44 @@ class Rows(torch.utils.data.Dataset):
         self.get = get
 
 
-def with_references():
-    wrapper = SinkDataModule(Data(size=7), buffer_size=4)
-    wrapper.rows = Rows(wrapper.collate)
-    return wrapper
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
-def test_deep_copies(copied):
-    wrapper = with_references()
-    found = copied(wrapper)
-    assert type(found) is type(wrapper)
-    assert found.queue_options == wrapper.queue_options
-    assert found.hparams == wrapper.hparams
-    assert found.hparams is not wrapper.hparams
-    assert found.rows.get.__self__ is found
-    rows = copied(wrapper.rows)
-    assert rows.get.__self__.rows is rows
-
-
-def test_a_shallow_copy_is_as_deep_as_the_datamodules():
-    wrapper = SinkDataModule(Data(), buffer_size=4)
-    found = copy.copy(wrapper)
-    found.extra = 1
-    assert found.queue_options == wrapper.queue_options
-    assert found.epochs is wrapper.epochs
-    assert not hasattr(wrapper, "extra")
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
+def test_copies_have_the_options(copied):
+    given = SinkDataModule(Data(size=7), buffer_size=4)
+    found = copied(given)
+    assert type(found) is Data
+    assert found.queue_options == given.queue_options
+    assert found.hparams == given.hparams
 
 
 @both_strategies
 def test_nothing_is_kept_alive(strategy):
-    class Local(Data):
-        pass
-
     def used():
-        inner = Local()
+        inner = Data()
         inner.rows = Rows(None)
-        wrapper = SinkDataModule(inner)
-        trainer(strategy, max_epochs=1).fit(Net(), datamodule=wrapper)
-        return [weakref.ref(item) for item in (inner, inner.rows, wrapper, type(wrapper))]
+        trainer(strategy, max_epochs=1).fit(Net(), datamodule=SinkDataModule(inner))
+        return [weakref.ref(item) for item in (inner, inner.rows)]
 
-    before = SinkDataModule(Data())
     kept = used()
     gc.collect()
-    assert [ref() for ref in kept] == [None] * 4
-    assert before.queue_options == QueueOptions()
-
-
-def test_a_wrapper_is_freed_at_once():
-    inner = Data()
-    keep = SinkDataModule(inner)  # the class is one cycle, as any class
-    gone = weakref.ref(SinkDataModule(inner))
-    assert gone() is None
-    assert keep.hparams is inner.hparams
+    assert [ref() for ref in kept] == [None] * 2
 
 
 # -- checkpoints ----------------------------------------------------------------------------------------------------
 
 
 @both_strategies
-@pytest.mark.parametrize("wrapped_first", [False, True])
-def test_checkpoints_pass_between_with_and_without(strategy, wrapped_first):
+@pytest.mark.parametrize("first_has_options", [False, True])
+def test_checkpoints_pass_between_with_and_without(strategy, first_has_options):
     first, second = Data(size=4), Data(size=4)
     first.set_epoch(8)
     used = trainer(strategy, max_epochs=1)
-    used.fit(Net(), datamodule=SinkDataModule(first) if wrapped_first else first)
+    used.fit(Net(), datamodule=SinkDataModule(first) if first_has_options else first)
     used.save_checkpoint("kept.ckpt")
     saved = torch.load("kept.ckpt", weights_only=False)
     assert saved["Data"] == {"epochs": [8]}
     assert saved["datamodule_hyper_parameters"] == {"size": 4, "other": "a"}
     again = trainer("plain" if strategy == "sink" else "sink")
-    again.fit(Net(), datamodule=second if wrapped_first else SinkDataModule(second), ckpt_path="kept.ckpt")
+    again.fit(Net(), datamodule=second if first_has_options else SinkDataModule(second), ckpt_path="kept.ckpt")
     assert second.loaded == {"epochs": [8]}
     assert again.global_step == 8
     assert Data.load_from_checkpoint("kept.ckpt", weights_only=False).hparams.size == 4
@@ -424,7 +333,6 @@ def test_loaders_train_as_they_do_alone(form, strategy):
 def test_only_the_loaders_given_are_defined():
     data = SinkDataModule.from_loaders(loader(2), loader(3), timeout=3)
     assert data.queue_options == QueueOptions(timeout=3)
-    assert repr(data) == "SinkDataModule(LightningDataModule, timeout=3)"
     used = trainer(max_epochs=1)
     used.fit(Net(), datamodule=data)
     assert used.num_val_batches == [3]
@@ -445,7 +353,7 @@ def test_what_is_no_loader_is_refused(given):
 def test_no_loader_and_a_datamodule_as_a_loader_are_refused():
     with pytest.raises(TypeError, match="at least one of"):
         SinkDataModule.from_loaders(timeout=3)
-    with pytest.raises(TypeError, match=r"Wrap it: `SinkDataModule\(datamodule\)`"):
+    with pytest.raises(TypeError, match=r"For that: `SinkDataModule\(datamodule\)`"):
         SinkDataModule.from_loaders(Data())
 
 
@@ -462,7 +370,6 @@ class Occupied(Data):
     (lambda: Data, r"the class `Data`. Pass an instance: `SinkDataModule\(Data\(\.\.\.\)\)`"),
     (Net, r"`Net`. The model goes to `Trainer.fit\(model, datamodule=...\)`"),
     (lambda: None, r"`NoneType`. Pass a datamodule"),
-    (lambda: SinkDataModule(Data(), timeout=3), r"SinkDataModule\(Data, timeout=3\) is wrapped already. Give all"),
     (Occupied, "`Occupied` has an attribute `queue_options`"),
     (lambda: __import__("pytorch_lightning").LightningDataModule(), "of the package `pytorch_lightning`"),
 ])  # fmt: skip
@@ -507,8 +414,8 @@ class Data(BoringDataModule):
 class Model(BoringModel):
     def on_train_end(self):
         data = self.trainer.datamodule
-        wrapped = repr(data) if isinstance(data, SinkDataModule) else ""
-        print("RESULT", data.__class__.__qualname__, dict(sorted(data.hparams.items())), wrapped)
+        options = vars(data).get("queue_options", "")
+        print("RESULT", type(data).__qualname__, dict(sorted(data.hparams.items())), options)
 
 
 if __name__ == "__main__":
@@ -545,8 +452,7 @@ def run(*arguments, saved="", kind=""):
 def test_a_config_file():
     Path("given.yaml").write_text(CONFIG)
     line = run("--config=given.yaml")
-    wrapped = "SinkDataModule(Data, buffer_size=4)"
-    assert line == f"{run('--data=Data', '--data.size=7')}{wrapped}"
+    assert line == f"{run('--data=Data', '--data.size=7')}{QueueOptions(buffer_size=4)}"
     (config,) = Path("lightning_logs/version_0").glob("config.yaml")
     asked = yaml.safe_load(config.read_text())["data"]
     assert asked["class_path"].endswith("SinkDataModule")
@@ -562,7 +468,7 @@ def test_the_class_as_an_argument_and_hyperparameters_by_name():
         "--data.datamodule=Data", "--data.datamodule.size=8", "--data.timeout=2.5",
         saved="'size'", kind="SinkDataModule",
     )  # fmt: skip
-    assert line == "RESULT Data {'size': 8} SinkDataModule(Data, timeout=2.5)"
+    assert line == f"RESULT Data {{'size': 8}} {QueueOptions(timeout=2.5)}"
 
 
 def in_this_process(monkeypatch, *arguments):
@@ -576,15 +482,9 @@ def in_this_process(monkeypatch, *arguments):
 
 def test_a_datamodule_without_arguments_and_dotted_options(monkeypatch):
     data = in_this_process(monkeypatch, "--data.cache=device").datamodule
-    assert repr(data) == "SinkDataModule(BoringDataModule, cache='device')"
+    assert type(data) is BoringDataModule
+    assert data.queue_options == QueueOptions(cache="device")
     assert data.hparams == {}
-
-
-def test_names_stay_unambiguous_once_a_wrapper_exists(monkeypatch):
-    # `lightning.pytorch.demos` re-exports this class: two classes of its name would be two paths.
-    wrappers = [SinkDataModule(BoringDataModule()), in_this_process(monkeypatch).datamodule]
-    wrappers.append(in_this_process(monkeypatch).datamodule)
-    assert len({type(item) for item in wrappers}) == 1
 
 
 @pytest.mark.parametrize("option", ["--data.buffer_size=-1", "--data.buffer_size=1.5", "--data.prefetch=1"])
