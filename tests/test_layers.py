@@ -233,7 +233,7 @@ def test_control_a_wrong_import_is_caught(file, source):
     ("data/queue.py", "import torchdata\nfrom lightning_sink.data import batch\nfrom lightning_sink import errors"),
     ("functional.py", "import torchmetrics\nfrom . import data, engine"),
     ("trainer/loops.py", "from lightning_sink import data, engine, errors, plan\nfrom . import logging"),
-    ("trainer/loops.py", "from lightning.pytorch.loops.fetchers import _DataFetcher\ndef f(t): t._data_fetcher = 1"),
+    ("trainer/fetcher.py", "from lightning.pytorch.loops.fetchers import _DataFetcher\ndef f(t): t._data_fetcher = 1"),
     ("strategy.py", "from lightning.pytorch.strategies import SingleDeviceStrategy\nfrom .trainer import loops"),
     ("callbacks.py", "import lightning as L\nfrom lightning.pytorch.callbacks import Callback"),
     ("__init__.py", "from lightning import __version__\nfrom lightning_sink import strategy, __about__"),

@@ -9,8 +9,8 @@ workers.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, cast
 
@@ -34,22 +34,19 @@ class Traversals:
     Args:
         iterate: Makes the iterator of one traversal over all of them.
         states: Returns the states of the loaders that have one.
+        tells_last: Whether it is to be known of each batch if it is the last: of data without a length, one batch
+            more is read for that.
 
     Attributes:
         traversal: Number of the present traversal, from 0.
         batch: Batches of it that were given.
-        limit: Batches after which an endless traversal ends even if there are more; infinity for all.
-        in_turn: Whether the next batch is fetched in turn; see `fetch`.
+        limit: Batches of a traversal, which ends behind them even if there are more; infinity where nobody knows.
         keeps_states: Whether some loader has a state.
         on_restart: Called when a traversal that follows another had workers to start, with the seconds that it took.
         doubt: Why what follows a resumed place may not be what would have followed; "" where it certainly is.
         resumed_at: Batches of the present traversal that were trained before it was resumed.
-        places: The place behind each batch given and not yet asked for, oldest first.
         iterator: What gives the batches of the present traversal; None before the first.
     """
-
-    reads_further = False
-    """Whether a fetch reads one batch beyond the one that it gives, to know whether that is the last."""
 
     restarts_midway = False
     """Whether a fetch in the middle of a traversal may begin a part of the data again, and draw."""
@@ -61,6 +58,7 @@ class Traversals:
         *,
         endless: bool,
         states: Callable[[], list[Any]] = list,
+        tells_last: bool = False,
     ) -> None:
         self.roads, self.endless = roads, endless
         self.traversal, self.batch = -1, 0
@@ -68,10 +66,9 @@ class Traversals:
         self.on_restart: Callable[[float], None] = lambda seconds: None
         self.resumed_at, self.doubt = 0, ""
         self.limit = float("inf")
-        self.in_turn = True
-        self.places: deque[Place] = deque()
         self.iterator: Iterator[Any] | None = None
-        self._iterate, self._states = iterate, states
+        self._iterate, self._states, self._tells_last = iterate, states, tells_last
+        self._further: tuple[Any, LazyPlace] | None = None  # what was read beyond the batch that was given
         self._fresh = self._ended = False
         self._begin: Draws | None = None
         self._first: Draws | None = None
@@ -90,6 +87,11 @@ class Traversals:
     def begin_due(self) -> bool:
         """Whether another traversal has to begin before the next batch."""
         return self.endless and (self.iterator is None or self._ended or self.batch >= self.limit)
+
+    @property
+    def reads_further(self) -> bool:
+        """Whether a fetch reads one batch beyond the one that it gives, to know whether that is the last."""
+        return self._tells_last and self.limit == float("inf")
 
     @property
     def draws_nothing(self) -> bool:
@@ -125,7 +127,7 @@ class Traversals:
     def begin(self) -> None:
         """Begins the next traversal, on the trainer's thread; one that fails to begin is begun anew."""
         before = self.traversal, self._resumed
-        self.iterator = None
+        self.iterator = self._further = None
         try:
             self._begin_next()
         except BaseException:
@@ -165,28 +167,37 @@ class Traversals:
         self._begin, self._first = Again(begin), Again(first)
 
     def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
-        """Returns the next batch and its place; what it raises is that of `next`.
+        """Returns the next batch and the place behind it.
 
         `in_turn`: the training has used every batch before and waits for this one.
-        """
-        self.in_turn = in_turn
-        batch = self.next()
-        place = self.places.popleft()
-        return batch, (place, place.batch)
-
-    def next(self) -> Any:
-        """Returns the next batch.
 
         Raises:
             NotYet: When it begins a traversal and it is not in turn. Nothing has been fetched then.
             StopIteration: At the end of a traversal, if they are not endless.
             EmptyDatasetError: When an endless traversal gives no batch.
         """
+        if not self.reads_further:
+            return self._read(in_turn)
+        # Kept until the one behind it has been read: where that fails, and is made again, none is lost.
+        batch, (place, number) = self._further = self._further or self._read(in_turn)
+        is_last = not self.read_further(in_turn)
+        return batch, (place._replace(last=is_last), number)
+
+    def read_further(self, in_turn: bool = True) -> bool:
+        """Reads one batch beyond the one that is given, as plain training does; tells whether there is one."""
+        try:
+            self._further = self._read(in_turn)
+        except StopIteration:
+            self._further = None
+        return self._further is not None
+
+    def _read(self, in_turn: bool) -> tuple[Any, LazyPlace]:
         due = self.begin_due
-        if self._ended and not self.endless:
-            raise StopIteration  # some iterators begin again behind their end, which plain training meets once
+        if not self.endless and (self._ended or self.batch >= self.limit):
+            # Behind the end some iterators begin again, and a `RandomSampler` draws: plain training does not go there.
+            raise StopIteration
         if due or self._fresh:
-            if not self.in_turn:
+            if not in_turn:
                 raise NotYet
             while due:
                 self.begin()
@@ -197,27 +208,32 @@ class Traversals:
         try:
             batch = next(self.iterator)  # type: ignore[arg-type]
         except StopIteration:
+            self._ended = True
             if not self.endless:
-                self._ended = True
                 raise
             if self.batch == 0:
                 raise EmptyDatasetError(_ONCE.format(self.traversal) if self.traversal else _EMPTY) from None
-            self._ended = True
-            return self.next()
+            return self._read(in_turn)
         self.batch += 1
         states = self._states() if self.keeps_states else None
-        self.places.append(Place(self.traversal, self.batch, self._length, self._begin, self._first, states))  # type: ignore[arg-type]
-        return batch
+        return batch, (self._place(states), self.batch)
+
+    def _place(self, states: list[Any] | None = None) -> Place:
+        return Place(self.traversal, self.batch, self._length, self._begin, self._first, states)  # type: ignore[arg-type]
 
     def row(self, most: int, together: bool = False) -> Iterator[tuple[Any, LazyPlace | list[LazyPlace]]]:
         """Gives the next batches of the traversal, and the place behind each; not the first one, which is in turn.
 
-        For loaders that keep no state. With `together`, several may be given as one `Gathered`, with a list of their
-        places.
+        With `together`, several may be given as one `Gathered`, with a list of their places.
         """
-        if self.begin_due or self._fresh or self._ended:
+        if self.begin_due or self._fresh or (self._ended and self._further is None):
             return
-        begin = Place(self.traversal, 0, self._length, self._begin, self._first)  # type: ignore[arg-type]
+        if self.keeps_states or self.reads_further:
+            with suppress(NotYet, StopIteration):
+                for _ in range(most):
+                    yield self.fetch(False)
+            return
+        begin = self._place()
         end = int(min(self.batch + max(0, most), self.limit))
         if together and isinstance(self.iterator, GatherIterator):
             for batch, count in self.iterator.row(end - self.batch):
@@ -248,8 +264,7 @@ class Traversals:
 
     def close(self) -> None:
         """Lets go of the iterator."""
-        self.iterator = None
-        self.places.clear()
+        self.iterator = self._further = None
 
 
 _ONCE = (

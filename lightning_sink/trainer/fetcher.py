@@ -1,8 +1,7 @@
-"""Lightning's data fetcher with the queue behind it.
+"""The queue, as Lightning's loops see it: a data fetcher.
 
-`SinkFetcher` takes the place of the fetcher that `setup_data` made and keeps using it, on whichever thread the queue
-fetches: what Lightning knows about lengths and last batches stays Lightning's. To the loops it looks like any fetcher
-whose `fetched` and `done` speak of the batches that were taken.
+`SinkFetcher` takes the place of the fetcher that Lightning's `setup_data` made, which has begun the first traversal.
+Its `fetched` and `done` speak of the batches that were taken, and not of those that were fetched ahead.
 
 Private names of Lightning (2.6): `_DataFetcher`, which has no public counterpart; `fit_loop.epoch_loop` asks for its
 attributes `fetched`, `done`, `length` and the two profiler functions.
@@ -24,41 +23,33 @@ class SinkFetcher(_DataFetcher):
     """Gives the loops batches out of a queue.
 
     Args:
-        inner: The fetcher that Lightning chose, with its iterator made.
-        queue: The queue, which fetches through it.
+        loaders: The loaders, of which a traversal has begun.
+        queue: The queue, which fetches from them.
 
     Attributes:
+        fetched: Batches of the epoch that were taken. Lightning adds those that were trained before a restart.
         changes: Whether a fetch may change what the steps take for granted.
     """
 
-    def __init__(self, inner: _DataFetcher, loaders: TrainingLoaders, queue: BatchQueue, changes: bool) -> None:
-        self._inner, self.changes = inner, changes
+    def __init__(self, loaders: TrainingLoaders, queue: BatchQueue, changes: bool) -> None:
         super().__init__()
-        self._loaders, self.queue = loaders, queue
-        self._combined_loader = loaders
-        self.length, self.done = inner.length, inner.done
-
-    @property
-    def fetched(self) -> int:
-        """Batches of the epoch that were taken."""
-        return self._taken
-
-    @fetched.setter
-    def fetched(self, count: int) -> None:
-        # The epoch loop adds the batches that were trained before a restart.
-        self._inner.fetched += count - getattr(self, "_taken", count)
-        self._taken = count
+        self._loaders, self.queue, self.changes = loaders, queue, changes
+        self.setup(loaders)
+        self._begin()
 
     def __iter__(self) -> SinkFetcher:
         """Begins an epoch."""
-        traversals = self._loaders.traversals
-        if not traversals.endless:
+        if not self._loaders.traversals.endless:
             self.queue.restart()
-            traversals.places.clear()
-            traversals.in_turn = True
-            iter(self._inner)
-        self.reset()
+            iter(self._loaders)
+        self._begin()
         return self
+
+    def _begin(self) -> None:
+        self.reset()
+        traversals = self._loaders.traversals
+        if traversals.reads_further:  # in the same place among other draws as Lightning's fetchers do
+            self.done = not traversals.read_further()
 
     def __next__(self) -> tuple[Any, int, int]:
         """Returns the next batch, its index in the epoch and that of its loader, as Lightning's fetchers do."""
@@ -70,11 +61,11 @@ class SinkFetcher(_DataFetcher):
             raise
         finally:
             self._stop_profiler()
-        self._taken += 1
+        self.fetched += 1
         place = place_of(note)
-        self.done = place.last if self.length is None else self._taken >= self.length
+        self.done = place.last if self.length is None else self.fetched >= self.length
         self._loaders.taken_before, self._loaders.taken = self._loaders.taken, place
-        return batch, self._taken - 1, 0
+        return batch, self.fetched - 1, 0
 
     def ahead(self, most: int, behind: int = 0) -> Part | None:
         """Returns batches that come next and are alike, at most so many, none of which is the epoch's last.
@@ -85,7 +76,7 @@ class SinkFetcher(_DataFetcher):
         if self._start_profiler is not _profile_nothing:
             return None
         if self.length is not None:
-            return self.queue.look_ahead(min(most, self.length - self._taken - behind - 1), behind)
+            return self.queue.look_ahead(min(most, self.length - self.fetched - behind - 1), behind)
         found = self.queue.look_ahead(most, behind)
         if found is not None and found.notes[-1][0].last:
             found = found.cut(len(found) - 1)
@@ -95,7 +86,7 @@ class SinkFetcher(_DataFetcher):
         """Takes the first of the batches that `ahead` returned, which have been trained; returns the last of these."""
         batch, notes = self.queue.skip(count)
         places = [self._loaders.taken, *map(place_of, notes[-2:])]
-        self._taken += count
+        self.fetched += count
         self._loaders.taken_before, self._loaders.taken = places[-2:]
         return batch
 
@@ -103,13 +94,7 @@ class SinkFetcher(_DataFetcher):
         """Leaves out the profiler, a microsecond a batch."""
         self._start_profiler = self._stop_profiler = _profile_nothing
 
-    def reset(self) -> None:
-        """Begins to count an epoch's batches."""
-        self._taken = 0
-        self.length, self.done = self._inner.length, self._inner.length == 0
-
     def teardown(self) -> None:
         """Ends the queue's thread, then the workers."""
         self.queue.close()
-        self._inner.teardown()
-        self.reset()
+        super().teardown()

@@ -4,9 +4,9 @@
 loaders, its mode and its limits; a queue fetches from its `LoaderTraversals`. The user's loaders stay what
 `trainer.train_dataloader` shows. With `epoch_batches` its length is that of a sink and its traversals are endless.
 
-Private names of Lightning (2.6): `_DataLoaderSource`, where Lightning asks for the loaders; `_DataFetcher`, which asks
-for batches; of `CombinedLoader` `_state_dicts`, what a checkpoint gets, `_iterator`, `_iterables`, and `_flattened`,
-the list of the loaders; `_Stateful`, what Lightning takes for a loader with a state.
+Private names of Lightning (2.6): `_DataLoaderSource`, where Lightning asks for the loaders; of `CombinedLoader`
+`_state_dicts`, what a checkpoint gets, `_iterator`, `_iterables`, and `_flattened`, the list of the loaders;
+`_Stateful`, what Lightning takes for a loader with a state.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from typing import Any, cast
 
 import torch
 from lightning.fabric.utilities.types import _Stateful
-from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_sink.data.gather import gathered
-from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.options import QueueOptions
-from lightning_sink.data.place import LazyPlace, Place
+from lightning_sink.data.place import Place
 from lightning_sink.data.road import Road
-from lightning_sink.data.traversals import NotYet, Traversals
+from lightning_sink.data.traversals import Traversals
 
 
 class TrainingLoaders(CombinedLoader):
@@ -93,7 +91,8 @@ class TrainingLoaders(CombinedLoader):
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
-        return self.traversals.next(), self.traversals.batch - 1, 0
+        """Gives nothing: Lightning's fetcher asks, for data without a length, before `SinkFetcher` takes its place."""
+        raise StopIteration
 
     def _road(self, loader: Any) -> Road:
         if getattr(loader, "persistent_workers", False) and sum(other is loader for other in self.flattened) > 1:
@@ -108,11 +107,10 @@ class TrainingLoaders(CombinedLoader):
         """Makes the iterator of a traversal."""
         with self.shown_as(self.roads):
             super().__iter__()
-        if self.traversals.endless:
-            try:
-                self.traversals.limit = super().__len__()
-            except (TypeError, NotImplementedError):
-                self.traversals.limit = float("inf")
+        try:
+            self.traversals.limit = super().__len__()
+        except (TypeError, NotImplementedError):
+            self.traversals.limit = float("inf")
         if self.iterables is self.flattened[0]:
             # What every mode makes of a single loader, in a fifth of the time.
             return cast(Iterator[Any], cast(Any, self._iterator).iterators[0])
@@ -154,61 +152,16 @@ class TrainingLoaders(CombinedLoader):
 
 
 class LoaderTraversals(Traversals):
-    """The traversals of training loaders, through Lightning's own fetcher.
-
-    Attributes:
-        fetcher: The fetcher; there from when the queue is.
-    """
-
-    fetcher: _DataFetcher
+    """The traversals of training loaders."""
 
     def __init__(self, loaders: TrainingLoaders, endless: bool, states: Callable[[], list[Any]]) -> None:
-        super().__init__(loaders.roads, loaders.iterate, endless=endless, states=states)
+        super().__init__(loaders.roads, loaders.iterate, endless=endless, states=states, tells_last=not endless)
         self._of = loaders
-
-    @property
-    def reads_further(self) -> bool:  # type: ignore[override]
-        """Whether Lightning's fetcher does, as it does for data without a length."""
-        return not (self.endless or self.fetcher.length)
 
     @property
     def restarts_midway(self) -> bool:  # type: ignore[override]
         """Whether there are several loaders, of which the shorter are begun again, and draw, until the longest ends."""
         return self._of._mode == "max_size_cycle" and len(self.roads) > 1
-
-    def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
-        """Returns the next batch and its place."""
-        if self.endless:  # the fetcher stops at the end of an epoch, which is no end then
-            return super().fetch(in_turn)
-        self.in_turn = in_turn
-        batch, _, _ = next(self.fetcher)
-        # Data of unknown length is fetched one batch further than it is given: its place is the oldest, not the last.
-        place = self.places.popleft()
-        if self.reads_further:
-            place = place._replace(last=self.fetcher.done)
-        return batch, (place, place.batch)
-
-    def row(self, most: int, together: bool = False) -> Iterator[tuple[Any, LazyPlace | list[LazyPlace]]]:
-        """Gives the next batches of the traversal, with their places."""
-        fetcher, endless = self.fetcher, self.endless
-        if self.keeps_states or self.reads_further:
-            yield from self._one_by_one(most)  # where there is no length, the fetcher is one batch further
-            return
-        if not endless:
-            most = min(most, cast(int, fetcher.length) - fetcher.fetched)
-        for batch, note in super().row(most, together):
-            if not endless:
-                fetcher.fetched += len(batch) if type(batch) is Gathered else 1
-                fetcher.done = fetcher.fetched == fetcher.length
-            yield batch, note
-
-    def _one_by_one(self, most: int) -> Iterator[tuple[Any, LazyPlace]]:
-        for _ in range(most):
-            try:
-                found = self.fetch(False)
-            except (NotYet, StopIteration):
-                return
-            yield found
 
     def _iterators(self) -> list[Any]:
         return getattr(self._of._iterator, "iterators", [])

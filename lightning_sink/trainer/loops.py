@@ -16,7 +16,6 @@ import sys
 from typing import Any, cast
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -61,7 +60,7 @@ class SinkFitLoop(_FitLoop):
     last_place: Place | None = None
 
     def setup_data(self) -> None:
-        """Prepares the training data and puts the queue behind Lightning's fetcher."""
+        """Prepares the training data; the queue takes the place of Lightning's fetcher."""
         present, source = self._combined_loader, self._data_source
         self._data_source = LoaderSource(source, self._adopt)
         try:
@@ -77,8 +76,6 @@ class SinkFitLoop(_FitLoop):
 
     def _put_queue(self, loaders: TrainingLoaders) -> None:
         before, self.loaders = self.loaders, loaders
-        fetcher = cast(_DataFetcher, self._data_fetcher)
-        loaders.traversals.fetcher = fetcher
         if self.queue is None:
             self.queue = self.sink_strategy.make_queue(loaders)
         else:
@@ -86,7 +83,7 @@ class SinkFitLoop(_FitLoop):
         if before is not None:
             before.let_go()
         changes = demands.may_change_training(self.trainer, loaders.flattened)
-        self._data_fetcher = SinkFetcher(fetcher, loaders, self.queue, changes)
+        self._data_fetcher = SinkFetcher(loaders, self.queue, changes)
         loaders.traversals.on_restart = self._say_restart
         if loaders.traversals.doubt:
             warn_at(loaders.traversals.doubt, user_line())

@@ -42,10 +42,19 @@ class Loader:
             yield traversal, index
 
 
+class Noted(Traversals):
+    """Gives batches alone, and keeps the places behind them."""
+
+    def next(self, in_turn=True):
+        batch, lazy = self.fetch(in_turn)
+        vars(self).setdefault("places", []).append(place_of(lazy))
+        return batch
+
+
 def over(*loaders, endless=True, limit=None, **arguments):
     roads = [loader if isinstance(loader, Road) else Road(loader) for loader in loaders]
     iterate = (lambda: iter(roads[0])) if len(roads) == 1 else (lambda: zip(*roads, strict=False))
-    traversals = Traversals(roads, iterate, endless=endless, **arguments)
+    traversals = Noted(roads, iterate, endless=endless, **arguments)
     if limit is not None:
         traversals.limit = limit
     return traversals
@@ -78,7 +87,7 @@ def places_of(traversals, counts):
         found += [(batch, place_of(lazy)) for batch, lazy in row]
         if not row:
             batch = traversals.next()
-            found.append((batch, traversals.places.popleft()))
+            found.append((batch, traversals.places.pop()))
     return found
 
 
@@ -230,15 +239,13 @@ def test_a_traversal_begins_in_turn_only():
     traversals = over(loader)
     found = []
     for _ in range(9):
-        traversals.in_turn = False
         try:
-            found.append(traversals.next())
+            found.append(traversals.next(in_turn=False))
         except NotYet:
             fetched, told = loader.fetched, list(loader.sampler.epochs)
             with pytest.raises(NotYet):
-                traversals.next()  # and again, with nothing fetched
+                traversals.next(in_turn=False)  # and again, with nothing fetched
             assert (loader.fetched, loader.sampler.epochs) == (fetched, told)
-            traversals.in_turn = True
             found.append(traversals.next())
     assert found == list(itertools.islice(definition(2, None), 9))
 
@@ -246,13 +253,10 @@ def test_a_traversal_begins_in_turn_only():
 def test_a_begun_traversals_first_batch_is_in_turn_too():
     traversals = over(Loader(2))
     traversals.begin()
-    traversals.in_turn = False
     with pytest.raises(NotYet):
-        traversals.next()
-    traversals.in_turn = True
+        traversals.next(in_turn=False)
     assert traversals.next() == (0, 0)
-    traversals.in_turn = False
-    assert traversals.next() == (0, 1)
+    assert traversals.next(in_turn=False) == (0, 1)
 
 
 @pytest.mark.parametrize("loader", [[], (), {}, DataLoader([], 2)])
@@ -390,11 +394,10 @@ def test_closing_lets_go():
         def __next__(self):
             return 1
 
-    traversals = Traversals([Road([1])], Own, endless=True)
+    traversals = Noted([Road([1])], Own, endless=True)
     take(traversals, 2)
     traversals.close()
     assert traversals.iterator is None
-    assert not traversals.places
 
 
 class Stateful(Loader):
@@ -431,6 +434,73 @@ def test_a_stateful_loader_finds_its_place_by_itself(before):
     resumed.resume(first.places[-1].saved())
     assert take(resumed, 8) == list(itertools.islice(definition(5, None), before, before + 8))
     assert resumed.resumed_at == (0 if before % 5 == 0 else resumed.resumed_at)
+
+
+def telling(loader, **arguments):
+    traversals = over(loader, endless=False, tells_last=True, **arguments)
+    traversals.begin()
+    return traversals
+
+
+@pytest.mark.parametrize("begun_by", ["the fetch", "its owner"])
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_of_data_without_a_length_the_last_batch_is_known(in_a_row, begun_by):
+    loader = Loader(4)
+    loader.sampler.set_epoch(0)
+    traversals = telling(loader)
+    if begun_by == "its owner":
+        assert traversals.read_further()
+        assert loader.fetched == 1
+    found = [traversals.fetch(True)]
+    assert loader.fetched == 2
+    found += list(traversals.row(9)) if in_a_row else [traversals.fetch(False) for _ in range(3)]
+    assert [batch[1] for batch, _ in found] == [0, 1, 2, 3]
+    assert [place_of(lazy).batch for _, lazy in found] == [1, 2, 3, 4]
+    assert [place_of(lazy).last for _, lazy in found] == [False, False, False, True]
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            traversals.next()
+    traversals.begin()
+    assert traversals.next()[1] == 0
+
+
+def test_nothing_is_read_further_where_there_is_a_length():
+    loader = iter(range(6))
+    traversals = telling(loader, limit=4)
+    assert [traversals.next() for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(StopIteration):
+        traversals.next()
+    assert next(loader) == 4
+    assert not any(place.last for place in traversals.places)
+
+
+def test_of_no_data_there_is_nothing_further():
+    traversals = telling([])
+    assert not traversals.read_further()
+    with pytest.raises(StopIteration):
+        traversals.next()
+
+
+def test_a_batch_read_further_is_not_lost_where_the_next_one_fails():
+    class Fails:
+        fails = True
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.at = getattr(self, "at", -1) + 1
+            if self.at == 2 and self.fails:
+                self.at, self.fails = 1, False
+                raise OSError("disk")
+            return self.at
+
+    traversals = telling(Fails())
+    assert traversals.next() == 0
+    with pytest.raises(OSError, match="disk"):
+        traversals.next()
+    assert [traversals.next() for _ in range(3)] == [1, 2, 3]
+    assert [place.batch for place in traversals.places] == [1, 2, 3, 4]
 
 
 def test_places_hold_no_states_where_there_are_none():
@@ -479,7 +549,7 @@ def uninterrupted(name, fast, count):
     batches, saved, generators = [], [], []
     for _ in range(count):
         batches += plain([traversals.next()])
-        saved.append(traversals.places.popleft().saved())
+        saved.append(traversals.places.pop().saved())
         generators.append(get_states())
     end(traversals)
     return batches, saved, generators
@@ -555,7 +625,7 @@ def test_several_loaders_from_every_place_on(names):
     batches, saved, generators = [], [], []
     for _ in range(9):
         batches.append(list(map(plain, traversals.next())))
-        saved.append(traversals.places.popleft().saved())
+        saved.append(traversals.places.pop().saved())
         generators.append(get_states())
     for k in range(1, 9):
         set_states(generators[k - 1])
@@ -587,7 +657,7 @@ def test_draws_between_the_beginning_and_the_first_batch(names):
     batches, saved, generators = [], [], []
     for _ in range(4):
         batches.append(values(traversals))
-        saved.append(traversals.places.popleft().saved())
+        saved.append(traversals.places.pop().saved())
         generators.append(get_states())
     for k in range(1, 4):
         set_states(generators[k - 1])

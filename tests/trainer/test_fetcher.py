@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -56,11 +55,10 @@ LOADERS = {
 
 def batches_of(make, epoch_batches):
     loaders = TrainingLoaders(make(), epoch_batches, QueueOptions(), lambda: 4, torch.device("cpu"))
-    fetcher = _PrefetchDataFetcher()
-    fetcher.setup(loaders)
-    iter(fetcher)
-    loaders.traversals.fetcher = fetcher
-    return loaders.traversals
+    source = iter(loaders).traversals
+    if source.reads_further:
+        source.read_further()
+    return source
 
 
 def described(found):
@@ -91,7 +89,7 @@ def take(source, in_rows, together=False, most=40):
                 found.append(described(source.fetch(True)))
             except StopIteration:
                 break
-    return found, rows, source.fetcher.fetched, source.fetcher.done, source.describe()
+    return found, rows, source.describe()
 
 
 @pytest.mark.parametrize("epoch_batches", [None, 5])
