@@ -261,6 +261,19 @@ def draws_otherwise(operation: Any, dtype: torch.dtype = torch.float32) -> bool:
     return is_random_slope and functional is not None and functional.default in decompositions
 
 
+def is_on_lists(operation: Any) -> bool:
+    """Tells whether an operation does the same with each of some tensors, as optimizers and clipping call them."""
+    return schema_name(operation).startswith("aten::_foreach_")
+
+
+def one_by_one(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operation on lists as torch does where it has no kernel for them: by operations on each tensor.
+
+    `_op_dk` calls that kernel, which has no name of its own; all of these operations have it.
+    """
+    return operation._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
 def schema_name(operation: Any) -> str:
     """Returns an operation's name without its overload."""
     return str(operation._schema.name)

@@ -39,6 +39,15 @@ def test_normalizations_write_to_their_statistics(name):
     assert {id(given["running_mean"]), id(given["running_var"])} <= {*map(id, written)}
 
 
+def test_an_operation_on_lists_runs_one_by_one():
+    operation = OPERATIONS._foreach_mul.Scalar
+    assert private.is_on_lists(operation)
+    assert not private.is_on_lists(OPERATIONS.mul.Tensor)
+    assert hasattr(operation, "_op_dk"), "`OpOverload._op_dk` is gone"
+    first, second = private.one_by_one(operation, ([torch.ones(1), torch.ones(2)], 3.0), {})
+    assert (first.tolist(), second.tolist()) == ([3.0], [3.0, 3.0])
+
+
 def test_operations_tell_whether_they_give_views():
     assert private.is_view(OPERATIONS.expand.default), "`OpOverload._schema.returns` has changed"
     assert private.is_view(OPERATIONS.split.Tensor)

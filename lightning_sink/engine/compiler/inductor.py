@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from lightning_sink.engine.compiler.factors import keep_factors
 from lightning_sink.engine.compiler.generated import Beside, compile_graph
-from lightning_sink.engine.compiler.lists import take_lists_apart
+from lightning_sink.engine.compiler.joins import copy_joins_of_one
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, NativeStep
 from lightning_sink.engine.compiler.value_checks import keep_value_checks
 from lightning_sink.engine.tracing.draws import hoist_draws
@@ -62,7 +62,7 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     inputs = [tensor.detach() for tensor in recording.inputs]
     draws = hoist_draws(recording.graph)
     keep_value_checks(recording.graph)
-    take_lists_apart(recording.graph)
+    copy_joins_of_one(recording.graph)
     keep_factors(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]

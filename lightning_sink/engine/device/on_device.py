@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_sink.engine.compiler.factors import keep_factors
 from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.inductor import NO_ASSERTS, graph_module, keeps_layouts
-from lightning_sink.engine.compiler.lists import take_lists_apart
+from lightning_sink.engine.compiler.joins import copy_joins_of_one
 from lightning_sink.engine.compiler.row import Outputs
 from lightning_sink.engine.compiler.value_checks import keep_value_checks
 from lightning_sink.engine.device.blocks import Blocks
@@ -94,7 +94,7 @@ def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> t
         options["layout_optimization"] = False
     inputs: list[Tensor] = [*(tensor.detach() for tensor in recording.inputs), *(draw() for draw in draws)]
     keep_value_checks(recording.graph, on_host=False)
-    take_lists_apart(recording.graph)
+    copy_joins_of_one(recording.graph)
     keep_factors(recording.graph)
     replaced = write_sums(recording.graph)
     if replaced:

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from lightning_sink.engine.numbers.guards import Guard
 
 _aten = torch.ops.aten
-_SIGNS = {_aten.add_.Tensor: 1, _aten.add_.Scalar: 1, _aten._foreach_add_.Scalar: 1, _aten.sub_.Tensor: -1}
+_SIGNS = {_aten.add_.Tensor: 1, _aten.add_.Scalar: 1, _aten.sub_.Tensor: -1}
 
 _EXACT, _MOST_STEPS = 1 << 24, 1 << 12
 """Whole numbers up to this are added exactly in the types that counts mostly have; and more steps than a row has."""
@@ -105,10 +105,8 @@ def added_to(node: fx.Node, behind: Collection[fx.Node] = ()) -> list[Add] | Non
         if user in behind:
             continue
         if user.target in _SIGNS and isinstance(user.args[1], (int, float)):
-            own: Any = user.args[0]
-            times = sum(item is node for item in own) if isinstance(own, (list, tuple)) else 1
             factor = _SIGNS[user.target] * cast(float, user.kwargs.get("alpha", 1))
-            adds += [(user.args[1], factor)] * times
+            adds.append((user.args[1], factor))
         elif writes_through(user, node):
             return None
     return adds

@@ -49,10 +49,11 @@ from lightning_sink.engine.tracing.apart import Apart
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.left_behind import learn, release
 from lightning_sink.engine.tracing.origins import Origins
+from lightning_sink.engine.tracing.parts import in_parts
 from lightning_sink.engine.tracing.recorded_options import RecordedOptions
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.rewritten import by_places, with_types
-from lightning_sink.engine.tracing.scaled_steps import ScaledSteps, made_of_others
+from lightning_sink.engine.tracing.scaled_steps import ScaledSteps
 from lightning_sink.engine.tracing.stand_in import StandInMode
 from lightning_sink.engine.tracing.step_counts import StepCounts
 from lightning_sink.engine.tracing.undo import Attributes, Undo
@@ -297,11 +298,11 @@ class Recorder(TorchDispatchMode, Tape):
         if self._paused or func.namespace in ("profiler", "prim"):
             self._apart.check(func, args, kwargs)
             return func(*args, **kwargs)
-        if (others := made_of_others(func, args)) is not None:
+        if (run := in_parts(func, args, kwargs)) is not None:
             with self:
-                return others()
-        if torch.is_inference_mode_enabled() and (parts := self._in_parts(func, args, kwargs)) is not NotImplemented:
-            return parts
+                return run()
+        if torch.is_inference_mode_enabled() and (made := self._decomposed(func, args, kwargs)) is not NotImplemented:
+            return made
         # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
         watched = func.namespace == "aten" and self._hook is not None and sys.getprofile() is self._hook
         if watched:
@@ -312,7 +313,7 @@ class Recorder(TorchDispatchMode, Tape):
             if watched:
                 sys.setprofile(self._hook)
 
-    def _in_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation that is made of others, which are what is seen of it elsewhere than in inference mode.
 
         As a whole, `bool(tensor)` is no operation of which it is known that it takes a value out of a tensor.

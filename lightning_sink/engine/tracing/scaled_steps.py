@@ -24,8 +24,6 @@ from lightning_sink.engine.private import step_hooks
 from lightning_sink.engine.state.slots import Snapshot, storages
 from lightning_sink.engine.tracing.recording import Recording
 
-_ATEN = torch.ops.aten
-
 
 def why_not(scaler: GradScaler, optimizer: Optimizer, before: Snapshot) -> str | None:
     """Returns why a step cannot be taken back; None where it can."""
@@ -110,31 +108,3 @@ class ScaledSteps:
         if self._is_at_work:
             before = {*storages(given)}
             self._made += [item for item, place in zip(tensors, storages(tensors), strict=True) if place not in before]
-
-
-def made_of_others(func: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
-    """Returns what an operation of a `GradScaler` does, by operations that a compiler can join with others."""
-    if func is _ATEN._amp_foreach_non_finite_check_and_unscale_.default:
-        return lambda: _unscale(*args)
-    if func is _ATEN._amp_update_scale_.default:
-        return lambda: _update(*args)
-    return None
-
-
-def _unscale(gradients: list[Tensor], found_infinite: Tensor, inverse_scale: Tensor) -> None:
-    are_finite = torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
-    found_infinite.copy_(torch.where(are_finite, found_infinite, 1.0))
-    for gradient in gradients:
-        gradient.mul_(inverse_scale)
-
-
-def _update(
-    scale: Tensor, tracker: Tensor, found_infinite: Tensor, growth: float, backoff: float, interval: int
-) -> Tensor:
-    """As torch does it: products of a float and a double, and no growth beyond what is finite."""
-    is_infinite, tracked = found_infinite != 0, tracker + 1
-    is_due = tracked == interval
-    grown, reduced = ((scale.double() * factor).to(scale.dtype) for factor in (growth, backoff))
-    present = torch.where(is_due & grown.isfinite(), grown, scale)
-    tracker.copy_(torch.where(is_infinite | is_due, 0, tracked))
-    return scale.copy_(torch.where(is_infinite, reduced, present))
