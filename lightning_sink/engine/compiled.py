@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any
 
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, TurnTaking
@@ -73,7 +74,7 @@ class CompiledEngine(Engine):
         self._plain_steps = 0
         self._looked_at = 0
         self._error: Exception | None = None
-        self._unsettled: list[tuple[Program, tuple[Any, ...]]] = []
+        self._outputs: tuple[Any, ...] | None = None  # of the last step, where a program ran it and may go on behind it
         self._row_runner: CompiledStep | TurnTaking | None = None
         self._ran: Program | None = None
         self._windows = Windows()
@@ -125,10 +126,7 @@ class CompiledEngine(Engine):
                     sink.run(step, Tape())
                     continue
                 if self._looked_at != self._plain_steps and self._programs.have(key):
-                    self._settle()
                     self._begin(sink)  # a step that ran the user's code may have changed what programs take for granted
-                if not step.clears:
-                    self._settle()
                 program = self._programs.find(step) if self._sets_options(sink, key) else None
                 if program is None:
                     self._run_plain(sink, step)
@@ -139,7 +137,6 @@ class CompiledEngine(Engine):
                     self._run_ahead(sink, step, self._repeating(sink, step, program))
         finally:
             self._error = None  # of a step that this sink had no turn for
-            self._settle()
 
     def _sets_options(self, sink: Sink, key: Key) -> bool:
         """Has the options set for the next step, where they are set in each; tells whether programs may be right."""
@@ -171,7 +168,6 @@ class CompiledEngine(Engine):
             self._state = state
 
     def _leave_programs(self) -> None:
-        self._settle()
         self._plain_steps += 1
         self._ran = None
         self._windows.forget()
@@ -179,23 +175,19 @@ class CompiledEngine(Engine):
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.looked_at != self._plain_steps:
             # The user's code ran since: what stayed in its place so far may have been replaced.
-            self._settle()
             if not program.refresh():
                 self._maker.lost(self.compiled_steps)
                 return False
             program.looked_at = self._plain_steps
         for tensor, get in program.counts:
             tensor.fill_(get())
-        verified = self._verified.get(program.text, 0)
+        self._outputs, verified = None, self._verified.get(program.text, 0)
         if verified < self._verify:
-            self._settle()
             if not verify_step(sink, step, program, verified, self._generators):
                 return False
             self._plain_steps += 1
             self._verified[program.text] = verified + 1
             return True
-        if program.reads_slots or any(other is not program for other, _ in self._unsettled):
-            self._settle()
         arguments = program.arguments(step.leaves)
         if arguments is None:
             return False
@@ -208,7 +200,8 @@ class CompiledEngine(Engine):
                 raise
             raise named from error
         program.seconds = time.perf_counter() - began
-        left = self._unsettled = program.left(outputs, 1)
+        program.store(outputs)
+        self._outputs = None if sink.disturbed else outputs
         self.compiled_steps += 1
         if self._ran is not program:
             self._ran = program
@@ -216,11 +209,9 @@ class CompiledEngine(Engine):
         self._maker.settled()
         program.carry()
         logged = list(outputs[program.num_outputs : program.num_results])
-        if sink.disturbed:
-            self._settle()
         loss = None if program.loss is None else outputs[program.loss]
         program.collect(outputs, late=False)
-        sink.account(step, self._result_of(left), loss, logged, program.note)
+        sink.account(step, partial(program.result, outputs), loss, logged, program.note)
         program.collect(outputs, late=True)
         return True
 
@@ -234,10 +225,10 @@ class CompiledEngine(Engine):
 
     def _repeating(self, sink: Sink, step: Step, program: Program) -> list[Program | Window]:
         """Returns what may run the steps that come next, behind one that a program has just run; best first."""
-        if not self._unsettled:
+        if self._outputs is None:
             self._windows.forget()
             return []
-        outputs, turns = self._unsettled[-1][1], sink.turns()
+        outputs, turns = self._outputs, sink.turns()
         self._windows.add(step.key, program, outputs)
         window = self._windows.find(sink, turns) if turns else None
         alone = turns == 1 and program.may_repeat(outputs)
@@ -287,7 +278,6 @@ class CompiledEngine(Engine):
             if behind:
                 sink.pass_again(behind, program.note)
                 return None
-            self._settle()
         is_whole = numbers.steps == len(batches)
         return Call(sink, program, columns, numbers, is_whole) if numbers.steps else None
 
@@ -330,36 +320,19 @@ class CompiledEngine(Engine):
     def _account(self, sink: Sink, program: Program | Window, call: Call) -> None:
         self._error = call.error
         if call.done:
-            if call.done < len(program.turns):
-                self._settle()  # of the turns that were not reached, what they left before counts
-            if call.left is not None:
-                self._unsettled = call.left
+            for which, outputs in call.left or ():
+                which.store(outputs)
             self.compiled_steps += call.done
             call.numbers.carry(call.done)
             self._windows.add_row(program, call.done)
             program.appends.append_row(call.collected, call.done)
-            result = self._result_of(call.left or [])  # asked for behind the last call only, which has it
+            result = partial(_last_result, call.left or ())  # asked for behind the last call only, which has it
             sink.account_chunk(call.done, result, call.losses, call.logged, program.note)
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
-    def _result_of(self, left: list[tuple[Program, tuple[Any, ...]]]) -> Callable[[], Result]:
-        def result() -> Result:
-            self._settle()
-            program, outputs = left[-1]
-            return program.result(outputs)
-
-        return result
-
-    def _settle(self) -> None:
-        """Fills the slots that the last programs left for later: most are replaced by the next step, unseen."""
-        left, self._unsettled = self._unsettled, []
-        for program, outputs in left:
-            program.store(outputs)
-
     def _look(self, sink: Sink) -> None:
         """Sees whether the user's code changed something since the step before."""
-        self._settle()
         self._parts.varying.update()
         glance = self._granted.glance()
         if not agree(glance, self._glance):
@@ -388,3 +361,8 @@ class CompiledEngine(Engine):
         if sink.disturbed:
             self._granted.find_containers()
         return self._granted.state()
+
+
+def _last_result(left: Sequence[tuple[Program, tuple[Any, ...]]]) -> Result:
+    program, outputs = left[-1]
+    return program.result(outputs)

@@ -68,7 +68,6 @@ class Program:
         self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
         self.slots = [(position, slot) for position, slot, _ in self._slots]
         self._moving = [*(position for position, _ in self._leaves), *(position for position, _ in self.slots)]
-        self.reads_slots = bool(self.slots)
         self.touches = [(slot, True) for slot in self.filled] + [(slot, False) for slot in observation.cleared]
         self._unread = [(slot, before) for slot, before, _ in observation.unread]
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
@@ -79,7 +78,7 @@ class Program:
         asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
         asks_what_it_writes |= len(self._counted) < len(counts_asked)
         left = {slot.name: there for slot, there in self.touches}
-        self._repeats = self.finds(left) and not (self.reads_slots or self._reshaped or asks_what_it_writes)
+        self._repeats = self.finds(left) and not (self.slots or self._reshaped or asks_what_it_writes)
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self.num_losses = 0 if self.loss is None else 1
