@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 UNSIZED_SINK = 10_000
 """Longest sink of `sink_size=-1` over data of unknown length, so that an endless stream meets its callbacks."""
@@ -104,36 +104,16 @@ class Awaited:
             return any(made % every == 0 for every in self.judge_every)
         return 0 <= self.max_steps <= made or any(made % every == 0 for every in self.save_every)
 
-    def batches_before(self, made: int, each: int) -> float:
-        """Returns how many batches there are before one behind which the host has to be there; infinity for any number.
-
-        So many optimizer steps were made since training began, and each of the batches makes `each`.
-        """
-        if not each:
-            return 0 if self.is_met(made, 0) else math.inf
-        ends = [_batches_to_multiple(made, each, every) for every in self.save_every]
-        if self.max_steps >= 0:
-            ends.append(max(1, -((made - self.max_steps) // each)))
-        return min(ends, default=math.inf) - 1
-
     def rounds_before(self, made: int, each: Sequence[int]) -> float:
-        """Returns how many rounds of batches there are before one in which the host has to be there.
+        """Returns how many rounds of batches there are before one in which the host may have to be there.
 
-        Maybe fewer, where a round has more batches than one; these make `each` optimizer steps, in order.
+        So many optimizer steps were made since training began; the batches of a round make `each`, in order. Infinity
+        stands for any number.
         """
-        if len(each) == 1:
-            return self.batches_before(made, each[0])
         if 0 in each and self.is_met(made, 0):
             return 0
-        every = replace(self, save_every=(*self.save_every, *self.judge_every))
-        steps = every.batches_before(made, 1)
-        return steps // sum(each) if any(each) and steps < math.inf else math.inf
-
-
-def _batches_to_multiple(made: int, each: int, every: int) -> float:
-    """Returns the fewest batches, at least one, that bring a count to a multiple; infinity where none do."""
-    shared = math.gcd(each, every)
-    if made % shared:
-        return math.inf
-    period = every // shared
-    return -(made // shared) * pow(each // shared, -1, period) % period or period
+        every = self.save_every + self.judge_every * (len(each) > 1)  # one that makes no step may follow any other
+        left = [number - made % number for number in every]
+        if self.max_steps >= 0:
+            left.append(max(1, self.max_steps - made))
+        return (min(left) - 1) // sum(each) if left and any(each) else math.inf
