@@ -71,8 +71,9 @@ class CompiledEngine(Engine):
         self._verified: dict[str, int] = {}
         self._state: State | None = None
         self._sinks = 0
-        self._plain_steps = 0
-        self._looked_at = 0
+        # How often the user's code has run, or may have: programs that were last used before take their tensors anew.
+        self._generation = 0
+        self._is_checked = False  # whether what programs take for granted has been looked at since
         self._error: Exception | None = None
         self._outputs: tuple[Any, ...] | None = None  # of the last step, where a program ran it and may go on behind it
         self._row_runner: CompiledStep | TurnTaking | None = None
@@ -125,8 +126,8 @@ class CompiledEngine(Engine):
                     self._leave_programs()
                     sink.run(step, Tape())
                     continue
-                if self._looked_at != self._plain_steps and self._programs.have(key):
-                    self._begin(sink)  # a step that ran the user's code may have changed what programs take for granted
+                if not self._is_checked and self._programs.have(key):
+                    self._begin(sink)
                 program = self._programs.find(step) if self._sets_options(sink, key) else None
                 if program is None:
                     self._run_plain(sink, step)
@@ -168,24 +169,28 @@ class CompiledEngine(Engine):
             self._state = state
 
     def _leave_programs(self) -> None:
-        self._plain_steps += 1
+        self._users_code_ran()
         self._ran = None
         self._windows.forget()
 
+    def _users_code_ran(self) -> None:
+        """It may have changed what programs take for granted, and put others in the place of tensors."""
+        self._generation += 1
+        self._is_checked = False
+
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
-        if program.looked_at != self._plain_steps:
-            # The user's code ran since: what stayed in its place so far may have been replaced.
+        if program.generation != self._generation:
             if not program.refresh():
                 self._maker.lost(self.compiled_steps)
                 return False
-            program.looked_at = self._plain_steps
+            program.generation = self._generation
         for tensor, get in program.counts:
             tensor.fill_(get())
         self._outputs, verified = None, self._verified.get(program.text, 0)
         if verified < self._verify:
             if not verify_step(sink, step, program, verified, self._generators):
                 return False
-            self._plain_steps += 1
+            self._users_code_ran()
             self._verified[program.text] = verified + 1
             return True
         arguments = program.arguments(step.leaves)
@@ -340,8 +345,7 @@ class CompiledEngine(Engine):
             self._begin(sink)
             return
         # Programs take their tensors anew: that is cheap, and what is in them may decide something.
-        self._looked_at += self._looked_at == self._plain_steps
-        self._plain_steps += 1
+        self._generation += 1
 
     def _begin(self, sink: Sink) -> None:
         """Looks at what programs take for granted and forgets those that are no longer right."""
@@ -354,8 +358,8 @@ class CompiledEngine(Engine):
             self._forget(changed)
             self._parts.varying.suspect(changed)
         self._state = state
-        self._plain_steps += 1
-        self._looked_at = self._plain_steps
+        self._generation += 1
+        self._is_checked = True
 
     def _present_state(self, sink: Sink) -> State:
         if sink.disturbed:

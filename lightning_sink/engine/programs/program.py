@@ -33,6 +33,7 @@ class Program:
         carries: The attributes that a step sets, with what gives the values.
         touches: The slots that a step fills, or clears, with whether there is something in them then.
         takes_turns: Whether steps that it is for may take turns with others in a row.
+        generation: For whoever runs it: as of when it has last taken its tensors anew (`refresh`).
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Program:
         self.takes_turns = not (self._reshaped or self.questions or self._twins or self.appends or counts_asked)
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
-        self.looked_at, self.seconds, self.kept_bytes = -1, 1.0, 0
+        self.generation, self.seconds, self.kept_bytes = -1, 1.0, 0
 
     def finds(self, left: dict[str, bool]) -> bool:
         """Tells whether it finds gradients where there were some, behind steps that leave these slots so."""

@@ -56,7 +56,7 @@ class Programs:
         """Has those look again at what they take for granted that a program writes to which has run."""
         for program in (program for programs in self._known.values() for program in programs):
             if program is not ran and not program.is_kept_by(ran):
-                program.looked_at = -1
+                program.generation = -1
 
     def keep_last(self, key: Key) -> None:
         """Forgets all but the one that was added last, for steps of this kind."""

@@ -187,7 +187,7 @@ class Windows:
                 self._known.clear()  # nobody knows whether those are still in use
             self._known[programs] = self._window_of(sink, last)
         window = self._known[programs]
-        return window if all(program.looked_at == programs[-1].looked_at for program in programs) else None
+        return window if all(program.generation == programs[-1].generation for program in programs) else None
 
     def _window_of(self, sink: Sink, last: Sequence[_Ran]) -> Window | None:
         """Returns the window of programs that have run one after another; None where they or the owner refuse."""
