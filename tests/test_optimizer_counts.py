@@ -160,7 +160,7 @@ def test_windows_whose_optimizer_looks_at_its_counts(name):
 
 
 def test_control_counts_as_they_lie_before_a_row_train_another_model(monkeypatch):
-    monkeypatch.setattr(step_counts.Count, "passed", lambda self, adds: None)
+    monkeypatch.setattr(step_counts.Count, "passed", lambda self: None)
     plain, sink = trained("past a count", "traced")
     with pytest.raises(AssertionError):
         assert_parity(plain, sink)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.window import Window
-from lightning_sink.engine.state.carried import Carry, in_row
+from lightning_sink.engine.state.ahead import in_row
+from lightning_sink.engine.state.carried import Carry
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.step import Column, Sink
 
@@ -139,10 +140,10 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
     look = hyper.update if schedules else bool  # nothing else changes options between steps in a row
     carries = [*{id(carry): carry for turn in turns for carry, _ in turn.carries}.values()]
     found, stale, too_many = Numbers(0, carries=carries), list[bool](), 0
+    counts = turns[0].counted  # of those that take turns, none decides by a count
     with (
         closing(sink.passing(steps, program.note, lambda: stale.append(look()))) as passing,
-        turns[0].gone_through(behind > 0) as passed,  # of those that take turns, none decides by a count
-        in_row(carries, behind > 0),
+        in_row([*carries, *counts], behind > 0),
     ):
         while True:
             try:
@@ -159,10 +160,11 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
             for tensor, get in turn.counts:
                 tensor.fill_(get())
             found.rows.append([tensor.clone() for _, tensor in turn.numbers])
-            passed()
+            for count in counts:
+                count.passed()
             if carries:
                 turn.carry()
-                found.carried.append([carry.get() for carry in carries])
+                found.carried.append([carry.found() for carry in carries])
     found.steps = max(0, len(found.rows) - too_many)
     found.steps -= found.steps % len(turns)  # whole rounds
     if too_many or found.steps < len(found.rows):

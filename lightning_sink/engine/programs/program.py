@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from operator import is_
 from typing import Any
 
@@ -30,6 +30,7 @@ class Program:
         kept_bytes: What is kept of a step in a row, as of when it was last asked whether it `may_keep` that.
         numbers: The inputs that stand for options and counters, with their positions.
         slots: The inputs that are what a slot holds, by their positions.
+        counted: The counts by which Python decides, as far as they are known ahead.
         carries: The attributes that a step sets, with what gives the values.
         touches: The slots that a step fills, or clears, with whether there is something in them then.
         takes_turns: Whether steps that it is for may take turns with others in a row.
@@ -73,11 +74,10 @@ class Program:
         self._unread = [(slot, before) for slot, before, _ in observation.unread]
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
         # Of the counts by which Python decides, those that a step adds something to, always the same, are known ahead.
-        counts_asked = [(count, count.adds) for count in recording.counts]
-        self._counted = [(count, adds) for count, adds in counts_asked if adds is not None]
+        self.counted = [count for count in recording.counts if count.adds is not None]
         # Another step would compute with what this one left.
         asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
-        asks_what_it_writes |= len(self._counted) < len(counts_asked)
+        asks_what_it_writes |= len(self.counted) < len(recording.counts)
         left = {slot.name: there for slot, there in self.touches}
         self._repeats = self.finds(left) and not (self.slots or self._reshaped or asks_what_it_writes)
         logged = range(self.num_outputs, self.num_given)
@@ -85,7 +85,7 @@ class Program:
         self.num_losses = 0 if self.loss is None else 1
         self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
-        self.takes_turns = not (self._reshaped or self.questions or self._twins or self.appends or counts_asked)
+        self.takes_turns = not (self._reshaped or self.questions or self._twins or self.appends or recording.counts)
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
         self.generation, self.seconds, self.kept_bytes = -1, 1.0, 0
@@ -111,25 +111,6 @@ class Program:
         except (ArithmeticError, ValueError, TypeError):  # the user's line raises it in its turn
             return False
         return True
-
-    @contextmanager
-    def gone_through(self, follows: bool) -> Iterator[Callable[[], None]]:
-        """Lets `goes_on` tell of steps in a row that have not run yet; gives what says that one was gone through.
-
-        `follows`: they come right behind those that were gone through last, which may be running.
-        """
-        for count, adds in self._counted:
-            count.begin_row(adds, follows)
-
-        def passed() -> None:
-            for count, adds in self._counted:
-                count.passed(adds)
-
-        try:
-            yield passed
-        finally:
-            for count, _ in self._counted:
-                count.end_row()
 
     def carry(self) -> None:
         """Sets attributes as a step does that goes on this way, as was just asked."""

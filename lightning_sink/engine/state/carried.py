@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.guards import Host
+from lightning_sink.engine.state.ahead import Ahead
 from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.carry_watch import CarryWatch
@@ -30,7 +31,7 @@ _PARTS = 4
 """Parts of a step at most in which such an attribute is used."""
 
 
-class Carry:
+class Carry(Ahead):
     """One attribute.
 
     Attributes:
@@ -41,45 +42,24 @@ class Carry:
     """
 
     def __init__(self, name: str, holder: Any, key: str) -> None:
+        super().__init__()
         self.name, self.holder, self.key = name, holder, key
         self.tensors = [torch.zeros((), dtype=torch.float64) for _ in range(_PARTS)]
-        self._in_row: Any = ABSENT  # what the next step of a row finds
-        self._behind_row: Any = ABSENT  # what the first step behind the last row finds
 
-    def get(self) -> Any:
-        """Returns what the step that is about to run finds."""
-        return vars(self.holder).get(self.key, ABSENT) if self._in_row is ABSENT else self._in_row
+    def present(self) -> Any:
+        """Returns what it is."""
+        return vars(self.holder).get(self.key, ABSENT)
 
     def watch(self) -> CarryWatch:
         """Returns what is to stand before it in a recorded step."""
-        return CarryWatch(self.name, vars(self.holder), self.key, self.get, self.tensors)
+        return CarryWatch(self.name, vars(self.holder), self.key, self.found, self.tensors)
 
     def set(self, value: Any) -> None:
         """Sets it to what a step sets it to that has run, or was gone through in a row."""
-        if self._in_row is ABSENT:
-            vars(self.holder)[self.key] = value
+        if self.is_gone_through:
+            self.leave(value)
         else:
-            self._in_row = value
-
-    def begin_row(self, follows: bool) -> None:
-        """Steps in a row are about to be gone through; they may come right behind those gone through last."""
-        self._in_row = self._behind_row if follows else self.get()
-
-    def end_row(self) -> None:
-        """All of them were."""
-        self._behind_row, self._in_row = self._in_row, ABSENT
-
-
-@contextmanager
-def in_row(carries: Collection[Carry], follows: bool) -> Iterator[None]:
-    """Goes through steps in a row, before any of them has run."""
-    for carry in carries:
-        carry.begin_row(follows)
-    try:
-        yield
-    finally:
-        for carry in carries:
-            carry.end_row()
+            vars(self.holder)[self.key] = value
 
 
 class Carried:

@@ -1,30 +1,35 @@
 """A number in a tensor to which each step adds the same, and nothing else: known ahead, so Python may decide by it.
 
 Optimizers keep such numbers (`step_counts.py`), and so do modules (`asked_counts.py`). Steps in a row are gone through
-before any of them has run, while those before them may be running: a `Count` then says what the tensor will hold.
+before any of them has run (`ahead.py`): a `Count` then says what the tensor will hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.numbers.guards import Guard
+from lightning_sink.engine.state.ahead import Ahead
 
 _aten = torch.ops.aten
 _SIGNS = {_aten.add_.Tensor: 1, _aten.add_.Scalar: 1, _aten.sub_.Tensor: -1}
 
-_EXACT, _MOST_STEPS = 1 << 24, 1 << 12
-"""Whole numbers up to this are added exactly in the types that counts mostly have; and more steps than a row has."""
+_EXACT, _TYPES = 1 << 24, (torch.float32, torch.float64, torch.int64)
+"""Whole numbers up to this are added exactly in these types, which counts mostly have."""
+
+_MOST_STEPS = 1 << 12
+"""More steps than a row has."""
 
 Add = tuple[float, float]
 """A number, and what it is multiplied by."""
 
 
-class Count:
+class Count(Ahead):
     """A number in a tensor, as a step that is about to run finds it where it asks.
 
     Args:
@@ -33,25 +38,24 @@ class Count:
     """
 
     def __init__(self, tensor: Tensor, node: fx.Node, before: list[Add]) -> None:
+        super().__init__()
         self._tensor, self._node, self._before = tensor, node, before
         self._is_asked = False
-        self._in_row: Tensor | float | None = None  # what the next step of a row finds
-        self._behind_row: Tensor | float = tensor  # what the first step behind the last row finds
 
     @property
     def input(self) -> int:
         """Which input of the recording it is."""
         return int(self._node.meta["input"])
 
-    @property
+    @cached_property
     def adds(self) -> list[Add] | None:
-        """What a whole step adds to it; None where steps change it otherwise, so that nobody knows it ahead."""
+        """What a whole step adds to it, once that is recorded; None where nobody knows it ahead."""
         return added_to(self._node)
 
     def __call__(self) -> float:
         """Returns it."""
         self._is_asked = True
-        found = _sum(self._tensor if self._in_row is None else self._in_row, self._before)
+        found = _sum(self.found(), self._before)
         return cast(float, found.item()) if isinstance(found, Tensor) else found
 
     def decides(self, guard: Guard) -> bool:
@@ -60,27 +64,23 @@ class Count:
         guard.holds()
         return self._is_asked
 
-    def begin_row(self, adds: list[Add], follows: bool) -> None:
-        """Steps in a row are about to be gone through, each of which adds this.
+    def present(self) -> Tensor:
+        """Returns the tensor."""
+        return self._tensor
 
-        `follows`: they come right behind those that were gone through last, which may be running.
-        """
-        start = self._behind_row if follows else self._tensor.detach().to("cpu", copy=True)
-        number, dtype = float(start), self._tensor.dtype
-        most = abs(number) + _MOST_STEPS * sum(abs(each * alpha) for each, alpha in adds)
-        is_whole = number.is_integer() and all(float(each * alpha).is_integer() for each, alpha in adds)
-        is_exact = is_whole and most < _EXACT and dtype in (torch.float32, torch.float64, torch.int64)
-        self._in_row = number if is_exact else torch.as_tensor(start, dtype=dtype)
+    def begin_row(self, follows: bool) -> None:
+        """Steps in a row are about to be gone through: it is a float where what they add to it is exact in floats."""
+        super().begin_row(follows)
+        dtype = self._tensor.dtype
+        start = torch.as_tensor(self.found(), dtype=dtype).detach().to("cpu", copy=True)
+        number, moves = float(start), [float(each * alpha) for each, alpha in self.adds or ()]
+        is_whole = all(map(float.is_integer, (number, *moves)))
+        is_exact = is_whole and abs(number) + _MOST_STEPS * sum(map(abs, moves)) < _EXACT
+        self.leave(number if is_exact and dtype in _TYPES else start)
 
-    def passed(self, adds: list[Add]) -> None:
-        """One of them was gone through, which adds this."""
-        assert self._in_row is not None  # noqa: S101 - a row has begun
-        self._in_row = _sum(self._in_row, adds)
-
-    def end_row(self) -> None:
-        """All of them were."""
-        assert self._in_row is not None  # noqa: S101 - a row has begun
-        self._behind_row, self._in_row = self._in_row, None
+    def passed(self) -> None:
+        """A step was gone through."""
+        self.leave(_sum(self.found(), self.adds or []))
 
 
 def _sum(held: Tensor | float, adds: list[Add]) -> Tensor | float:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from lightning_sink.engine.numbers.number import Number
-from lightning_sink.engine.state.carried import Carried, Carry, in_row
+from lightning_sink.engine.state.ahead import in_row
+from lightning_sink.engine.state.carried import Carried, Carry
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.holders import python_state
 from lightning_sink.engine.state.hyper import Hyperparameters
@@ -70,7 +71,7 @@ def test_later_values_are_what_python_computes(step, start):
         step(expected)
         if all(guard.holds() for guard in recording.guards):
             carry.set(then())
-            assert (type(carry.get()), carry.get()) == (type(expected.steps), expected.steps)
+            assert (type(carry.found()), carry.found()) == (type(expected.steps), expected.steps)
         parts.module.steps = expected.steps
 
 
@@ -160,11 +161,11 @@ def test_rows_are_gone_through_and_leave_it_alone():
     carry = Carry("steps", Module(steps=5), "steps")
     with in_row([carry], follows=False):
         for _ in range(3):
-            carry.set(carry.get() + 1)
-        assert (carry.get(), carry.holder.steps) == (8, 5)
+            carry.set(carry.found() + 1)
+        assert (carry.found(), carry.holder.steps) == (8, 5)
     with in_row([carry], follows=True):
-        assert carry.get() == 8
-    assert carry.get() == 5
+        assert carry.found() == 8
+    assert carry.found() == 5
     carry.set(8)
     assert carry.holder.steps == 8
 
