@@ -62,7 +62,7 @@ class LookAhead:
         self._early.clear()
 
     def take(self, count: int) -> tuple[Any, list[Any]]:
-        """Forgets the first batches, which are alike; returns the last of them, and the notes of all."""
+        """Forgets the first batches, which are alike; returns the last of them, and the notes of the last two."""
         return self._early.take(count)
 
     def part(self, most: int, behind: int) -> Part | None:

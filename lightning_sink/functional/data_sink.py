@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_sink.checks import choice, integer, wrong
 from lightning_sink.data.gather import gathered
-from lightning_sink.data.held import holds_training, parts_that_may_change
+from lightning_sink.data.holding_training import holds_training, parts_that_may_change
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
 
-from lightning_sink.data.held import holds_training, parts_that_may_change
+from lightning_sink.data.holding_training import holds_training, parts_that_may_change
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits

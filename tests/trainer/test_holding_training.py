@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_sink import SinkStrategy
-from lightning_sink.data.held import may_change
+from lightning_sink.data.holding_training import may_change
 from lightning_sink.trainer import demands
 from lightning_sink.trainer.demands import in_step_reason
 from parity import Net, assert_parity, loader, once
