@@ -172,7 +172,7 @@ class BatchQueue:
         return self._early.part(most, behind)
 
     def skip(self, count: int) -> tuple[Any, list[Any]]:
-        """Takes the first of what `look_ahead` returned; returns the last of these batches, and the notes of the last two."""
+        """Takes the first of what `look_ahead` returned; returns the last of these, and the notes of the last two."""
         depth, held = self.ready, self._producer.held_bytes
         taken = self._early.take(count)
         self._telemetry.taken(0.0, held - self._producer.held_bytes, depth, count)
