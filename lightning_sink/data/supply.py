@@ -145,7 +145,11 @@ class Supply:
         return self.pace.ahead or self.producer.pending > 0
 
     def _next(self) -> Found:
-        """Decides who fetches the next batch, and gets it."""
+        """Decides who fetches the next batch, and gets it.
+
+        The thread, by itself, where that is faster, safe and tried (`runs_ahead`); the thread, waited for, while that
+        is tried (`_probe`) or where there is a timeout; this one otherwise. What the thread has begun is taken first.
+        """
         producer = self.producer
         if not self.runs_ahead:
             producer.running = False

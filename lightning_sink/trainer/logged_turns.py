@@ -1,4 +1,15 @@
-"""What steps in a row log that take turns, and not all alike."""
+"""What steps in a row log that take turns, and not all alike.
+
+Say three take turns; the first logs "critic", the others log "loss" and "critic", and seven steps have run:
+
+    step of the row      0        1        2        3        4        5        6
+    turn                 0        1        2        0        1        2        0
+    "critic" alone       a        .        .        b        .        .        c      places (0,), turns 3
+    "loss", "critic"     .        d        e        .        f        g        .      places (1, 2), turns 3
+
+are two `LoggedTurns`, with values `[a, b, c]` and, by name, `[d, e, f, g]`. Of the second `step(2)` is 4, the step of
+the row that gave f, and `before(4)` is 2, how many of these values come before that step.
+"""
 
 from __future__ import annotations
 

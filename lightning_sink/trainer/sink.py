@@ -315,7 +315,16 @@ class TrainerSink(Sink):
     def account(
         self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Note
     ) -> None:
-        """Does Lightning's part of a step that a program ran."""
+        """Does Lightning's part of a step that a program ran, in the order of Lightning's own.
+
+        1. It is counted, and schedulers step that the step itself has stepped.
+        2. Its calls of metrics are made, and what it logged before its last hook is kept (`early`). Where the user's
+           code looks at metrics from here on, that is delivered first.
+        3. Lightning steps the schedulers. Whatever fails before this ends, the step counts.
+        4. Callbacks see it that are shown each batch, and behind it the sink may have to end.
+        5. What its last hook logged is kept (`late`); of the sink's last step behind the callbacks' turn, and then all
+           is delivered.
+        """
         loop, calls, self._take_back = self._loop, note.calls, None
         steps, number = cast(Kind, step.kind)[1], loop._batches_that_stepped
         self._counters.trained(note.clearings, note.optimizer_steps)

@@ -132,7 +132,10 @@ def most(program: Program | Window, behind: int = 0) -> int:
 def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, steps: int, behind: int = 0) -> Numbers:
     """Goes through steps that come next, if anything differs between them, before they are run.
 
-    So many were gone through before (`behind`), and are being run.
+    So many were gone through before (`behind`), and are being run. Say four come next, and of the third one the program
+    is wrong: at each of the first two the counters and options are read, and what is due behind it is done; at the
+    third `passing` is closed, which takes back what was done before it. Two are then run. Where only one of them ends
+    well, `Call.wait` has all taken back, and the first one gone through again (`pass_again`).
     """
     turns, schedules = program.turns, sink.schedules(program.note)
     if not (schedules or any(turn.counts or turn.guards or turn.carries for turn in turns)):
