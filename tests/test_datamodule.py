@@ -204,7 +204,9 @@ def test_the_last_options_count():
     assert SinkDataModule(inner, buffer_size=2).queue_options == QueueOptions(buffer_size=2)
 
 
-@pytest.mark.parametrize("strategy", [SinkStrategy(4), SinkStrategy(4, dataset_sink_mode=False)], ids=repr)
+@pytest.mark.parametrize(
+    "strategy", [SinkStrategy(4, engine="eager"), SinkStrategy(4, dataset_sink_mode=False)], ids=repr
+)
 def test_the_strategy_reads_them(strategy):
     used = L.Trainer(strategy=strategy, **{**QUIET, "max_epochs": 1, "logger": False})
     used.fit(Net(), datamodule=SinkDataModule(Data(), buffer_size=3))
