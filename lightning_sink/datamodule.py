@@ -1,7 +1,7 @@
 """SinkDataModule: a LightningDataModule as it is, with the options of the queue that fetches its batches ahead.
 
-Nothing is fetched here: the datamodule gets one more attribute, a `QueueOptions`, which `SinkStrategy` reads and every
-other strategy does not. This module owns what may be given options, and what is said of the rest.
+Nothing is fetched here: the datamodule gets one more attribute, a `QueueOptions`, which `SinkStrategy` reads and nobody
+else does. This module owns that, what may be given options, and what is said of the rest.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_sink.data.options import QueueOptions
 
+_NAME = "_lightning_sink_options"
+"""In the `__dict__`: copies and pickles have the options; what a datamodule makes of its public attributes does not."""
+
 
 def options_of(datamodule: object) -> QueueOptions | None:
-    """Returns the options that a datamodule was given; None for none."""
-    options = getattr(datamodule, "queue_options", None)
-    return options if isinstance(options, QueueOptions) else None
+    """Returns the options that a datamodule was given; None for none, or without a datamodule."""
+    options: QueueOptions | None = getattr(datamodule, "__dict__", {}).get(_NAME)  # past its own `__getattr__`
+    return options
 
 
 class SinkDataModule(LightningDataModule):
     """Gives a datamodule options for fetching its batches ahead in `SinkStrategy`, and returns it.
 
-    It stays the object that it was, of its own class, with one attribute more, `queue_options`: it serves wherever it
-    did before, also without `SinkStrategy`, and its checkpoints are the same. Given options again, the last ones count.
+    It stays the object that it was, of its own class, and keeps the options in a private attribute: it serves wherever
+    it did before, also without `SinkStrategy`, and its checkpoints are the same. Given options again, it has only the
+    last ones. `trainer.strategy.queue_options` are those of a training.
 
     Args:
         datamodule: The datamodule. For loaders there is `SinkDataModule.from_loaders`.
@@ -44,8 +48,7 @@ class SinkDataModule(LightningDataModule):
         cache_bytes: Most bytes of a dataset that `cache="device"` puts on the device.
 
     Raises:
-        TypeError: For anything but a datamodule, for one with another attribute `queue_options`, or for an option of
-            another type.
+        TypeError: For anything but a datamodule, or for an option of another type.
         ValueError: For an option that is not among the accepted values.
     """
 
@@ -73,8 +76,7 @@ class SinkDataModule(LightningDataModule):
         )
         datamodule = _made(datamodule)
         _require_datamodule(datamodule)
-        # Past a `__setattr__` of the datamodule's class, which is not to see what is not its own.
-        object.__setattr__(datamodule, "queue_options", options)
+        vars(datamodule)[_NAME] = options  # past its own `__setattr__`
         return cast(SinkDataModule, datamodule)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -171,11 +173,6 @@ def _require_datamodule(given: object) -> None:
         name = given.__name__ if isinstance(given, type) else type(given).__name__
         what = "the class" if isinstance(given, type) else "an object of the class"
         raise TypeError(f"`SinkDataModule` takes a LightningDataModule; got {what} `{name}`. {_advice(given, name)}")
-    if hasattr(given, "queue_options") and options_of(given) is None:
-        raise TypeError(
-            f"`{type(given).__name__}` has an attribute `queue_options`, the name under which `SinkDataModule` keeps"
-            " its own. Rename the datamodule's."
-        )
 
 
 def _advice(given: object, name: str) -> str:

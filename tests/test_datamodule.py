@@ -24,7 +24,7 @@ from torch import nn
 
 from lightning_sink import SinkStrategy
 from lightning_sink.data.options import QueueOptions
-from lightning_sink.datamodule import SinkDataModule
+from lightning_sink.datamodule import SinkDataModule, options_of
 from parity import QUIET, Net, loader
 
 STRATEGIES = {"plain": lambda: "auto", "sink": lambda: SinkStrategy(4, engine="eager", epoch="dataset")}
@@ -194,14 +194,15 @@ def test_it_stays_the_object_that_it_was():
     given = SinkDataModule(inner, buffer_size=4, timeout=2.0)
     assert given is inner
     assert type(given) is Data
-    assert given.queue_options == QueueOptions(buffer_size=4, timeout=2.0)
-    assert {name: item for name, item in vars(given).items() if name != "queue_options"} == before
+    assert options_of(given) == QueueOptions(buffer_size=4, timeout=2.0)
+    assert {name: item for name, item in vars(given).items() if name in before} == before
+    assert [name for name in vars(given) if not name.startswith("_")] == [n for n in before if not n.startswith("_")]
     assert given.hparams_initial == {"size": 7, "other": "a"}
 
 
 def test_the_last_options_count():
     inner = SinkDataModule(Data(), buffer_size=1, timeout=3)
-    assert SinkDataModule(inner, buffer_size=2).queue_options == QueueOptions(buffer_size=2)
+    assert options_of(SinkDataModule(inner, buffer_size=2)) == QueueOptions(buffer_size=2)
 
 
 @pytest.mark.parametrize(
@@ -215,13 +216,51 @@ def test_the_strategy_reads_them(strategy):
     assert strategy.queue_options == QueueOptions()
 
 
+class Strict(L.LightningDataModule):
+    """Says of no name that it is not there."""
+
+    def __getattr__(self, name):
+        return {}[name]
+
+    def train_dataloader(self):
+        return loader(3)
+
+
+class Agreeing(Strict):
+    """Answers for every name but Python's own."""
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+@pytest.mark.parametrize("kind", [Strict, Agreeing])
+def test_the_datamodule_is_asked_nothing(kind):
+    used = trainer("sink", max_epochs=1, limit_val_batches=0)
+    used.fit(Net(), datamodule=kind())
+    assert used.strategy.queue_options == QueueOptions()
+    used.fit(Net(), datamodule=SinkDataModule(kind(), timeout=30))
+    assert used.strategy.queue_options == QueueOptions(timeout=30)
+
+
+class Public(Data):
+    """Keeps its public attributes in checkpoints."""
+
+    def state_dict(self):
+        return {name: item for name, item in vars(self).items() if name[0] != "_" and name != "trainer"}
+
+
+def test_what_it_keeps_of_its_public_attributes_is_the_same():
+    assert SinkDataModule(Public(), timeout=3).state_dict().keys() == Public().state_dict().keys()
+
+
 class Slotted(L.LightningDataModule):
     __slots__ = ("rows",)
 
 
 class Guarded(L.LightningDataModule):
     def __setattr__(self, name, value):
-        assert name != "queue_options"
+        assert not name.startswith("_lightning_sink")
         super().__setattr__(name, value)
 
 
@@ -235,7 +274,7 @@ class Fields(L.LightningDataModule):
 
 @pytest.mark.parametrize("make", [Slotted, Guarded, lambda: Fields(2)])
 def test_unusual_classes(make):
-    assert SinkDataModule(make(), timeout=3).queue_options.timeout == 3
+    assert options_of(SinkDataModule(make(), timeout=3)).timeout == 3
     assert Fields(2) == SinkDataModule(Fields(2))
 
 
@@ -249,7 +288,7 @@ def test_copies_have_the_options(copied):
     given = SinkDataModule(Data(size=7), buffer_size=4)
     found = copied(given)
     assert type(found) is Data
-    assert found.queue_options == given.queue_options
+    assert options_of(found) == options_of(given) == QueueOptions(buffer_size=4)
     assert found.hparams == given.hparams
 
 
@@ -334,14 +373,14 @@ def test_loaders_train_as_they_do_alone(form, strategy):
 
 def test_only_the_loaders_given_are_defined():
     data = SinkDataModule.from_loaders(loader(2), loader(3), timeout=3)
-    assert data.queue_options == QueueOptions(timeout=3)
+    assert options_of(data) == QueueOptions(timeout=3)
     used = trainer(max_epochs=1)
     used.fit(Net(), datamodule=data)
     assert used.num_val_batches == [3]
     with pytest.raises(L.pytorch.utilities.exceptions.MisconfigurationException, match="test_dataloader"):
         trainer().test(Whole(), datamodule=data)
     assert len(trainer().predict(Whole(), SinkDataModule.from_loaders(predict=loader(2)))) == 2
-    assert pickle.loads(pickle.dumps(data)).queue_options.timeout == 3
+    assert options_of(pickle.loads(pickle.dumps(data))).timeout == 3
 
 
 @pytest.mark.parametrize(
@@ -362,17 +401,12 @@ def test_no_loader_and_a_datamodule_as_a_loader_are_refused():
 # -- wrong arguments ------------------------------------------------------------------------------------------------
 
 
-class Occupied(Data):
-    queue_options = 3
-
-
 @pytest.mark.parametrize(("given", "message"), [
     (lambda: loader(2), r"object of the class `DataLoader`. For loaders use `SinkDataModule.from_loaders\("),
     (lambda: [loader(2)], r"`list`. For loaders use"),
     (lambda: Data, r"the class `Data`. Pass an instance: `SinkDataModule\(Data\(\.\.\.\)\)`"),
     (Net, r"`Net`. The model goes to `Trainer.fit\(model, datamodule=...\)`"),
     (lambda: None, r"`NoneType`. Pass a datamodule"),
-    (Occupied, "`Occupied` has an attribute `queue_options`"),
     (lambda: __import__("pytorch_lightning").LightningDataModule(), "of the package `pytorch_lightning`"),
 ])  # fmt: skip
 def test_what_is_no_datamodule_is_refused_with_what_to_do(given, message):
@@ -403,7 +437,7 @@ import sys
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
-from lightning_sink.datamodule import SinkDataModule
+from lightning_sink.datamodule import SinkDataModule, options_of
 
 
 class Data(BoringDataModule):
@@ -416,8 +450,7 @@ class Data(BoringDataModule):
 class Model(BoringModel):
     def on_train_end(self):
         data = self.trainer.datamodule
-        options = vars(data).get("queue_options", "")
-        print("RESULT", type(data).__qualname__, dict(sorted(data.hparams.items())), options)
+        print("RESULT", type(data).__qualname__, dict(sorted(data.hparams.items())), options_of(data) or "")
 
 
 if __name__ == "__main__":
@@ -485,7 +518,7 @@ def in_this_process(monkeypatch, *arguments):
 def test_a_datamodule_without_arguments_and_dotted_options(monkeypatch):
     data = in_this_process(monkeypatch, "--data.cache=device").datamodule
     assert type(data) is BoringDataModule
-    assert data.queue_options == QueueOptions(cache="device")
+    assert options_of(data) == QueueOptions(cache="device")
     assert data.hparams == {}
 
 

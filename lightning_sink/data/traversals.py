@@ -34,8 +34,8 @@ class Traversals:
     Args:
         iterate: Makes the iterator of one traversal over all of them.
         states: Returns the states of the loaders that have one.
-        tells_last: Whether it is to be known of each batch if it is the last: of data without a length, one batch
-            more is read for that.
+        tells_last: Whether a place says if its batch is the last; of data without a length, one batch more is read for
+            that.
 
     Attributes:
         traversal: Number of the present traversal, from 0.
@@ -226,7 +226,7 @@ class Traversals:
 
         With `together`, several may be given as one `Gathered`, with a list of their places.
         """
-        if self.begin_due or self._fresh or (self._ended and self._further is None):
+        if self.begin_due or self._fresh or self._ended and not self._further:
             return
         if self.keeps_states or self.reads_further:
             with suppress(NotYet, StopIteration):

@@ -75,7 +75,7 @@ class CompiledEngine(Engine):
         self._generation = 0
         self._is_checked = False  # whether what programs take for granted has been looked at since
         self._error: Exception | None = None
-        self._outputs: tuple[Any, ...] | None = None  # of the last step, where a program ran it and may go on behind it
+        self._outputs: tuple[Any, ...] | None = None  # what a program gave that steps in a row may follow
         self._row_runner: CompiledStep | TurnTaking | None = None
         self._ran: Program | None = None
         self._windows = Windows()
@@ -137,7 +137,7 @@ class CompiledEngine(Engine):
                 else:
                     self._run_ahead(sink, step, self._repeating(sink, step, program))
         finally:
-            self._error = None  # of a step that this sink had no turn for
+            self._error = self._outputs = None  # the error of a step that this sink had no turn for
 
     def _sets_options(self, sink: Sink, key: Key) -> bool:
         """Has the options set for the next step, where they are set in each; tells whether programs may be right."""

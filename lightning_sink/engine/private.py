@@ -262,14 +262,19 @@ def draws_otherwise(operation: Any, dtype: torch.dtype = torch.float32) -> bool:
 
 
 def is_on_lists(operation: Any) -> bool:
-    """Tells whether an operation does the same with each of some tensors, as optimizers and clipping call them."""
-    return schema_name(operation).startswith("aten::_foreach_")
+    """Tells whether an operation is one on each of some tensors, as optimizers and clipping call them.
+
+    Not where it takes numbers for each out of a tensor: torch reads those past its dispatcher, and nobody sees it.
+    """
+    if not schema_name(operation).startswith("aten::_foreach_"):
+        return False
+    return not any(item.name == "scalars" and str(item.type) == "Tensor" for item in operation._schema.arguments)
 
 
 def one_by_one(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operation on lists as torch does where it has no kernel for them: by operations on each tensor.
 
-    `_op_dk` calls that kernel, which has no name of its own; all of these operations have it.
+    `_op_dk` calls that kernel, which has no name of its own. All operations that are `is_on_lists` have it.
     """
     return operation._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 

@@ -49,9 +49,9 @@ class Ahead(ABC):
 @contextmanager
 def in_row(values: Collection[Ahead], follows: bool) -> Iterator[None]:
     """Goes through steps in a row."""
-    for value in values:
-        value.begin_row(follows)
     try:
+        for value in values:
+            value.begin_row(follows)
         yield
     finally:
         for value in values:

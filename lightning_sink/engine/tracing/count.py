@@ -80,7 +80,7 @@ class Count(Ahead):
 
     def passed(self) -> None:
         """A step was gone through."""
-        self.leave(_sum(self.found(), self.adds or []))
+        self.leave(_sum(self.found(), self.adds or []))  # none are asked of which that is not known
 
 
 def _sum(held: Tensor | float, adds: list[Add]) -> Tensor | float:

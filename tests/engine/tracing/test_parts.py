@@ -102,10 +102,43 @@ def test_a_list_is_taken_apart(name):
     assert torch.allclose(graph_module(recording).forward(*given)[0], step(*before))
 
 
-def test_all_of_torchs_are_made_of_others():
+def all_on_lists():
     operations = [getattr(ATEN, name) for name in dir(ATEN) if name.startswith("_foreach_")]
     kinds = [getattr(operation, kind) for operation in operations for kind in operation.overloads()]
-    kinds = [kind for kind in kinds if not kind._schema.name.endswith("_out") and "out" not in kind._overloadname]
+    return [kind for kind in kinds if not any(argument.is_out for argument in kind._schema.arguments)]
+
+
+READ_BY_VALUE = [getattr(ATEN, f"_foreach_{name}").Tensor for name in ("addcdiv", "addcdiv_", "addcmul", "addcmul_")]
+
+
+def test_all_of_torchs_are_made_of_others():
     key = torch._C.DispatchKey.CompositeExplicitAutograd
-    assert len(kinds) > 100
-    assert [kind for kind in kinds if not kind.has_kernel_for_dispatch_key(key)] == []
+    apart = [kind for kind in all_on_lists() if in_parts(kind, (), {}) is not None]
+    assert len(apart) > 100
+    assert [kind for kind in apart if not kind.has_kernel_for_dispatch_key(key)] == []
+    assert {*all_on_lists()} - {*apart} == {*READ_BY_VALUE}
+
+
+def of_one_tensor():
+    """Operations that take a tensor that is in no list: what it holds must not become a number in the recording."""
+    tensors = [[str(argument.type) for argument in kind._schema.arguments].count("Tensor") for kind in all_on_lists()]
+    return [kind for kind, count in zip(all_on_lists(), tensors, strict=True) if count]
+
+
+@pytest.mark.parametrize("kind", of_one_tensor(), ids=str)
+def test_numbers_in_a_tensor_are_no_constants(kind):
+    def step(*given):
+        lists, one = [[*given[0:2]], [*given[2:4]], [*given[4:6]]], given[6]
+        arguments = [one if str(item.type) == "Tensor" else lists.pop(0) for item in kind._schema.arguments
+                     if "List" in str(item.type) or str(item.type) == "Tensor"]  # fmt: skip
+        made = kind(*arguments) or given[:2]
+        return torch.cat([item.reshape(-1) for item in made])
+
+    numbers = torch.tensor([2.0, 3.0]) if kind in READ_BY_VALUE else torch.tensor(2.0)
+    leaves = [*tensors(), *tensors(0.25), *tensors(0.5), numbers]
+    before = [leaf.clone() for leaf in leaves]
+    recording = record(step, *leaves)
+    others = [leaf.clone() for leaf in before[:-1]] + [numbers + 1]
+    given = {id(leaf): other for leaf, other in zip(leaves, others, strict=True)}
+    found = graph_module(recording).forward(*(given.get(id(tensor), tensor) for tensor in recording.inputs))[0]
+    assert torch.equal(found, step(*before[:-1], numbers + 1))
