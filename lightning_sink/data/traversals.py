@@ -226,7 +226,7 @@ class Traversals:
 
         With `together`, several may be given as one `Gathered`, with a list of their places.
         """
-        if self.begin_due or self._fresh or self._ended and not self._further:
+        if self.begin_due or self._fresh or self._ended:
             return
         if self.keeps_states or self.reads_further:
             with suppress(NotYet, StopIteration):
