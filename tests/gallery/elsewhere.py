@@ -87,6 +87,17 @@ class EpochKeptInAnObject(StartKeptInAnObject):
         return self.loss(batch)
 
 
+@case(eager="`global_step` in `weights['loss']` (numbers are carried from step to step in attributes only)")
+class StepKeptInADictionary(Small):
+    def __init__(self):
+        super().__init__()
+        self.weights = {"loss": 1.0}
+
+    def training_step(self, batch, batch_idx):
+        self.weights["loss"] = 1 / (1 + self.global_step)
+        return self.loss(batch) * self.weights["loss"]
+
+
 @case()
 class StepKeptInAnAttribute(Small):
     def training_step(self, batch, batch_idx):

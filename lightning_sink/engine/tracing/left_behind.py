@@ -6,8 +6,9 @@ Of the first nothing stays. Of the second it is learned where steps collect, and
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import CodeType
+from typing import Any
 
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
@@ -30,12 +31,22 @@ def release(uses: Uses, known: Collection[Number], parts: Parts, say: Callable[[
 
 
 def _release_attributes(known: set[int], parts: Parts, say: Callable[[str], None]) -> None:
-    """Does so in the attributes of what belongs to the training: elsewhere it takes a search among all objects."""
+    """Does so in attributes of what belongs to the training, and in dictionaries there; elsewhere it takes a search."""
     for prefix, holder in parts.with_optimizers():
-        for key, item in list(vars(holder).items()):
+        for held, key, where in list(_places(prefix, holder)):
+            item = held[key]
             if type(item) is Number and id(item) not in known:
-                vars(holder)[key] = item.value
-                say(f"the step keeps {item.words} in `{prefix}{key}`")
+                held[key] = item.value
+                say(f"the step keeps {item.words} in {where}")
+
+
+def _places(prefix: str, holder: Any) -> Iterator[tuple[dict[Any, Any], Any, str]]:
+    for key, item in vars(holder).items():
+        yield vars(holder), key, f"`{prefix}{key}`"
+        if isinstance(item, dict):
+            for inner in item:
+                where = f"`{prefix}{key}[{inner!r}]`"
+                yield item, inner, f"{where} (numbers are carried from step to step in attributes only)"
 
 
 def learn(
