@@ -98,6 +98,33 @@ class StepKeptInADictionary(Small):
         return self.loss(batch) * self.weights["loss"]
 
 
+class Guarded(dict):
+    """Lets nobody but the step in."""
+
+    is_open = False
+
+    def __getitem__(self, key):
+        assert self.is_open
+        return super().__getitem__(key)
+
+    def __setitem__(self, key, value):
+        assert self.is_open
+        super().__setitem__(key, value)
+
+
+@case(eager="`global_step` in `weights['loss']`")
+class StepKeptInADictionaryOfTheUsers(StepKeptInADictionary):
+    def __init__(self):
+        super().__init__()
+        self.weights = Guarded(loss=1.0)
+
+    def training_step(self, batch, batch_idx):
+        self.weights.is_open = True
+        loss = super().training_step(batch, batch_idx)
+        self.weights.is_open = False
+        return loss
+
+
 @case()
 class StepKeptInAnAttribute(Small):
     def training_step(self, batch, batch_idx):

@@ -33,20 +33,20 @@ def release(uses: Uses, known: Collection[Number], parts: Parts, say: Callable[[
 def _release_attributes(known: set[int], parts: Parts, say: Callable[[str], None]) -> None:
     """Does so in attributes of what belongs to the training, and in dictionaries there; elsewhere it takes a search."""
     for prefix, holder in parts.with_optimizers():
-        for held, key, where in list(_places(prefix, holder)):
-            item = held[key]
+        for held, key, item, where in list(_places(prefix, holder)):
             if type(item) is Number and id(item) not in known:
-                held[key] = item.value
+                dict.__setitem__(held, key, item.value)
                 say(f"the step keeps {item.words} in {where}")
 
 
-def _places(prefix: str, holder: Any) -> Iterator[tuple[dict[Any, Any], Any, str]]:
+def _places(prefix: str, holder: Any) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
+    """Yields what attributes and dictionaries hold, and where; a dictionary of the user's class is asked nothing."""
     for key, item in vars(holder).items():
-        yield vars(holder), key, f"`{prefix}{key}`"
+        yield vars(holder), key, item, f"`{prefix}{key}`"
         if isinstance(item, dict):
-            for inner in item:
+            for inner, value in dict.items(item):
                 where = f"`{prefix}{key}[{inner!r}]`"
-                yield item, inner, f"{where} (numbers are carried from step to step in attributes only)"
+                yield item, inner, value, f"{where} (numbers are carried from step to step in attributes only)"
 
 
 def learn(
