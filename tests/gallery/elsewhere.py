@@ -98,6 +98,13 @@ class StepKeptInADictionary(Small):
         return self.loss(batch) * self.weights["loss"]
 
 
+class Unspeakable:
+    """A key whose text nobody may ask for, as it takes long to make."""
+
+    def __repr__(self):
+        raise AssertionError
+
+
 class Guarded(dict):
     """Lets nobody but the step in."""
 
@@ -116,7 +123,7 @@ class Guarded(dict):
 class StepKeptInADictionaryOfTheUsers(StepKeptInADictionary):
     def __init__(self):
         super().__init__()
-        self.weights = Guarded(loss=1.0)
+        self.weights = Guarded({"loss": 1.0, Unspeakable(): 2.0})
 
     def training_step(self, batch, batch_idx):
         self.weights.is_open = True

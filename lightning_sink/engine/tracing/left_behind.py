@@ -33,20 +33,22 @@ def release(uses: Uses, known: Collection[Number], parts: Parts, say: Callable[[
 def _release_attributes(known: set[int], parts: Parts, say: Callable[[str], None]) -> None:
     """Does so in attributes of what belongs to the training, and in dictionaries there; elsewhere it takes a search."""
     for prefix, holder in parts.with_optimizers():
-        for held, key, item, where in list(_places(prefix, holder)):
-            if type(item) is Number and id(item) not in known:
-                dict.__setitem__(held, key, item.value)
-                say(f"the step keeps {item.words} in {where}")
+        for held, key, item, name in list(_places(holder)):
+            if type(item) is not Number or id(item) in known:
+                continue
+            dict.__setitem__(held, key, item.value)
+            where = f"`{prefix}{key}`"
+            if held is not vars(holder):
+                where = f"`{prefix}{name}[{key!r}]` (numbers are carried from step to step in attributes only)"
+            say(f"the step keeps {item.words} in {where}")
 
 
-def _places(prefix: str, holder: Any) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
-    """Yields what attributes and dictionaries hold, and where; a dictionary of the user's class is asked nothing."""
-    for key, item in vars(holder).items():
-        yield vars(holder), key, item, f"`{prefix}{key}`"
+def _places(holder: Any) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
+    """Yields what attributes and dictionaries in them hold, and the attribute's name; the user's code is not asked."""
+    for name, item in vars(holder).items():
+        yield vars(holder), name, item, name
         if isinstance(item, dict):
-            for inner, value in dict.items(item):
-                where = f"`{prefix}{key}[{inner!r}]`"
-                yield item, inner, value, f"{where} (numbers are carried from step to step in attributes only)"
+            yield from ((item, key, value, name) for key, value in dict.items(item))
 
 
 def learn(
