@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.data import pace, supply
+from lightning_sink.data import lending, lookahead, pace, supply
 from lightning_sink.data.reuse import Reuse
 from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.programs import chunks as engine_chunks
@@ -650,8 +650,8 @@ def test_nothing_is_fetched_ahead_where_there_is_no_buffer(chunks):
 class Refilled:
     """Fills a few buffers in turn, as fast loaders do; fewer from some batch on, as where each has its length."""
 
-    def __init__(self, buffers, later=None):
-        self.batches, self.buffers, self.later = list(loader(60, last=8)), buffers, min(buffers, later or buffers)
+    def __init__(self, buffers, later=None, count=60):
+        self.batches, self.buffers, self.later = list(loader(count, last=8)), buffers, min(buffers, later or buffers)
 
     def __len__(self):
         return len(self.batches)
@@ -672,6 +672,51 @@ def test_a_loader_that_fills_memory_again(chunks, buffers, later):
     assert max(chunks) > 1
     reason = sink.trainer.strategy.queue_report().in_step_because
     assert ("fills the memory" in reason) == (buffers < 40 or later is not None)
+
+
+def long(monkeypatch, small=1 << 16):
+    """Lets a training count as long behind its first epoch; each batch is fetched by the trainer's thread."""
+    monkeypatch.setattr(lending, "_LONG", 60)
+    monkeypatch.setattr(lending, "_SMALL", small)
+    monkeypatch.setattr(pace, "_CHEAP", float("inf"))
+    for module in (engine_chunks, lookahead):
+        monkeypatch.setattr(module, "_SECONDS", 1e3)
+
+
+def test_in_a_long_training_rows_of_small_batches_become_longer(chunks, monkeypatch):
+    long(monkeypatch)
+    batches = [*loader(300, last=8)]
+    compare(Quiet, "traced", -1, data=lambda: InMemory(batches))
+    assert chunks.index(16) < chunks.index(64)
+    assert chunks.count(64) >= 2 * (300 - 60 - 129 - 64) // 64 + 3
+
+
+@pytest.mark.parametrize("batches", [{"buffer_size": 16}, {"small": 8 * 4 * 4}], ids=["as chosen", "large"])
+def test_where_they_are_not_small_or_the_user_chose_they_do_not(chunks, monkeypatch, batches):
+    long(monkeypatch, batches.get("small", 1 << 16))
+    given = InMemory([*loader(300, last=8)])
+    if "buffer_size" in batches:
+        given = SinkDataModule.from_loaders(given, buffer_size=16)
+    train(Quiet(), given, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
+    assert max(chunks) == 16
+
+
+@pytest.mark.parametrize("buffers", [40, 100, 140])
+def test_a_loader_that_fills_memory_again_far_behind(chunks, monkeypatch, buffers):
+    """So far that rows of 16 do not meet it, and longer ones may."""
+    long(monkeypatch)
+    _, sink = compare(Quiet, "traced", -1, data=lambda: Refilled(buffers, count=300))
+    reason = sink.trainer.strategy.queue_report().in_step_because
+    assert ("fills the memory" in reason) == (buffers < 129)
+    assert max(chunks) == 64
+
+
+def test_control_longer_rows_of_what_is_overwritten_train_another_model(chunks, monkeypatch):
+    long(monkeypatch)
+    monkeypatch.setattr(lending.Lending, "most", 1000)
+    strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
+    with pytest.raises(AssertionError):
+        assert_parity(*both(Quiet, lambda: Refilled(40, count=300), strategy, max_epochs=2), tolerance=1e-4)
 
 
 class InOneList(Refilled):

@@ -16,6 +16,12 @@ _ENDLESS = 1 << 62
 _OF_STACKED = 3
 """Batches to look at of a loader that stacks samples: only code of theirs (`__torch_function__`) fills memory again."""
 
+_LONG, _SMALL = 4096, 1 << 16
+"""How long a training is in which it pays to look at further batches, so that more may be held; and how small they are.
+
+To look at 129 takes as long as they save in some thousands of steps, if the steps are short.
+"""
+
 
 class Lending:
     """Says how far the batches of a source may be fetched before they are trained.
@@ -30,8 +36,8 @@ class Lending:
 
     def restart(self) -> None:
         """Another source has begun."""
-        # As many lie in the queue, or in two rows of steps; where data has no length, one more has been read.
-        self._reuse = self._looking(2 * self._options.batches + 1)
+        self._reuse, self._looks_further = self._looking(), False
+        self._before = self._fetches.telemetry.batches_consumed
         self._has_begun = self._sent = False  # whether the last batch was sent
         self._ask_source()
         self._allow()
@@ -44,6 +50,23 @@ class Lending:
             return _ENDLESS
         return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
 
+    @property
+    def in_a_row(self) -> int:
+        """How many may be fetched in one go."""
+        many = self.are_copies or self._looks_further
+        return self._options.in_a_row(self._fetches.device is not None, many)
+
+    def weigh(self, size: int) -> None:
+        """Looks at further batches, which are trained one by one meanwhile, where that is worth it.
+
+        `size`: bytes of one.
+        """
+        if self._looks_further or self.most in (0, _ENDLESS) or self._options.buffer_size is not None:
+            return
+        trained = self._fetches.telemetry.batches_consumed - self._before
+        if trained >= _LONG and size <= _SMALL and not self._supply.pace.ahead:
+            self._reuse, self._looks_further = self._looking(many=True), True
+
     def trained(self) -> None:
         """The last batch has been trained, and the next one is about to be fetched."""
         self._reuse.trained()
@@ -54,7 +77,7 @@ class Lending:
             self._has_begun = True
             self._ask_source()  # it may know only now what its loaders are
             if self._are_stacked:
-                self._reuse = self._looking(_OF_STACKED)
+                self._reuse = Reuse(_OF_STACKED, self._options.buffer_bytes)
         reuse, self._sent = self._reuse, sent
         if not (sent or reuse.ended or self.are_copies):
             reuse.note(batch)
@@ -76,7 +99,9 @@ class Lending:
             self._supply.look_ahead_no_more()
         return (item, False) if own is None else (own, True)
 
-    def _looking(self, batches: int) -> Reuse:
+    def _looking(self, many: bool = False) -> Reuse:
+        # As many lie in the queue, or in two rows of steps; where data has no length, one more has been read.
+        batches = 2 * self._options.in_a_row(sent=False, many=many) + 1
         return Reuse(batches, self._options.buffer_bytes)
 
     def _ask_source(self) -> None:

@@ -40,7 +40,7 @@ class LookAhead:
         fetches, options = supply.fetches, supply.options
         self._supply, self._lending, self._fetches, self._producer = supply, lending, fetches, supply.producer
         self._device, self._telemetry = fetches.device, fetches.telemetry
-        self._options, self._room = options, options.buffer_bytes
+        self._room = options.buffer_bytes
         self._on_thread = options.timeout is not None
         self._early = Early(lambda count, size: self._producer.hold(-count, -size))
         self._filling: Load | None = None  # what batches are packed into at present
@@ -67,8 +67,8 @@ class LookAhead:
 
     def part(self, most: int, behind: int) -> Part | None:
         """Returns at most so many batches that are alike, behind the first `behind` ones; None where there are none."""
-        in_a_row = self._options.in_a_row(self._device is not None, self._lending.are_copies)
-        most = min(most, in_a_row, self._lending.most - behind)
+        self._lending.weigh(self.size)
+        most = min(most, self._lending.in_a_row, self._lending.most - behind)
         missing = behind + most - len(self._early)
         if missing > 0 and self._failure is None:
             self._look_further(missing, due=behind == len(self._early))

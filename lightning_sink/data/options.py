@@ -15,9 +15,9 @@ class QueueOptions:
     Attributes:
         buffer_size: Most batches that are fetched and not yet taken; those that are being trained, as many again where
             steps run in a row, have been taken. None is 16; for those that the trainer's thread fetches beside its
-            steps it is 64 where they are gathered of a dataset of tensors, and 1024 where they are sent to a GPU: small
-            steps are over sooner than 16 have come. 0 fetches nothing ahead: each batch is fetched on the trainer's
-            thread when it is due.
+            steps it is 64 where they are gathered of a dataset of tensors, or behind 4,096 batches of at most 64 KiB,
+            and 1024 where they are sent to a GPU: small steps are over sooner than 16 have come. 0 fetches nothing
+            ahead: each batch is fetched on the trainer's thread when it is due.
         buffer_bytes: Most bytes of tensors that are fetched and not yet taken, each batch reckoned as large as the one
             before it; a single larger batch still passes.
         early_preload: Whether the queue goes on filling between two sinks, while callbacks run. What a callback changes
@@ -58,14 +58,14 @@ class QueueOptions:
         """`buffer_size` as a number."""
         return _BATCHES if self.buffer_size is None else self.buffer_size
 
-    def in_a_row(self, sent: bool, gathered: bool) -> int:
+    def in_a_row(self, sent: bool, many: bool) -> int:
         """Returns how many batches may be fetched in one go beside the steps before them.
 
-        They may be `sent` to a device, or `gathered` of a dataset of tensors.
+        They may be `sent` to a device; or `many` of them may lie on the host, where they are copies, or small.
         """
         if self.buffer_size is not None:
             return self.buffer_size
-        return _BATCHES_SENT if sent else _BATCHES_GATHERED if gathered else _BATCHES
+        return _BATCHES_SENT if sent else _BATCHES_MANY if many else _BATCHES
 
     def changed(self) -> str:
         """Returns what differs from the defaults, written as arguments."""
@@ -77,4 +77,8 @@ class QueueOptions:
 _BYTES = "a number of bytes from 1 up"
 
 # An MLP's step takes 14.8 us of a CPU's thread in rows of 16 gathered batches, 10.6 in rows of 64 and 10.5 of 160.
-_BATCHES, _BATCHES_GATHERED, _BATCHES_SENT = 16, 64, 1024
+_BATCHES, _BATCHES_MANY, _BATCHES_SENT = 16, 64, 1024
+"""How many batches may be held at once that lie in memory of the loader's, which it may fill again.
+
+`reuse.py` finds out whether it does. What is sent to a device, or gathered, is a copy already.
+"""
