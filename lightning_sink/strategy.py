@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,7 @@ from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.progress import SinkRecord, SinkReport
 from lightning_sink.trainer.reach import parts_of_precision, reached_through
 from lightning_sink.trainer.reads import counters, machinery, watched_getters
+from lightning_sink.trainer.schedules import schedulers_of
 from lightning_sink.trainer.transfer import Transfer
 
 _CHECKPOINT_KEY = "lightning_sink"
@@ -160,6 +162,7 @@ class SinkStrategy(SingleDeviceStrategy):
                 counters=counters(trainer),
                 codes=watched_getters(trainer),
                 outside=reached_through(trainer),
+                schedulers=partial(schedulers_of, trainer),
             )
             self._engine = make_engine(self._asked(module), parts)
             self._engine_optimizers, self._engine_callbacks = optimizers, callbacks

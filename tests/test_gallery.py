@@ -36,7 +36,7 @@ WITH_HOOKS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "m
 WITH_HOOKS += ["callbacks", "sink_ends"]
 OTHERS = ["elsewhere", "by_hand", "collected", "epochs", "generators", "hidden", "masks", "measures", "optimizers"]
 OTHERS += ["own_counts", "own_optimizers", "parameters", "precision", "randomness", "rates", "reach", "schedulers"]
-OTHERS += ["setting", "state", "teachers", "values", "wrapped"]
+OTHERS += ["held_schedulers", "setting", "state", "teachers", "values", "wrapped"]
 OTHERS += ["carried"] * hasattr(CodeType, "co_positions")  # from Python 3.11 on
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES

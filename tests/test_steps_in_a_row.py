@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from gallery.held_schedulers import Warmup
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import lending, lookahead, pace, supply
 from lightning_sink.data.reuse import Reuse
@@ -59,6 +60,35 @@ def test_a_row_goes_on_behind_a_traversals_end(chunks, make, options, last, monk
     assert plain.generators == sink.generators
     # 13 traversals end within the sinks. A smaller batch is trained by itself, and so is the one behind it.
     assert 120 - sum(chunks) < (15 if last == 8 else 45)
+
+
+class OwnRates(Quiet):
+    """Keeps a scheduler of a class of its own for itself."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        self.scheduler = Warmup(optimizer)
+        return optimizer
+
+    def optimizer_step(self, *args, **kwargs):
+        super().optimizer_step(*args, **kwargs)
+        self.scheduler.step()
+
+
+class StepRates(Quiet):
+    """Lightning steps it."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return [optimizer], [{"scheduler": Warmup(optimizer), "interval": "step"}]
+
+
+@pytest.mark.parametrize("make", [OwnRates, StepRates])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_schedulers_of_the_users_are_stepped_in_rows(chunks, make, accumulate):
+    compare(make, "traced", -1, data=many, accumulate_grad_batches=accumulate)
+    assert sum(chunks) > 60
+    assert max(chunks) > 4
 
 
 class Restarts:

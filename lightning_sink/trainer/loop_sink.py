@@ -131,7 +131,7 @@ class LoopSink(TrainerSink):
         """Counts steps between the first and the last one, and steps the schedulers behind each."""
         loop, trainer, counters, options = self._loop, self._trainer, self._counters, self._option_hooks
         step_schedulers, counted = step_in_row(loop), counters.present()
-        put_back = keep_schedules(trainer) if trainer.lr_scheduler_configs or options else lambda: None
+        put_back = keep_schedules(trainer) if self.schedules(note) else lambda: None
         turns, first = note.turns, loop.batch_idx + 1
 
         def restore() -> None:

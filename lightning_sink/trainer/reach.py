@@ -25,6 +25,7 @@ from lightning_sink.engine.held import held_by
 from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, users_classes
+from lightning_sink.engine.state.schedulers import schedulers_in
 from lightning_sink.engine.state.slots import Outside
 from lightning_sink.engine.watch import is_library, is_users, module_of
 from lightning_sink.trainer.reads import TOLD
@@ -115,7 +116,8 @@ def _roots(trainer: Any, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
         yield "strategy", trainer.strategy
     held = vars(trainer.lightning_module) if trainer.lightning_module is not None else {}
     for name in sorted(names.intersection(held) - {"_trainer"}):
-        if _is_object(held[name]) and is_library(module_of(type(held[name]))):
+        is_librarys = _is_object(held[name]) and is_library(module_of(type(held[name])))
+        if is_librarys or next(schedulers_in(held[name]), None) is not None:
             yield name, held[name]
 
 

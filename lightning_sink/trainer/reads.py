@@ -22,12 +22,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_sink.engine.numbers.number import Number, released
 from lightning_sink.engine.shadows import replaced, shadowed
 from lightning_sink.engine.state.schedulers import only_computes
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.watch import is_user_frame
+from lightning_sink.trainer.schedules import schedulers_of
 
 _COUNTERS: dict[type, tuple[str, ...]] = {
     LightningModule: ("global_step", "current_epoch"),
@@ -71,8 +73,10 @@ def watched_getters(trainer: Any) -> dict[CodeType, str]:
     # Called past `self.log`, or from a `log` of the user's own: then nobody knows what a step that is replayed logs.
     codes[LightningModule.log.__code__] = "LightningModule.log()"
     codes[LightningModule.print.__code__] = "LightningModule.print()"
-    for config in trainer.lr_scheduler_configs:
-        codes[type(config.scheduler).step.__code__] = f"{type(config.scheduler).__name__}.step()"
+    # Of those that are not lifted: of another optimizer, or behind an object of the user's.
+    codes[LRScheduler.get_last_lr.__code__] = "LRScheduler.get_last_lr()"
+    for scheduler in schedulers_of(trainer):
+        codes[type(scheduler).step.__code__] = f"{type(scheduler).__name__}.step()"
     return codes
 
 
@@ -96,8 +100,9 @@ def lifted_counters(
             for name in names:
                 stack.enter_context(_lifted(kind, name, owners, tape))
         stack.enter_context(_lifted_arguments(module, tape, hooks))
-        for config in trainer.lr_scheduler_configs:
-            stack.enter_context(_lifted_scheduler(config.scheduler, tape, stepped))
+        within: list[Any] = []
+        for scheduler in schedulers_of(trainer):
+            stack.enter_context(_lifted_scheduler(scheduler, tape, stepped, within))
         yield
 
 
@@ -159,18 +164,28 @@ def _tells_the_optimizers(scheduler: Any) -> bool:
 
 
 @contextmanager
-def _lifted_scheduler(scheduler: Any, tape: Tape, stepped: list[Any]) -> Iterator[None]:
-    """Lets a scheduler give stand-ins, and be stepped by hand: that is done again behind each step of a program."""
+def _lifted_scheduler(scheduler: Any, tape: Tape, stepped: list[Any], within: list[Any]) -> Iterator[None]:
+    """Lets a scheduler give stand-ins, and be stepped by hand: that is done again behind each step of a program.
+
+    `within` has the schedulers that are being stepped: those that these step are no part of what is done again.
+    """
     rates = _Rates(scheduler, tape)
 
     def step(plain_step: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        if within:
+            return plain_step(*arguments, **options)
         if arguments or options:
             tape.hazard(f"`{type(scheduler).__name__}.step()` is called with arguments")
         rates.drop()
-        with tape.changing_options(scheduler.optimizer):
-            plain_step(*arguments, **options)
+        within.append(scheduler)
+        try:
+            with tape.changing_options(scheduler.optimizer):
+                plain_step(*arguments, **options)
+        finally:
+            within.pop()
         rates.lift()
         stepped.append(scheduler)
+        return None
 
     with ExitStack() as stack:
         if only_computes(scheduler):

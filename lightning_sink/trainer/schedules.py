@@ -7,13 +7,21 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
-from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes
+from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes, schedulers_in
+
+
+def schedulers_of(trainer: Any) -> list[Any]:
+    """Returns the schedulers that Lightning knows, and those of its optimizers that the module has as attributes."""
+    optimizers = {id(optimizer) for optimizer in trainer.optimizers}
+    held = (item for value in vars(trainer.lightning_module).values() for item in schedulers_in(value))
+    own = [item for item in held if id(vars(item).get("optimizer")) in optimizers]
+    known = [config.scheduler for config in trainer.lr_scheduler_configs]
+    return [*{id(scheduler): scheduler for scheduler in (*known, *own)}.values()]
 
 
 def keep_schedules(trainer: Any) -> Callable[[], None]:
     """Returns what puts back those that may be stepped in a recording or in a row, and the optimizers' options."""
-    schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
-    return keep_schedulers(filter(only_computes, schedulers), trainer.optimizers)
+    return keep_schedulers(filter(only_computes, schedulers_of(trainer)), trainer.optimizers)
 
 
 def step_schedulers(loop: Any) -> None:

@@ -18,6 +18,7 @@ from weakref import ProxyTypes
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_sink.engine.held import held_by, slots_of
 from lightning_sink.engine.state.insides import MOST_BYTES, insides
@@ -64,7 +65,7 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
     Args:
         value: The value.
         in_slots: Whether tensors that are the value or its items have slots and are left out here.
-        known: Identities of modules and optimizers that are looked at by themselves.
+        known: Identities of modules, optimizers and schedulers that are looked at by themselves.
     """
     kind = type(value)
     if kind in SCALARS:
@@ -119,17 +120,17 @@ def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
     return issubclass(type(value), kinds)
 
 
-def nested(values: Iterable[Any], most: float = math.inf) -> list[Any]:
+def nested(values: Iterable[Any], most: float = math.inf, known: Collection[int] = ()) -> list[Any]:
     """Returns the containers that may change, and the attributes of the user's objects, that values lead to, once.
 
-    Nothing where these hold more values than `most`.
+    Nothing where these hold more values than `most`. Objects that are `known`, by identity, are left out.
     """
     met: dict[int, Any] = {}
     count = 0
     for _ in range(_DEEPEST + 1):
         below: list[Any] = []
         for value in values:
-            held = _contents(value)
+            held = None if id(value) in known else _contents(value)
             if held is not None and id(held) not in met:
                 met[id(held)] = held
                 items = items_of(held)
@@ -231,6 +232,8 @@ class _Walk:
             return [*value.keys(), *value.values()]
         if is_a(value, Optimizer):
             return None if id(value) in self._known else [*value.param_groups, value.defaults]
+        if is_a(value, LRScheduler):
+            return None if id(value) in self._known else _attributes(value)
         if is_a(value, type):
             is_nobodys = module_of(value) == "builtins" or is_library(module_of(value))
             return None if is_nobodys else [Same(value), *_plain_in(value)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from itertools import chain
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple
@@ -136,12 +136,13 @@ class Granted:
             values += [value for name, value in vars(holder).items() if name not in left_out]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]
-        hold = [*nested(values), *self._outside_containers()]
+        known = set(map(id, self._parts.schedulers()))
+        hold = [*nested(values, known=known), *self._outside_containers(known)]
         self._nested = [*hold, *(dict.values(content) for content in hold if isinstance(content, dict))]
         self._nested += [content.values() for content in hold if isinstance(content, MappingProxyType)]
         self._finds_outside = 0 < _count(self._look_outside().values()) <= _FEW
 
-    def _outside_containers(self) -> Iterable[Any]:
+    def _outside_containers(self, known: Collection[int]) -> Iterable[Any]:
         """Returns what the functions of steps, and the classes of the user's, lead to."""
         self._variables = Variables(self._functions)
         variables, inside = self._variables.values(), set(self._module.modules())
@@ -153,7 +154,7 @@ class Granted:
         found = {id(scope): scope for scope in scopes}
         for value in (*variables, *(value for scope in scopes for value in scope.values())):
             # More may be a dataset, say, that would be gone through at each step.
-            found |= {id(content): content for content in nested([value], MOST_VALUES)}
+            found |= {id(content): content for content in nested([value], MOST_VALUES, known)}
         return found.values()
 
     def state(self) -> State:

@@ -109,7 +109,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in apart}
     held = list(parts.holders())
     holders = {id(holder) for _, holder in held}
-    known = holders | {id(optimizer) for optimizer in parts.optimizers}
+    known = holders | {id(item) for item in (*parts.optimizers, *parts.schedulers())}
     known |= {id(submodule) for _, module in apart for submodule in module.modules()}
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (parts.ignore - MODULE_HOOKS)
     for kind in users_classes(holder for _, holder in held):

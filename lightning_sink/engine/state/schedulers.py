@@ -1,29 +1,49 @@
-"""Learning-rate schedulers between steps: their state, and whether code of the user's runs in them.
+"""Learning-rate schedulers between steps: their state, and whether code of the user's runs in them that does more.
 
-Such code may look at tensors that the step before it left, and may change what programs take for granted. Schedulers of
-torch's that only compute do neither, and a function of the step's number alone (`lambda step: step / warmup`) does not
-either.
+Such code may look at tensors that the step before it left, and may change what programs take for granted. Schedulers
+that only compute, torch's and those of the user's, do neither; nor does a function of the step's number alone
+(`lambda step: step / warmup`).
 """
 
 from __future__ import annotations
 
-import math
-import types
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-_SCALARS = (bool, int, float, complex, str, type(None))
+from lightning_sink.engine.state.arithmetic import is_arithmetic
+from lightning_sink.engine.state.attributes import is_a
+
 _FUNCTIONS = ("lr_lambdas", "_scale_fn_ref", "_anneal_func")
 _INNER = "_schedulers"
+
+_METHODS = ("step", "get_lr", "_get_closed_form_lr", "_update_lr")
+"""What runs in a step of a scheduler's."""
+
+_NOT_OUR_OWN = ("state_dict", "load_state_dict", "__setattr__", "__getattribute__", "__getattr__", "__slots__")
+"""What decides how its state is kept, and put back."""
+
+
+_MOST_ITEMS, _DEEPEST = 100, 3
+"""Containers that are looked into for schedulers."""
+
+
+def schedulers_in(value: Any, depth: int = _DEEPEST) -> Iterator[LRScheduler]:
+    """Yields a scheduler, or those in a container."""
+    if is_a(value, LRScheduler):
+        yield value
+    elif depth and type(value) in (dict, list, tuple) and len(value) <= _MOST_ITEMS:
+        for item in value.values() if type(value) is dict else value:
+            yield from schedulers_in(item, depth - 1)
 
 
 def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) -> Callable[[], None]:
     """Returns what puts schedulers, and the optimizers' options, back to where they are now."""
-    states = [(scheduler, dict(scheduler.state_dict())) for scheduler in schedulers]
+    states = [(scheduler, _state(scheduler)) for scheduler in schedulers]
     groups = [(group, dict(group)) for optimizer in optimizers for group in optimizer.param_groups]
     held = (value for _, options in groups for value in options.values() if isinstance(value, Tensor))
     filled = [(tensor, tensor.detach().clone()) for tensor in held]  # schedulers fill a rate that is a tensor
@@ -39,32 +59,28 @@ def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) 
     return restore
 
 
+def _state(scheduler: Any) -> dict[str, Any]:
+    items = scheduler.state_dict().items()
+    return {key: copy(value) if type(value) in (dict, list) else value for key, value in items}  # code may fill these
+
+
 def only_computes(scheduler: Any) -> bool:
     """Tells whether stepping a scheduler is arithmetic, and runs no code of the user's that may look further."""
-    if not type(scheduler).__module__.startswith("torch.optim") or "step" in vars(scheduler):
+    users = [kind for kind in type(scheduler).__mro__[:-1] if not kind.__module__.startswith("torch.optim")]
+    if (users and not isinstance(scheduler, LRScheduler)) or "step" in vars(scheduler):
         return False
+    held = [vars(kind) for kind in users]
+    if any(name in names for names in held for name in _NOT_OUR_OWN):
+        return False
+    methods = [names[name] for names in held for name in _METHODS if name in names]
     functions: list[Any] = []
     for name in _FUNCTIONS:
-        held = vars(scheduler).get(name)
-        functions += held if isinstance(held, list) else [held]
+        given = vars(scheduler).get(name)
+        functions += given if isinstance(given, list) else [given]
+    named = [item for item in functions if item is not None and type(item) not in (int, float, str)]
     inner = vars(scheduler).get(_INNER, [])
-    return all(map(_is_pure, functions)) and all(map(only_computes, inner))
-
-
-def _only_computes_numbers(item: Any) -> bool:
-    """Tells whether a function is one of C's that draws and reads nothing."""
-    return isinstance(item, types.BuiltinFunctionType) and item.__module__ in ("builtins", "math")
-
-
-def _is_pure(function: Any) -> bool:
-    """Tells whether a function knows nothing but numbers besides its arguments."""
-    if isinstance(function, partial):
-        given = (*function.args, *function.keywords.values())
-        return all(isinstance(item, _SCALARS) for item in given) and _is_pure(function.func)
-    if not isinstance(function, types.FunctionType):
-        return function is None or type(function) in (int, float, str) or _only_computes_numbers(function)
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    names = (function.__globals__.get(name) for name in function.__code__.co_names)
-    known = all(isinstance(item, (*_SCALARS, type)) or item is math or _only_computes_numbers(item) for item in names)
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return known and all(isinstance(item, _SCALARS) for item in (*cells, *defaults))
+    return (
+        all(is_arithmetic(method, scheduler) for method in methods)
+        and all(map(is_arithmetic, named))
+        and all(map(only_computes, inner))
+    )

@@ -165,6 +165,8 @@ class Parts:
         codes: Code objects of getters whose reads depend on the step, with their names.
         outside: Takes code; returns what looks at all that it reaches in a way that only the owner knows, and gives a
             fingerprint.
+        schedulers: Returns schedulers that the owner steps behind a program as the recorded step did; what code names
+            of them is for `outside` to look at.
         collected: Those among the attributes in which steps collect.
         carried: Those that steps set to what the host knows.
         varying: Those that change between sinks.
@@ -178,6 +180,7 @@ class Parts:
     counters: Mapping[str, Callable[[], int]] = field(default_factory=dict)
     codes: Mapping[CodeType, str] = field(default_factory=dict)
     outside: Outside = lambda codes: dict
+    schedulers: Callable[[], Sequence[Any]] = list
     collected: Collected = field(default_factory=Collected)
     carried: Carried = field(default_factory=Carried)
     varying: Varying = field(default_factory=Varying)

@@ -244,9 +244,29 @@ class Recorder(TorchDispatchMode, Tape):
         finally:
             self._paused = paused
 
-    def changing_options(self, of: Optimizer) -> AbstractContextManager[None]:
-        """Lets the owner change an optimizer's options; what uses them behind that makes no program."""
-        return nullcontext() if self._failed else self._options.changing(of)
+    @contextmanager
+    def changing_options(self, of: Optimizer) -> Iterator[None]:
+        """Lets the owner change an optimizer's options; what uses them behind that makes no program.
+
+        What runs in here is known to do nothing else: its code is no part of the step's.
+        """
+        if self._failed:
+            yield
+            return
+        with self._options.changing(of), self._unwatched():
+            yield
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """Takes the profile hook out, where it is in."""
+        watched = self._hook is not None and sys.getprofile() is self._hook
+        if watched:
+            sys.setprofile(None)
+        try:
+            yield
+        finally:
+            if watched:
+                sys.setprofile(self._hook)
 
     def setting_options(self, last: bool) -> AbstractContextManager[None]:
         """Lets the user's code set the optimizers' options, with plain numbers, and sees that it does nothing else."""

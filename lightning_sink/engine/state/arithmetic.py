@@ -1,0 +1,129 @@
+"""Tells by its code whether a function of the user's computes with numbers, and does nothing else.
+
+Such a function may be run ahead of steps, or once more: it reads no tensor, draws nothing, and leaves nothing behind
+but numbers of the object that it is a method of. All names that stand in its code have to be known.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+import math
+import sys
+import warnings
+from functools import lru_cache, partial
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch.optim import Optimizer
+
+from lightning_sink.engine.held import ABSENT, held_by
+from lightning_sink.engine.source import codes_in
+from lightning_sink.engine.state.attributes import SCALARS
+from lightning_sink.engine.watch import is_library
+
+_FUNCTIONS = (abs, all, any, divmod, isinstance, len, max, min, pow, round, sorted, sum)
+_CLASSES = (bool, dict, enumerate, float, int, list, map, range, reversed, set, super, tuple, zip)
+_OF_C = ("math", "_bisect")
+
+_OF_TABLES = frozenset(["param_groups", "get", "items", "keys", "values", "warn"])
+"""Attributes of optimizers, of dictionaries and of `warnings`."""
+
+_GETS = frozenset(["LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"])
+_REFUSED = ("DELETE_", "IMPORT_", "LOAD_BUILD_CLASS", "STORE_GLOBAL")
+
+
+def is_arithmetic(function: Any, of: Any = None) -> bool:
+    """Tells whether a function only computes with numbers; a method `of` an object may use and set that one's."""
+    return _Reader(of).understands(function)
+
+
+class _Reader:
+    """What is known wherever code is read."""
+
+    def __init__(self, of: Any) -> None:
+        self._kind, self._held = type(of), held_by(of) if of is not None else {}
+        self._met: set[CodeType] = set()
+
+    def understands(self, function: Any) -> bool:
+        """Tells whether a function, and all that it calls, only computes."""
+        if isinstance(function, partial):
+            given = (*function.args, *function.keywords.values())
+            return all(map(_is_number, given)) and self.understands(function.func)
+        if not isinstance(function, FunctionType):
+            return _is_of_c(function)
+        code = function.__code__
+        if code in self._met:
+            return True
+        self._met.add(code)
+        given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        cells = (cell.cell_contents for cell in function.__closure__ or ())
+        if is_library(function.__module__ or "") or not all(map(_is_number, given)) or not all(map(self._knows, cells)):
+            return False
+        return all(self._allows(each, function.__globals__) for each in codes_in(code))
+
+    def _allows(self, code: CodeType, variables: dict[str, Any]) -> bool:
+        scope: Any = None  # a class or a module of the user's that is at hand
+        for instruction in dis.get_instructions(code):
+            name, found = instruction.argval, None
+            if scope is not None:
+                is_known = instruction.opname in _GETS and _is_number(vars(scope).get(name, scope))
+            elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                found = variables[name] if name in variables else vars(builtins).get(name, ABSENT)
+                is_known = self._knows(found) or isinstance(found, (type, ModuleType))
+            elif instruction.opname == "STORE_ATTR":
+                is_known = name in self._held and _is_number(self._held[name])
+            elif instruction.opname in _GETS:
+                is_known = self._gives_a_number(name)
+            else:  # an optimizer's parameters are no numbers
+                is_known = not instruction.opname.startswith(_REFUSED) and name != "params"
+            if not is_known:
+                return False
+            scope = None if self._knows(found) else found
+        return True
+
+    def _knows(self, value: Any) -> bool:
+        """Tells whether a variable outside is a number, or computes with numbers."""
+        if isinstance(value, type):
+            is_error = issubclass(value, Warning) and value.__module__ == "builtins"
+            return value in _CLASSES or value in self._kind.__mro__ or is_error
+        if value is math or value is warnings or value is sys.modules.get("numpy"):
+            return True
+        return _is_number(value) or self.understands(value)
+
+    def _gives_a_number(self, name: str) -> bool:
+        """Tells whether an attribute of this name, of whatever is at hand, is a number, or computes with numbers."""
+        if name in self._held:
+            return _is_number(self._held[name]) or isinstance(self._held[name], Optimizer)
+        found = inspect.getattr_static(self._kind, name, None)
+        if isinstance(found, property):
+            found = found.fget
+        elif isinstance(found, (staticmethod, classmethod)):
+            found = found.__func__
+        if isinstance(found, FunctionType):
+            return found.__module__.startswith("torch.optim.lr_scheduler") or self.understands(found)
+        return name in _OF_TABLES or name in _names_of_numbers() or (found is not None and _is_number(found))
+
+
+def _is_number(value: Any) -> bool:
+    """Tells whether a value is a number, a text, or a container of some."""
+    if type(value) in (list, tuple, dict):
+        return all(type(item) in SCALARS for item in (value.values() if type(value) is dict else value))
+    return type(value) in SCALARS or (type(value).__module__ == "numpy" and getattr(value, "shape", None) == ())
+
+
+def _is_of_c(function: Any) -> bool:
+    """Tells whether a function of C's only computes."""
+    if isinstance(function, BuiltinFunctionType):
+        return function in _FUNCTIONS or function.__module__ in _OF_C
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(function, numpy.ufunc)
+
+
+@lru_cache(maxsize=1)
+def _names_of_numbers() -> frozenset[str]:
+    """Returns the names of what computes, and of constants, in `math` and numpy."""
+    numpy = sys.modules.get("numpy")
+    ufuncs = [name for name, value in vars(numpy).items() if isinstance(value, numpy.ufunc)] if numpy else []
+    return frozenset([*vars(math), *ufuncs, "clip", "interp"])
