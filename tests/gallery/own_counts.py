@@ -44,6 +44,10 @@ ASKED = {
     "remainder of a count that is no comparison": lambda steps: steps % 3,
     "count computed with": lambda steps: (10 - steps) // 4 + 1 >= 2,
     "count compared twice": lambda steps: steps > 3 and steps % 2 == 0,
+    "count that is divided": lambda steps: steps / 3 > 2,
+    "rate of a count": lambda steps: (1 + steps) / (10 + steps) < 0.5,
+    "root of a count": lambda steps: steps.float().sqrt().mul(0.1) < 0.3,
+    "larger of a count and a number": lambda steps: max(steps, 7) > 7,
     "truths of a count": lambda steps: torch.logical_and(steps > 3, torch.logical_not(steps > 9)),
 }
 for name, asks in ASKED.items():
@@ -52,7 +56,7 @@ for name, asks in ASKED.items():
 NOT_ASKED = {
     "count that is true": lambda steps: not steps,
     "count as a number": lambda steps: int(steps) % 2,
-    "count that is divided": lambda steps: steps / 3 > 2,
+    "count that is drawn for": lambda steps: steps * torch.rand(()) > 2,
     "count beside a number of a batch": lambda steps: steps * torch.ones(2).sum() > 9,
 }
 for name, asks in NOT_ASKED.items():
@@ -179,7 +183,7 @@ class CountInDoublePrecisionThatIsNotWhole(Counting):
         super().__init__(lambda steps: steps > 6)
 
 
-@case(**DECIDES)
+@case(data=even)
 class RemainderOfACountOfFloats(Counting):
     start = torch.tensor(0.0)
 
@@ -275,3 +279,57 @@ class AverageOfEveryThirdStep(Averaged):
 @case(data=even)
 class AverageByAFunctionOfOnesOwn(Averaged):
     options = {"avg_fn": lambda average, weight, count: average + (weight - average) / (count + 1)}
+
+
+class Average(nn.Module):
+    """An average of weights that begins with short memory, as latent diffusion keeps it."""
+
+    def __init__(self, of, decay, dtype):
+        super().__init__()
+        self.register_buffer("decay", torch.tensor(decay))
+        self.register_buffer("updates", torch.tensor(0, dtype=dtype))
+        for name, parameter in of.named_parameters():
+            self.register_buffer(name.replace(".", ""), parameter.detach().clone())
+
+    def forward(self, of):
+        decay = self.decay
+        if self.updates >= 0:
+            self.updates += 1
+            decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        with torch.no_grad():
+            held = dict(self.named_buffers())
+            for name, parameter in of.named_parameters():
+                average = held[name.replace(".", "")]
+                average.sub_((1.0 - decay) * (average - parameter))
+
+
+class Averaged(Small):
+    def __init__(self, dtype, decay=0.5):
+        super().__init__()
+        self.average = Average(self.net, decay, dtype)
+
+    def on_train_batch_end(self, *_):
+        self.average(self.net)
+
+
+for dtype in (torch.int32, torch.int64, torch.float32):
+    add(f"average whose memory grows, {dtype}", lambda dtype=dtype: Averaged(dtype), data=even)
+
+
+class DecayThatChanges(Averaged):
+    """A number that stays, and is another one from the second epoch on."""
+
+    def on_train_epoch_end(self):
+        self.average.decay.mul_(0.8)
+
+
+add("average whose longest memory changes", lambda: DecayThatChanges(torch.int32), data=even, options={"max_epochs": 3})
+
+
+class DecayThatMoves(Averaged):
+    def on_train_batch_end(self, *_):
+        super().on_train_batch_end()
+        self.average.decay.mul_(0.99)
+
+
+add("average whose longest memory moves", lambda: DecayThatMoves(torch.int32), **DECIDES)

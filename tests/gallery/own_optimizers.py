@@ -174,7 +174,7 @@ OWN = {
     Replacing: None,
     Nested: "changes Python state",
     KeepingItsNorm: "changes Python state",
-    WritingThroughData: "replaces `.data`",
+    WritingThroughData: None,
     WritingInDataInPlace: None,
     Centralized: None,
     Lookahead: carried().get("eager"),

@@ -66,7 +66,172 @@ class Teacher(Small):
             own.data = 0.9 * own.data + 0.1 * other.data
 
 
-add("teacher replaced through data", Teacher, eager="replaces `.data`")
+add("teacher replaced through data", Teacher, inductor=True)
+add("teacher replaced through data, in windows", Teacher, options={"accumulate_grad_batches": 2})
+
+
+@case()
+class TeacherReplacedBeforeItIsUsed(Teacher):
+    """As in MoCo's own code."""
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            for other, own in zip(self.net.parameters(), self.teacher.parameters(), strict=True):
+                own.data = own.data * 0.9 + other.data * 0.1
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        pass
+
+
+class Centered(Teacher):
+    """A center that moves, as in DINO."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(1, 3))
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        mean = self.teacher(batch[0]).detach().mean(0, keepdim=True)
+        self.put(0.9 * self.center + 0.1 * mean)
+        return loss + (self(batch[0]) - self.center).square().mean()
+
+    def put(self, value):
+        self.center.data = value
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        pass
+
+
+add("center replaced through data", Centered)
+
+
+@case()
+class CenterReplacedTwice(Centered):
+    def put(self, value):
+        self.center.data = value * 2
+        self.center.data = self.center * 0.5 + value * 0.01
+
+
+@case()
+class CenterReplacedAndWrittenTo(Centered):
+    def put(self, value):
+        self.center.data = value * 2
+        self.center.mul_(0.5)
+
+
+USED = "computes with what it put into a tensor's `.data`, or with what was there before"
+
+
+@case(eager=USED)
+class ParametersThatAreTrainedReplaced(Small):
+    """Between the forward pass and the backward one."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        for parameter in self.parameters():
+            parameter.data = parameter.data * 0.99
+        return loss
+
+
+def put(name, **about):
+    """Puts a center into the gallery that is replaced by a function of the module and the value."""
+
+    def register(function):
+        add(f"center replaced: {name}", type("Put", (Centered,), {"put": function}), **about)
+        return function
+
+    return register
+
+
+@put("what is put is used", eager=USED, line="self.log(")
+def _(self, value):
+    self.center.data = value
+    self.log("norm", value.norm())
+
+
+@put("what is put is written to", eager=USED, line="value.add_(0.1)")
+def _(self, value):
+    self.center.data = value
+    value.add_(0.1)
+
+
+@put("what was there is used", eager=USED, line="old.norm()")
+def _(self, value):
+    old = self.center.data
+    self.center.data = value
+    self.log("norm", old.norm())
+
+
+@put("what is put is kept", eager="replaces `.data`")
+def _(self, value):
+    self.center.data = self.kept = value
+
+
+@put("by a parameter's memory", eager="shares its memory")
+def _(self, value):
+    self.center.data = self.net[2].bias.data[None]
+
+
+@put("by itself")
+def _(self, value):
+    self.center.data = self.center.data
+
+
+@put("by a view", eager="replaces `.data`")
+def _(self, value):
+    self.center.data = torch.cat([value, value])[1:]
+
+
+@put("by a view of all of it")
+def _(self, value):
+    self.center.data = (value * 1.0).view(1, 3)
+
+
+@put("what it is a view of is used", eager=USED, line="flat.norm()")
+def _(self, value):
+    flat = value.reshape(-1) * 1.0
+    self.center.data = flat.view(1, 3)
+    self.log("norm", flat.norm())
+
+
+@put("its own is used")
+def _(self, value):
+    self.center.data = value
+    self.log("norm", self.center.data.norm())
+
+
+@put("by itself and what comes of it, detached")
+def _(self, value):
+    self.center.data = (self.center * 0.9 + value * 0.1).detach()
+
+
+class Part(Centered):
+    """The center is a part of what another buffer holds, until it is replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("both", torch.zeros(2, 3))
+        self.center.data = self.both[:1]
+
+    def put(self, value):
+        self.center.data = self.center * 0.9 + value * 0.1
+        self.both.add_(1)
+
+
+add("center replaced that lies in another buffer at first", Part)
+
+
+@case()
+class TransposedAndReplaced(Centered):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("both", torch.zeros(3, 2))
+
+    def put(self, value):
+        super().put(value)
+        self.both.data = (self.both.t() + self.center[0, 0]).t().contiguous()
 
 
 @case()

@@ -75,7 +75,7 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
             recorder.hazard(f"{name} appears")
         elif (tensor := after.tensors[name]) is not before.tensors[name]:
             (cleared if tensor is None else filled).append(slot)
-        elif before.pointers.get(name) != after.pointers.get(name):
+        elif before.pointers.get(name) != after.pointers.get(name) and not recorder.moved.has(tensor):
             recorder.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
     for name in before.slots.keys() - after.slots.keys():
         recorder.hazard(f"{name} disappears")

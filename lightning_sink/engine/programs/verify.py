@@ -23,7 +23,6 @@ from lightning_sink.engine.compiler.copies import copy_of, refill
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.default_generators import Generators
-from lightning_sink.engine.state.slots import Slot
 from lightning_sink.engine.step import Sink, Step, Tape
 from lightning_sink.engine.waits import may_wait
 from lightning_sink.errors import VerificationError
@@ -74,9 +73,11 @@ class _EagerTape(Tape):
         disturbed: Whether somebody changed a tensor between two spans, so that nothing can be compared.
     """
 
-    def __init__(self, arguments: list[Tensor], slots: list[Slot]) -> None:
-        self._arguments = arguments
-        self._slots = slots
+    def __init__(self, program: Program, arguments: list[Tensor]) -> None:
+        self._slots = program.filled
+        # The tensors themselves where they stay in place: a step may give them other memory.
+        stay = [binding.tensor for binding in program.bindings]
+        self._inputs = [own if own is not None else given for own, given in zip(stay, arguments, strict=True)]
         self.written: list[Tensor] = []
         self.filled: list[Tensor | None] = []
         self.disturbed = False
@@ -86,10 +87,10 @@ class _EagerTape(Tape):
         # A write through `.data` counts no version.
         with may_wait():
             left = [*self.written, *self.filled]
-            if self.written and not all(map(_same, [*self._arguments, *self._contents()], left)):
+            if self.written and not all(map(_same, [*self._inputs, *self._contents()], left)):
                 self.disturbed = True
         out = body()
-        self.written = [tensor.clone() for tensor in self._arguments]
+        self.written = [tensor.detach().clone() for tensor in self._inputs]
         self.filled = [None if tensor is None else tensor.detach().clone() for tensor in self._contents()]
         return out
 
@@ -129,7 +130,7 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
         sink.run(step, Tape())  # raises what is wrong with the batch, in its own words
         raise
     generators.restore(generated)
-    tape = _EagerTape([*arguments], program.filled)
+    tape = _EagerTape(program, arguments)
     result = sink.run(step, tape)
     if tape.disturbed:
         return True

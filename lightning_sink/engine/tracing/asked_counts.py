@@ -1,26 +1,35 @@
 """What Python asks of a count that a module keeps in a tensor: `if self.steps % 10 == 0:`, `if n_averaged == 0:`.
 
 An average of weights, a schedule of a loss, a quantizer's warm-up count their own steps so. Such a count is known ahead
-(`count.py`), and the few operations that lead from it to a truth are done in Python for each step that comes.
+(`count.py`), and the few operations that lead from it to a truth are done on the host for each step that comes: in
+Python where whole numbers are all that they give, and by themselves on single numbers elsewhere, which takes some
+microseconds (`min(self.decay, (1 + self.steps) / (10 + self.steps))`).
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._ops import OpOverload
 
 from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.operands import members
+from lightning_sink.engine.private import is_mutable, is_view
 from lightning_sink.engine.tracing.count import Add, Count, added_to, writes_through
 from lightning_sink.engine.tracing.origins import Origin
 from lightning_sink.engine.tracing.questions import leading_to
 from lightning_sink.engine.tracing.recording import Recording
 
 _aten = torch.ops.aten
+
+_TYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
+_MOST = 16
+"""Operations that are done by themselves at most."""
 
 _LARGEST = 1 << 24
 """Whole numbers up to this are the same in every type that counts have."""
@@ -69,31 +78,65 @@ class Asked(NamedTuple):
 def decided_by_count(asked: Asked, recording: Recording) -> tuple[Host, Count] | None:
     """Returns what gives such a value in later steps, and the count that it comes from.
 
-    None where it comes from anything but one count, or where each step would find another value.
+    None where it comes from anything but one count and numbers that stay, or where each step would find another value.
     """
     leading = leading_to(*asked.args)
     sources = [node for node in leading if node.op == "placeholder"]
-    if len(sources) != 1 or not any(node.target in _OF_FEW_ANSWERS for node in leading):
+    written = [node for node in sources if node.meta["input"] in recording.written_inputs]
+    inputs = {node: recording.inputs[node.meta["input"]] for node in sources}
+    are_numbers = all(tensor.numel() == 1 and tensor.dtype in _TYPES for tensor in inputs.values())
+    if len(written) != 1 or not are_numbers or not any(node.target in _OF_FEW_ANSWERS for node in leading):
         return None
-    source = sources[0]
-    tensor = recording.inputs[source.meta["input"]]
-    if tensor.numel() != 1 or tensor.dtype not in (torch.int64, torch.float32, torch.float64):
-        return None
-    computed = [node for node in leading if node is not source]
+    source = written[0]
+    tensor = inputs[source]
+    computed = [node for node in leading if node not in sources]
     if any(writes_through(user, node) for node in computed for user in node.users):
         return None  # what they gave was another value later on
     before = _added_before(source, computed, recording.graph)
     if before is None:
         return None
-    count = Count(tensor, source, before)
+    count, given = Count(tensor, source, before), members(fx.Node, asked.args)
+    if len(given) != 1:
+        return None
+    symbols = {node: _symbol(node) for node in computed}
+    if len(sources) > 1 or tensor.dtype is torch.int32 or None in symbols.values():
+        recording.read |= {node.meta["input"] for node in sources if node is not source}
+        host = _by_themselves(computed, inputs, source, count, given[0])
+        return None if host is None else (host, count)
     known: dict[fx.Node, Host] = {source: count}
-    for node in computed:
-        symbol = _symbol(node)
-        if symbol is None:
-            return None
-        known[node] = _applied(symbol, [known.get(item, item) for item in node.args])  # type: ignore[arg-type]
-    given = members(fx.Node, asked.args)
-    return (known[given[0]], count) if len(given) == 1 else None
+    for node, symbol in symbols.items():
+        operands = [known.get(item, item) for item in node.args]  # type: ignore[arg-type]
+        known[node] = _applied(cast(Callable[..., Any], symbol), operands)
+    return known[given[0]], count
+
+
+def _by_themselves(
+    computed: list[fx.Node], inputs: dict[fx.Node, Tensor], source: fx.Node, count: Count, asked: fx.Node
+) -> Host | None:
+    """Returns what does some operations on single numbers, as the step does them; None where there is more to them."""
+    if len(computed) > _MOST or not all(map(_is_of_numbers, computed)):
+        return None
+    stay = {node: tensor.detach().to("cpu", copy=True) for node, tensor in inputs.items() if node is not source}
+    shape, dtype = inputs[source].shape, inputs[source].dtype
+
+    def host() -> Any:
+        known: dict[Any, Any] = {**stay, source: torch.full(shape, count(), dtype=dtype)}
+        for node in computed:
+            args = [known.get(item, item) if isinstance(item, fx.Node) else item for item in node.args]
+            known[node] = node.target(*args, **node.kwargs)  # type: ignore[operator]
+        return known[asked].item()
+
+    return host
+
+
+def _is_of_numbers(node: fx.Node) -> bool:
+    """Tells whether an operation gives a number for numbers, by what they are alone."""
+    layout = node.meta.get("layout")
+    if not isinstance(node.target, OpOverload) or layout is None or math.prod(layout[0]) != 1:
+        return False
+    if is_mutable(node.target) or is_view(node.target) or node.meta["draws"]:  # a view may be read later
+        return False
+    return node.kwargs.keys() <= {"alpha", "dtype", "rounding_mode"}
 
 
 def _added_before(source: fx.Node, computed: list[fx.Node], graph: fx.Graph) -> list[Add] | None:

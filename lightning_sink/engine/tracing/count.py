@@ -19,7 +19,7 @@ from lightning_sink.engine.state.ahead import Ahead
 _aten = torch.ops.aten
 _SIGNS = {_aten.add_.Tensor: 1, _aten.add_.Scalar: 1, _aten.sub_.Tensor: -1}
 
-_EXACT, _TYPES = 1 << 24, (torch.float32, torch.float64, torch.int64)
+_EXACT, _TYPES = 1 << 24, (torch.float32, torch.float64, torch.int32, torch.int64)
 """Whole numbers up to this are added exactly in these types, which counts mostly have."""
 
 _MOST_STEPS = 1 << 12

@@ -66,6 +66,16 @@ class GraphWriter:
         node = self._nodes.get(tensor)
         return node is not None and node.op != "placeholder"
 
+    @property
+    def operations(self) -> int:
+        """How many operations have been written down."""
+        return len(self._lines)
+
+    def age(self, tensor: Tensor) -> int:
+        """Returns how many had been when an operation gave a tensor; 0 for an input."""
+        node = self._nodes.get(tensor)
+        return 0 if node is None else node.meta.get("age", 0)
+
     def finish(self, outputs: list[Tensor]) -> None:
         """Ends the graph; `outputs` are the tensors that it returns."""
         recording = self._recording
@@ -79,7 +89,7 @@ class GraphWriter:
         if isinstance(out, Tensor):
             if out not in self._nodes:
                 self._nodes[out] = node
-                node.meta["layout"] = _layout(out)
+                node.meta["layout"], node.meta["age"] = _layout(out), self.operations
             return
         for index, item in enumerate(out or ()):
             if isinstance(item, (Tensor, tuple, list)):

@@ -48,6 +48,7 @@ from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.apart import Apart
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.left_behind import learn, release
+from lightning_sink.engine.tracing.moved import Moved
 from lightning_sink.engine.tracing.origins import Origins
 from lightning_sink.engine.tracing.parts import in_parts
 from lightning_sink.engine.tracing.recorded_options import RecordedOptions
@@ -76,6 +77,9 @@ class Recorder(TorchDispatchMode, Tape):
         before: What every slot holds before the step.
         look: Returns a fingerprint of the Python values that the step may change, by name.
         sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
+
+    Attributes:
+        moved: The tensors to which the step gives other memory, and a program what that holds.
     """
 
     records = True
@@ -107,6 +111,7 @@ class Recorder(TorchDispatchMode, Tape):
         changing = [*hyper.tensors.values(), *counts.begin(), *before.parts.carried.begin(), *varying.tensors]
         self._origins = Origins(leaves, changing)
         self._unfilled = Unfilled()
+        self.moved = Moved(self._writer.age)
         self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused)
         apart = lambda: self._options.are_being_set  # noqa: E731
         self._handed = Handed()
@@ -143,7 +148,7 @@ class Recorder(TorchDispatchMode, Tape):
                     watch_reads(self.hazard, parts.codes, self.ran, self._looks.past, called)
                 )
                 self._handed.hook = self._hook
-                stack.enter_context(StandInMode(self._number, self.paused))
+                stack.enter_context(StandInMode(self._number, self._put_data, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(scaler_steps_by(self._scaled))
                 stack.enter_context(known_to_math())
@@ -234,6 +239,22 @@ class Recorder(TorchDispatchMode, Tape):
     def _number(self, tensor: Tensor, caller: FrameType) -> Number | None:
         count = self._steps.number(tensor)
         return self._values.number(tensor, caller) if count is None else count
+
+    def _put_data(self, put: Callable[..., None], tensor: Tensor, value: Any) -> None:
+        """Gives a tensor other memory; a program has a copy to the memory that it has."""
+        held = [other for other in self._before.tensors.values() if other is not None]
+        may = not self._paused and self._writer.made(value) and any(tensor is other for other in held)
+        if may and self.moved.may_take(tensor, value, held):
+            node, origin = self._writer.node(tensor), self._origins.of([value])
+            self._writer.write(torch.ops.aten.copy_.default, (node, self._writer.node(value)), {}, None, draws=False)
+            self.moved.take(tensor, value, self._writer.operations)
+            put(tensor, value)
+            self._origins.operation(origin, (), [tensor])
+            self._undo.watch(tensor)
+            self.recording.written |= {tensor.untyped_storage().data_ptr()}
+            self._places[node.meta["input"]] = place_of(tensor)
+        else:
+            put(tensor, value)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -365,6 +386,8 @@ class Recorder(TorchDispatchMode, Tape):
         if decides:
             self._values.taken(func, node_args, node_kwargs, out, origin)
         self._origins.operation(None if draws else origin, made, written)
+        if self.moved.are_used(leaves):
+            self.hazard("the step computes with what it put into a tensor's `.data`, or with what was there before")
         if self._unfilled.operation(func, leaves, written, made):
             self.hazard("the step computes with memory that a kernel past torch's dispatcher has filled, or none")
         self._note_made(made)

@@ -21,20 +21,24 @@ from torch.overrides import TorchFunctionMode
 from lightning_sink.engine.failures import INVALID_VALUES
 from lightning_sink.engine.numbers.number import Number, released, tensor_of
 from lightning_sink.engine.private import assert_async, is_all_true
+from lightning_sink.engine.tracing.moved import puts_data
 
 
 class StandInMode(TorchFunctionMode):
     """Calls such functions in another way.
 
-    `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none.
+    `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none. `put_data` is
+    called in the place of what gives a tensor other memory, with that and its arguments.
     """
 
     def __init__(
-        self, number: Callable[[Tensor, FrameType], Number | None], paused: Callable[[], AbstractContextManager[None]]
+        self,
+        number: Callable[[Tensor, FrameType], Number | None],
+        put_data: Callable[..., None],
+        paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
         super().__init__()
-        self._number = number
-        self._paused = paused
+        self._number, self._put_data, self._paused = number, put_data, paused
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -55,6 +59,8 @@ class StandInMode(TorchFunctionMode):
             classes = args[1] if len(args) == 2 else kwargs["num_classes"]
             if _has_classes(args[0], classes):
                 return _one_hot(args[0], classes)
+        elif puts_data(func):
+            return self._put_data(func, *args)
         elif func is is_all_true:
             return self._is_all_true(func, args[0], sys._getframe(1))
         return func(*args, **kwargs)

@@ -89,13 +89,51 @@ def test_steps_in_a_row_are_known_before_they_run(start, dtype):
     assert made.count == start
 
 
-REFUSED = {
-    "another type": (torch.int32, lambda count: count > 3),
+STAYS = torch.tensor(0.45)
+
+BY_THEMSELVES = {
+    "another whole type": (torch.int32, lambda count: count > 3),
     "a remainder of floats": (torch.float32, lambda count: count % 3 == 0),
     "a division": (torch.int64, lambda count: count / 2 > 3),
     "a float": (torch.int64, lambda count: count > 2.5),
     "a large number": (torch.int64, lambda count: count > 1 << 40),
     "a product": (torch.int64, lambda count: count * 3 > 5),
+    "a quotient of floats": (torch.float32, lambda count: (1 + count) / (10 + count) < 0.45),
+    "another type on the way": (torch.int32, lambda count: count.double().sqrt().to(torch.float16) > 2),
+    "a number that stays": (torch.int32, lambda count: (1 + count) / (10 + count) < STAYS),
+    "the smaller one": (torch.int32, lambda count: min(STAYS, (1 + count) / (10 + count)) is not STAYS),
+}
+
+
+@pytest.mark.parametrize("what", BY_THEMSELVES)
+def test_other_operations_are_done_as_the_step_does_them(what):
+    dtype, ask = BY_THEMSELVES[what]
+    made = module(1, dtype)
+
+    def step():
+        made.count += 1
+        if ask(made.count):
+            torch.ones(2).exp()
+
+    recording = recorded(made, step)
+    assert recording.hazards == []
+    (guard,), (count,) = recording.guards, recording.counts
+    expected = [bool(ask(torch.tensor(2 + ahead, dtype=dtype))) for ahead in range(20)]
+    found = []
+    made.count.fill_(1)
+    count.begin_row(follows=False)
+    for _ in expected:
+        found.append(guard.holds() == bool(guard.outcome))
+        count.passed()
+    count.end_row()
+    assert found == expected
+    assert {id(recording.inputs[index]) for index in recording.read} <= {id(STAYS)}
+
+
+REFUSED = {
+    "a small type": (torch.uint8, lambda count: count > 3),
+    "a number that is drawn": (torch.int64, lambda count: count * torch.rand(()) > 3),
+    "more than one number": (torch.int64, lambda count: (count + torch.arange(3)).sum() > 3),
     "nothing of few answers": (torch.int64, lambda count: int(count + 1)),
     "what is written to later": (torch.int64, lambda count: (count + 1).mul_(2) > 3),
 }

@@ -1,0 +1,73 @@
+"""Tensors that a step gives other memory: `teacher.data = 0.9 * teacher.data + 0.1 * student.data`.
+
+A program writes what was put there into the memory that the tensor has. That is the same as long as nobody looks at the
+memory that the tensor had before, and nobody else holds what was put there: `Moved` knows both of a recorded step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.state.slots import PLAIN_TENSORS, storages
+
+
+def puts_data(func: Any) -> bool:
+    """Tells whether a function is what `tensor.data = ...` calls."""
+    return getattr(func, "__self__", None) is torch.Tensor.data and func.__name__ == "__set__"
+
+
+class Moved:
+    """The tensors that were given other memory.
+
+    `age` returns how many operations were recorded when a tensor was made.
+    """
+
+    def __init__(self, age: Callable[[Tensor], int]) -> None:
+        self._tensors: list[Tensor] = []
+        self._age = age
+        self._kept: list[torch.UntypedStorage] = []  # so that no other tensor has the memory of one before
+        self._before: set[int] = set()
+        self._given: dict[int, int] = {}  # as of which operation a tensor in such memory is the one that was given it
+
+    def has(self, tensor: Tensor | None) -> bool:
+        """Tells whether a tensor is one of them."""
+        return any(tensor is moved for moved in self._tensors)
+
+    def may_take(self, tensor: Tensor, value: Any, held: Collection[Tensor]) -> bool:
+        """Tells whether a tensor that is held in a slot may have what an operation of the step has given.
+
+        `held` is what slots hold.
+        """
+        if not (type(tensor) in PLAIN_TENSORS and type(value) in PLAIN_TENSORS):
+            return False
+        alike = [(t.shape, t.stride(), t.dtype, t.device, t.layout) for t in (tensor, value) if not t.is_nested]
+        if len({*alike}) > 1 or len(alike) < 2 or not _fills_its_memory(tensor) or not _fills_its_memory(value):
+            return False
+        places, (own, given) = storages(held), storages([tensor, value])
+        return own is not None and given is not None and places.count(own) == 1 and given not in places
+
+    def take(self, tensor: Tensor, value: Tensor, operations: int) -> None:
+        """Takes note of a tensor that is about to get what another one holds, behind so many operations."""
+        self._tensors.append(tensor)
+        before, given = (each.untyped_storage() for each in (tensor, value))
+        self._kept += before, given
+        self._before.add(before.data_ptr())
+        self._given[given.data_ptr()] = operations
+
+    def are_used(self, tensors: Sequence[Tensor]) -> bool:
+        """Tells whether an operation looks at what a tensor had before, or at what it was given by another name."""
+        if not self._tensors:
+            return False
+        places = [*zip(tensors, storages(tensors), strict=True)]
+        if any(place in self._before for _, place in places):
+            return True
+        others = (tensor for tensor, place in places if place in self._given and not self.has(tensor))
+        return any(self._age(tensor) <= self._given[tensor.untyped_storage().data_ptr()] for tensor in others)
+
+
+def _fills_its_memory(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == tensor.nbytes
