@@ -34,6 +34,7 @@ from lightning_sink.trainer.loaders import TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.loops import SinkFitLoop, take_over
 from lightning_sink.trainer.metrics import is_metric
+from lightning_sink.trainer.own_objects import own_objects
 from lightning_sink.trainer.progress import SinkRecord, SinkReport
 from lightning_sink.trainer.reach import parts_of_precision, reached_through
 from lightning_sink.trainer.reads import counters, machinery, watched_getters
@@ -90,6 +91,7 @@ class SinkStrategy(SingleDeviceStrategy):
         self._engine: Engine | None = None
         self._engine_optimizers: list[Optimizer] = []
         self._engine_callbacks: list[Callback] = []
+        self._engine_objects: list[Any] = []
         self._callbacks: list[Callback] = []
         self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
         self.present_sink: LoopSink | None = None
@@ -153,10 +155,11 @@ class SinkStrategy(SingleDeviceStrategy):
             self._close_engine()
         if self._engine is None:
             optimizers, callbacks = list(self.optimizers), in_step(trainer)
+            objects = own_objects(module, trainer.callbacks)
             parts = Parts(
                 module,
                 optimizers,
-                others=[*callbacks, *parts_of_precision(trainer)],
+                others=[*callbacks, *parts_of_precision(trainer), *objects],
                 is_apart=is_metric,
                 ignore=machinery(),
                 counters=counters(trainer),
@@ -165,14 +168,17 @@ class SinkStrategy(SingleDeviceStrategy):
                 schedulers=partial(schedulers_of, trainer),
             )
             self._engine = make_engine(self._asked(module), parts)
-            self._engine_optimizers, self._engine_callbacks = optimizers, callbacks
+            self._engine_optimizers, self._engine_callbacks, self._engine_objects = optimizers, callbacks, objects
             self._callbacks = list(trainer.callbacks)
         return self._engine
 
     def _fits(self, trainer: Any) -> bool:
-        """Tells whether optimizers, and the callbacks that are part of the step, are those the engine was made for."""
+        """Tells whether optimizers, and who else is part of the step, are those the engine was made for."""
         if self._engine_optimizers != self.optimizers:
             return False  # `trainer.optimizers` has been replaced
+        held = {*map(id, vars(trainer.lightning_module).values())}
+        if any(id(item) not in held for item in self._engine_objects):
+            return False
         if are_the_same(trainer.callbacks, self._callbacks):
             return True
         self._callbacks = list(trainer.callbacks)

@@ -37,7 +37,7 @@ WITH_HOOKS += ["callbacks", "sink_ends"]
 OTHERS = ["elsewhere", "by_hand", "collected", "epochs", "generators", "hidden", "masks", "measures", "optimizers"]
 OTHERS += ["own_counts", "own_optimizers", "parameters", "precision", "randomness", "rates", "reach", "schedulers"]
 OTHERS += ["held_schedulers", "setting", "state", "teachers", "values", "wrapped"]
-OTHERS += ["carried"] * hasattr(CodeType, "co_positions")  # from Python 3.11 on
+OTHERS += ["carried", "objects"] * hasattr(CodeType, "co_positions")  # from Python 3.11 on
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES
 HOOKED = [case for case in CASES if case.refused is None and case.raises is None and case.ordered]

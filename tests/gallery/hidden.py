@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gallery.case import Small, add, case
+from gallery.case import Small, add, carried, case
 
 ANY = "runs eagerly"
 
@@ -90,7 +90,8 @@ COUNTED = {
     ),
 }
 for name, (begin, count) in COUNTED.items():
-    add(f"counted {name}", lambda begin=begin, count=count: Tripled(begin, count), eager=ANY)
+    about = carried() if name == "by an object" else {"eager": ANY}
+    add(f"counted {name}", lambda begin=begin, count=count: Tripled(begin, count), **about)
 
 
 class Layer(nn.Module):

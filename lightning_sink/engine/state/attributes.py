@@ -65,7 +65,7 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
     Args:
         value: The value.
         in_slots: Whether tensors that are the value or its items have slots and are left out here.
-        known: Identities of modules, optimizers and schedulers that are looked at by themselves.
+        known: Identities of modules, optimizers and other objects that are looked at by themselves.
     """
     kind = type(value)
     if kind in SCALARS:
@@ -230,17 +230,19 @@ class _Walk:
             return [*items, own] if (own := held_by(value)) else items
         if issubclass(type(value), Mapping) and not is_users(module_of(type(value))):
             return [*value.keys(), *value.values()]
+        if id(value) in self._known:
+            return None
         if is_a(value, Optimizer):
-            return None if id(value) in self._known else [*value.param_groups, value.defaults]
+            return [*value.param_groups, value.defaults]
         if is_a(value, LRScheduler):
-            return None if id(value) in self._known else _attributes(value)
+            return _attributes(value)
         if is_a(value, type):
             is_nobodys = module_of(value) == "builtins" or is_library(module_of(value))
             return None if is_nobodys else [Same(value), *_plain_in(value)]
         if is_a(value, ModuleType):
             return _plain_in(value) if is_users(value.__name__) else None
         if is_a(value, nn.Module):
-            return None if id(value) in self._known else _of_module(value)
+            return _of_module(value)
         if is_a(value, Tensor) or module_of(type(value)) == "torch.utils.data.dataset":
             return [Same(value), own] if (own := own_attributes(value)) else None
         held = insides(value)

@@ -54,10 +54,10 @@ def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -
 def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, Hashable]:
     """Returns a fingerprint of what the functions take from outside, tensors by identity.
 
-    The module, with all its submodules, the optimizers and the schedulers are looked at by themselves.
+    What is one of the parts is looked at by itself.
     """
     known = set(parts.module.modules())
-    identities = {id(item) for item in (*known, *parts.optimizers, *parts.schedulers())}
+    identities = {id(item) for item in (*known, *parts.optimizers, *parts.schedulers(), *parts.others)}
     state: dict[str, tuple[Hashable, ...]] = {}
     met = Counter[str]()
     for function in functions:
