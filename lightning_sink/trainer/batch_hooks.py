@@ -71,14 +71,15 @@ class BatchHooks:
         alone: Whether the sink is a single step, where everybody sees every step in Lightning's own order.
         late: Whether steps before the sink began without `on_train_batch_start`.
         seen: What was seen of the module around hooks of other sinks.
+        told: Takes the hooks that the user has been told of; what has been told once is not told again.
 
     Attributes:
         monitors: Whether somebody is to be shown every step that the loggers are.
         shows: Whether somebody is to be shown every batch on the host.
     """
 
-    def __init__(self, trainer: Any, alone: bool, late: bool, seen: Seen) -> None:
-        self._trainer, self._seen = trainer, seen
+    def __init__(self, trainer: Any, alone: bool, late: bool, seen: Seen, told: set[str]) -> None:
+        self._trainer, self._seen, self._told = trainer, seen, told
         self._looks = {"on_train_batch_start": late or not alone, "on_train_batch_end": not alone}
         self._selects = trainer.log_every_n_steps if trainer.loggers else 0
         monitors = (item for item in trainer.callbacks if isinstance(item, LearningRateMonitor))
@@ -141,13 +142,14 @@ class BatchHooks:
     def _compared(self, hook: str, batch: Any) -> Iterator[None]:
         """Warns where a user's callback changes what the training depends on; Lightning's own are known."""
         users = [item for item in self._others if not is_library(_function(item, hook).__module__ or "")]
-        if not users or not self._looks[hook]:
+        if not users or not self._looks[hook] or hook in self._told:
             yield
             return
         before = HostState(self._trainer, self._others, batch, self._seen)
         yield
         if not before.is_left(HostState(self._trainer, self._others, batch, self._seen)):
             return
+        self._told.add(hook)  # by Python itself it would be, whenever somebody else changes a filter
         text = (
             "A callback changes weights, the optimizer's options or something else that the training depends on in"
             f" `{hook}`, which a sink calls once, not for every step: the training differs from plain Lightning's."

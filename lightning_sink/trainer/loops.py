@@ -46,7 +46,7 @@ def take_over(trainer: Trainer, strategy: Any) -> None:
     fit_loop: Any = trainer.fit_loop
     fit_loop.__class__, fit_loop.epoch_loop.__class__ = SinkFitLoop, SinkEpochLoop
     fit_loop.sink_strategy = fit_loop.epoch_loop.sink_strategy = strategy
-    fit_loop.epoch_loop.seen = Seen()
+    fit_loop.epoch_loop.seen, fit_loop.epoch_loop.told = Seen(), set()
     tell_of_reads(trainer, strategy)
 
 
@@ -148,7 +148,7 @@ class SinkFitLoop(_FitLoop):
         if self.queue is not None:
             self.queue.close()
             self.queue = None
-        self.epoch_loop.seen, self.epoch_loop.many = Seen(), False
+        self.epoch_loop.seen, self.epoch_loop.told, self.epoch_loop.many = Seen(), set(), False
 
 
 class SinkEpochLoop(_TrainingEpochLoop):

@@ -45,7 +45,8 @@ def test_factors_are_kept():
 @missing
 def test_control_inductor_loses_factors():
     recording = record(SUMS["product first"], *given())
-    function, _ = compile_graph(graph_module(recording), recording.inputs, {"fallback_random": True})
+    with torch.no_grad():  # as for each step without a recurrent layer
+        function, _ = compile_graph(graph_module(recording), recording.inputs, {"fallback_random": True})
     found = function(*recording.inputs)[0]
     expected = SUMS["product first"](*given())
     if torch.allclose(found, expected):

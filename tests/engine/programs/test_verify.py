@@ -110,6 +110,31 @@ def test_a_gradient_of_nothing_but_rounding_is_no_difference():
     assert sink.compiled
 
 
+def test_a_gradient_that_is_zero_by_mathematics_may_be_the_rounding_of_large_ones():
+    """It says nothing of its own size."""
+    weight = torch.tensor([[5.0, -3.0]])
+    pairs = [
+        verify._Pair("gradient of weight", weight, weight.clone(), 0),
+        verify._Pair("gradient of bias", torch.tensor([4e-5]), torch.tensor([-6e-5]), 1, spread=1e-4),
+    ]
+    verify._check(pairs, 1e-6, 0.0, 0)
+    pairs[1].spread = 1e-6
+    with pytest.raises(VerificationError, match="gradient of bias"):
+        verify._check(pairs, 1e-6, 0.0, 0)
+
+
+def test_a_parameter_whose_gradient_is_rounding_moves_as_far_as_either_step_moves_it():
+    before = torch.full((4,), 0.1)
+    pairs = [
+        verify._Pair("gradient of bias", torch.tensor([1e-8] * 4), torch.tensor([-6e-7] * 4), 0),
+        verify._Pair("bias", before + 0.001, before - 0.005, -1, before),
+    ]
+    verify._check(pairs, 1e-4, 0.0, 0)
+    pairs[0] = verify._Pair("gradient of bias", torch.tensor([1e-8] * 4), torch.tensor([1e-8] * 4), 0)
+    with pytest.raises(VerificationError, match="bias"):
+        verify._check(pairs, 1e-4, 0.0, 0)
+
+
 class AtTheEdge(nn.Module):
     """Gives a little more where a sum is above what it is: rounding decides."""
 
@@ -130,7 +155,7 @@ def rounds_otherwise(recording):
 def test_what_rounding_decides_is_no_difference(monkeypatch):
     build = make(AtTheEdge, lambda p: optim.SGD(p, 0.0))
     assert train(build, [batches(8)], True, compiler=rounds_otherwise).compiled
-    monkeypatch.setattr(verify, "_TRIALS", 0)
+    monkeypatch.setattr(verify, "_ROUNDINGS", ())
     with pytest.raises(VerificationError):
         train(build, [batches(8)], True, compiler=rounds_otherwise)
 
@@ -187,5 +212,5 @@ def test_a_default_device_of_the_users_is_none_of_its_business():
     pairs = [verify._Pair(f"value {i}", value, value.clone(), i, value.clone()) for i, value in enumerate(right)]
     with torch.device("meta"):
         verify._check(pairs, 1e-6, 0.0, 0)
-        changed = verify._round_otherwise(right[0], torch.Generator("cpu").manual_seed(0))
+        changed = verify._round_otherwise(right[0], torch.Generator("cpu").manual_seed(0), 4)
     assert changed.device.type == "cpu"
