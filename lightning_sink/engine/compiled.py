@@ -33,6 +33,9 @@ _SHORT = 1e-3
 """Seconds of a step that is long beside what it takes to begin a thread for each sink, 0.2 ms. The memory that such
 steps need is theirs no longer than the sink lasts; that of shorter ones is little, and stays until the end."""
 
+_FREE_SECONDS, _MOST_LOOKING = 0.2, 0.05
+"""What looking at all that is Python may take while no step has a program: so long, and this part of the time."""
+
 
 class CompiledEngine(Engine):
     """Records steps and runs programs.
@@ -73,6 +76,7 @@ class CompiledEngine(Engine):
         self._sinks = 0
         # How often the user's code has run, or may have: programs that were last used before take their tensors anew.
         self._generation = 0
+        self._began, self._looking_seconds = time.perf_counter(), 0.0
         self._is_checked = False  # whether what programs take for granted has been looked at since
         self._error: Exception | None = None
         self._outputs: tuple[Any, ...] | None = None  # what a program gave that steps in a row may follow
@@ -119,7 +123,7 @@ class CompiledEngine(Engine):
                     self._begin(sink)
                 if self._hyper.update():
                     self._forget()
-                if sink.disturbed and not self._maker.has_given_up:
+                if sink.disturbed and self._programs:
                     self._look(sink)
                 key = step.key
                 if step.is_met and self._programs.have(key):
@@ -352,14 +356,22 @@ class CompiledEngine(Engine):
         if self._hyper.refresh() or self._hyper.update():
             self._forget()
         self._parts.varying.update()
-        state = self._present_state(sink)
-        changed = self._granted.changed_in(state, self._state)
-        if changed is not None:
-            self._forget(changed)
-            self._parts.varying.suspect(changed)
-        self._state = state
+        if self._programs or self._may_look():
+            began = time.perf_counter()
+            state = self._present_state(sink)
+            changed = self._granted.changed_in(state, self._state)
+            if changed is not None:
+                self._forget(changed)
+                self._parts.varying.suspect(changed)
+            self._state = state
+            self._looking_seconds += time.perf_counter() - began
         self._generation += 1
         self._is_checked = True
+
+    def _may_look(self) -> bool:
+        """Tells whether there is time for a look where no step has a program: it tells only whether to try again."""
+        present = time.perf_counter() - self._began
+        return self._looking_seconds < _FREE_SECONDS + _MOST_LOOKING * present
 
     def _present_state(self, sink: Sink) -> State:
         if sink.disturbed:

@@ -13,8 +13,10 @@ Private names of Lightning (2.6): `LightningModule._current_fx_name` (which hook
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -64,22 +66,45 @@ def _function(callback: Callback, hook: str) -> Any:
     return getattr(function, "__func__", function)
 
 
+_FEW = 4
+"""Sinks around whose hooks all numbers in memory are compared; behind them those whose count is a power of two."""
+
+
+@dataclass
+class Compared:
+    """What is known of the callbacks' hooks in a fit.
+
+    Attributes:
+        seen: What was seen of the module around them.
+        told: Of which the user has been told.
+    """
+
+    seen: Seen = field(default_factory=Seen)
+    told: set[str] = field(default_factory=set)
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def is_due(self, hook: str) -> bool:
+        """Tells whether numbers in memory are to be compared this time, too: that takes as long as there are many."""
+        self._counts[hook] += 1
+        count = self._counts[hook]
+        return count <= _FEW or count & (count - 1) == 0
+
+
 class BatchHooks:
     """Calls `on_train_batch_start` and `on_train_batch_end` of a Trainer's callbacks.
 
     Args:
         alone: Whether the sink is a single step, where everybody sees every step in Lightning's own order.
         late: Whether steps before the sink began without `on_train_batch_start`.
-        seen: What was seen of the module around hooks of other sinks.
-        told: Takes the hooks that the user has been told of; what has been told once is not told again.
+        compared: What is known of hooks in other sinks of the fit.
 
     Attributes:
         monitors: Whether somebody is to be shown every step that the loggers are.
         shows: Whether somebody is to be shown every batch on the host.
     """
 
-    def __init__(self, trainer: Any, alone: bool, late: bool, seen: Seen, told: set[str]) -> None:
-        self._trainer, self._seen, self._told = trainer, seen, told
+    def __init__(self, trainer: Any, alone: bool, late: bool, compared: Compared) -> None:
+        self._trainer, self._of_fit = trainer, compared
         self._looks = {"on_train_batch_start": late or not alone, "on_train_batch_end": not alone}
         self._selects = trainer.log_every_n_steps if trainer.loggers else 0
         monitors = (item for item in trainer.callbacks if isinstance(item, LearningRateMonitor))
@@ -142,14 +167,15 @@ class BatchHooks:
     def _compared(self, hook: str, batch: Any) -> Iterator[None]:
         """Warns where a user's callback changes what the training depends on; Lightning's own are known."""
         users = [item for item in self._others if not is_library(_function(item, hook).__module__ or "")]
-        if not users or not self._looks[hook] or hook in self._told:
+        if not users or not self._looks[hook] or hook in self._of_fit.told:
             yield
             return
-        before = HostState(self._trainer, self._others, batch, self._seen)
+        look = partial(HostState, self._trainer, self._others, batch, self._of_fit.seen, self._of_fit.is_due(hook))
+        before = look()
         yield
-        if not before.is_left(HostState(self._trainer, self._others, batch, self._seen)):
+        if not before.is_left(look()):
             return
-        self._told.add(hook)  # by Python itself it would be, whenever somebody else changes a filter
+        self._of_fit.told.add(hook)  # by Python itself once more whenever anybody sets a filter
         text = (
             "A callback changes weights, the optimizer's options or something else that the training depends on in"
             f" `{hook}`, which a sink calls once, not for every step: the training differs from plain Lightning's."

@@ -16,7 +16,7 @@ from lightning_sink.engine.private import own_tensors, pytree, version
 from lightning_sink.engine.state.attributes import fingerprint, is_a
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.holders import Seen, python_state
-from lightning_sink.engine.state.slots import PLAIN_TENSORS, Parts
+from lightning_sink.engine.state.slots import PLAIN_TENSORS, Parts, place_of
 from lightning_sink.engine.waits import may_wait
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.reach import parts_of_precision
@@ -36,10 +36,11 @@ class HostState:
 
     A tensor or module that a user's callback keeps belongs to it while it is changed in place (an average of the
     weights is a step behind for each call that is missed); what callbacks count and collect does not. `seen` is what
-    was seen at other moments.
+    was seen at other moments. Without `contents` a write to memory counts where PyTorch counts it, and not through
+    `tensor.data` or numpy.
     """
 
-    def __init__(self, trainer: Any, callbacks: list[Any], batch: Any, seen: Seen) -> None:
+    def __init__(self, trainer: Any, callbacks: list[Any], batch: Any, seen: Seen, contents: bool) -> None:
         module = trainer.lightning_module
         parts = list(module.modules())
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
@@ -57,7 +58,7 @@ class HostState:
             [*map(id, tensors)],
             [fingerprint(value) for value in options],
             [(version(tensor), tensor.requires_grad) for tensor in tensors],
-            _contents(tensors),
+            _contents(tensors) if contents else [*map(place_of, tensors)],
             trainer.accumulate_grad_batches,
             global_states(),
             [state.tolist() for state in Generators(trainer.strategy.root_device).state()[1:]],
@@ -65,11 +66,15 @@ class HostState:
         ]
         self._held = tensors  # so that nothing else gets their identities
         self._kept = [tensor for item in callbacks for tensor in _held_by(item)]
-        self._seen = _look_at(self._kept)
+        self._reads = contents
+        self._seen = self._look_at(self._kept)
 
     def is_left(self, later: HostState) -> bool:
         """Tells whether anything has changed since."""
-        return self._values != later._values or _look_at(self._kept) != self._seen
+        return self._values != later._values or self._look_at(self._kept) != self._seen
+
+    def _look_at(self, tensors: list[Tensor]) -> Any:
+        return [version(tensor) for tensor in tensors], _contents(tensors) if self._reads else None
 
 
 def _contents(tensors: list[Tensor]) -> Any:
@@ -100,10 +105,6 @@ def _marks(tensor: Tensor) -> list[Tensor]:
     if numbers.is_floating_point():
         marks.append(torch.linalg.vector_norm(numbers, dtype=torch.float64))
     return [mark.reshape(1) for mark in marks]
-
-
-def _look_at(tensors: list[Tensor]) -> Any:
-    return [version(tensor) for tensor in tensors], _contents(tensors)
 
 
 def _hidden(parts: list[nn.Module]) -> list[Tensor]:

@@ -23,11 +23,11 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_sink.data.place import Place
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.engine.interrupt import DeferredInterrupt
-from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import user_line
 from lightning_sink.errors import EmptyDatasetError, warn_at
 from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
+from lightning_sink.trainer.batch_hooks import Compared
 from lightning_sink.trainer.fetcher import SinkFetcher
 from lightning_sink.trainer.loaders import LoaderSource, TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
@@ -46,7 +46,7 @@ def take_over(trainer: Trainer, strategy: Any) -> None:
     fit_loop: Any = trainer.fit_loop
     fit_loop.__class__, fit_loop.epoch_loop.__class__ = SinkFitLoop, SinkEpochLoop
     fit_loop.sink_strategy = fit_loop.epoch_loop.sink_strategy = strategy
-    fit_loop.epoch_loop.seen, fit_loop.epoch_loop.told = Seen(), set()
+    fit_loop.epoch_loop.compared = Compared()
     tell_of_reads(trainer, strategy)
 
 
@@ -148,14 +148,14 @@ class SinkFitLoop(_FitLoop):
         if self.queue is not None:
             self.queue.close()
             self.queue = None
-        self.epoch_loop.seen, self.epoch_loop.told, self.epoch_loop.many = Seen(), set(), False
+        self.epoch_loop.compared, self.epoch_loop.many = Compared(), False
 
 
 class SinkEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop, a sink at a time."""
 
     sink_strategy: Any
-    seen: Seen
+    compared: Compared
     many = False  # whether the last sink was of many steps
 
     def reset(self) -> None:

@@ -69,7 +69,7 @@ class TrainerSink(Sink):
         self._logs = LogBuffer(self._trainer, self._module)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
         self._counters = Counters(loop)
-        self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.seen, loop.told)
+        self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.compared)
         self._automatic = self._module.automatic_optimization
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._may_skip = is_overridden("on_train_batch_start", self._module)
