@@ -25,10 +25,10 @@ from lightning_sink.engine.held import held_by
 from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, users_classes
-from lightning_sink.engine.state.schedulers import schedulers_in
 from lightning_sink.engine.state.slots import Outside
 from lightning_sink.engine.watch import is_library, is_users, module_of
 from lightning_sink.trainer.reads import TOLD
+from lightning_sink.trainer.schedules import schedulers_of
 
 _LEFT_OUT = TOLD | {"estimated_stepping_batches"}
 """Properties of Lightning's that are told where they are read, or would load data."""
@@ -106,8 +106,8 @@ def _roots(trainer: Any, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
     """Yields where code that has these names may begin."""
     if names & {"trainer", "_trainer"}:
         yield "trainer", trainer
-    if "lr_schedulers" in names:
-        yield "scheduler", [config.scheduler for config in trainer.lr_scheduler_configs]
+    if trainer.lightning_module is not None:  # by whatever name they are reached: an object's, a variable's
+        yield "scheduler", schedulers_of(trainer)
     if "optimizers" in names:  # all else that Lightning's wrappers have is the optimizers'
         for index, wrapper in enumerate(getattr(trainer.strategy, "_lightning_optimizers", ())):
             own = names.intersection(vars(wrapper)).difference(vars(wrapper.optimizer))
@@ -116,8 +116,7 @@ def _roots(trainer: Any, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
         yield "strategy", trainer.strategy
     held = vars(trainer.lightning_module) if trainer.lightning_module is not None else {}
     for name in sorted(names.intersection(held) - {"_trainer"}):
-        is_librarys = _is_object(held[name]) and is_library(module_of(type(held[name])))
-        if is_librarys or next(schedulers_in(held[name]), None) is not None:
+        if _is_object(held[name]) and is_library(module_of(type(held[name]))):
             yield name, held[name]
 
 

@@ -181,6 +181,59 @@ class TheCountOfOneBehindAnObjectIsUsed(AtEachEpoch):
         return self.loss(batch) * (1 + self.keeper.inner.last_epoch)
 
 
+REACHED = {}
+
+
+class Reached(AtEachEpoch):
+    """Lightning steps it, and the step reads its count by some way of its own."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        self.hide(self.scheduler)
+        known = {"optimizer": optimizer, "lr_scheduler": self.scheduler}
+        del self.scheduler
+        return known
+
+    def on_train_epoch_end(self):
+        pass
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + self.count())
+
+
+@case(options={"max_epochs": 4})
+class ReachedByAnObject(Reached):
+    def hide(self, scheduler):
+        self.keeper = Keeper(scheduler)
+
+    def count(self):
+        return self.keeper.inner.last_epoch
+
+
+@case(options={"max_epochs": 4})
+class ReachedByAGlobalVariable(Reached):
+    def hide(self, scheduler):
+        REACHED["scheduler"] = scheduler
+
+    def count(self):
+        return REACHED["scheduler"].last_epoch
+
+
+@case(options={"max_epochs": 4})
+class ReachedByAClosure(Reached):
+    def hide(self, scheduler):
+        self.count = lambda: scheduler.last_epoch
+
+
+@case(options={"max_epochs": 4})
+class ReachedByASubmodule(Reached):
+    def hide(self, scheduler):
+        self.net[1].hidden = [scheduler]
+
+    def count(self):
+        return self.net[1].hidden[0].last_epoch
+
+
 # -- what makes steps eager -------------------------------------------------------------------------------------------
 
 
