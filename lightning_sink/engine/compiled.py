@@ -123,7 +123,7 @@ class CompiledEngine(Engine):
                     self._begin(sink)
                 if self._hyper.update():
                     self._forget()
-                if sink.disturbed and self._programs:
+                if sink.disturbed and not self._maker.has_given_up and (self._programs or self._may_look()):
                     self._look(sink)
                 key = step.key
                 if step.is_met and self._programs.have(key):
@@ -343,7 +343,9 @@ class CompiledEngine(Engine):
     def _look(self, sink: Sink) -> None:
         """Sees whether the user's code changed something since the step before."""
         self._parts.varying.update()
+        began = time.perf_counter()
         glance = self._granted.glance()
+        self._looking_seconds += time.perf_counter() - began
         if not agree(glance, self._glance):
             self._glance = glance
             self._begin(sink)
