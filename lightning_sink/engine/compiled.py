@@ -75,7 +75,7 @@ class CompiledEngine(Engine):
         self._state: State | None = None
         self._sinks = 0
         # How often the user's code has run, or may have: programs that were last used before take their tensors anew.
-        self._generation = 0
+        self._generation, self._parted = 0, -1  # and as of when tensors that steps move have memory of their own
         self._began, self._looking_seconds = time.perf_counter(), 0.0
         self._is_checked = False  # whether what programs take for granted has been looked at since
         self._error: Exception | None = None
@@ -184,6 +184,9 @@ class CompiledEngine(Engine):
 
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
         if program.generation != self._generation:
+            if self._parted != self._generation:
+                self._programs.part_memory()
+                self._parted = self._generation
             if not program.refresh():
                 self._maker.lost(self.compiled_steps)
                 return False

@@ -299,3 +299,8 @@ def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str
 def version(tensor: Tensor) -> int:
     """Returns how often PyTorch wrote to a tensor in place; `Tensor._version` alone counts that."""
     return int(tensor._version)
+
+
+def holders_of_memory(tensor: Tensor) -> int:
+    """Returns by how many tensors a tensor's memory is held, and this look; `torch._C._storage_Use_Count` knows."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

@@ -13,6 +13,7 @@ Private names of Lightning (2.6): `LightningModule._current_fx_name` (which hook
 from __future__ import annotations
 
 import inspect
+import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,8 +67,9 @@ def _function(callback: Callback, hook: str) -> Any:
     return getattr(function, "__func__", function)
 
 
-_FEW = 4
-"""Sinks around whose hooks all numbers in memory are compared; behind them those whose count is a power of two."""
+_FEW = 8
+"""Sinks around whose hooks all numbers in memory are compared; behind them fewer and fewer, at no regular distance, so
+that what a callback does in every tenth sink is met."""
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Compared:
         """Tells whether numbers in memory are to be compared this time, too: that takes as long as there are many."""
         self._counts[hook] += 1
         count = self._counts[hook]
-        return count <= _FEW or count & (count - 1) == 0
+        return count <= _FEW or random.Random(count).random() * count < _FEW
 
 
 class BatchHooks:

@@ -102,7 +102,8 @@ def lifted_counters(
         stack.enter_context(_lifted_arguments(module, tape, hooks))
         within: list[Any] = []
         for scheduler in schedulers_of(trainer):
-            stack.enter_context(_lifted_scheduler(scheduler, tape, stepped, within))
+            steps = only_computes(scheduler, module)
+            stack.enter_context(_lifted_scheduler(scheduler, steps, tape, stepped, within))
         yield
 
 
@@ -164,10 +165,11 @@ def _tells_the_optimizers(scheduler: Any) -> bool:
 
 
 @contextmanager
-def _lifted_scheduler(scheduler: Any, tape: Tape, stepped: list[Any], within: list[Any]) -> Iterator[None]:
+def _lifted_scheduler(scheduler: Any, steps: bool, tape: Tape, stepped: list[Any], within: list[Any]) -> Iterator[None]:
     """Lets a scheduler give stand-ins, and be stepped by hand: that is done again behind each step of a program.
 
-    `within` has the schedulers that are being stepped: those that these step are no part of what is done again.
+    `steps`: its step only computes. `within` has the schedulers that are being stepped: those that these step are no
+    part of what is done again.
     """
     rates = _Rates(scheduler, tape)
 
@@ -188,7 +190,7 @@ def _lifted_scheduler(scheduler: Any, tape: Tape, stepped: list[Any], within: li
         return None
 
     with ExitStack() as stack:
-        if only_computes(scheduler):
+        if steps:
             stack.enter_context(_replaced_method(scheduler, "step", step))
         stack.enter_context(_replaced_method(scheduler, "get_last_lr", rates.tell))
         rates.lift()

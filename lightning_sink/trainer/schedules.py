@@ -21,7 +21,9 @@ def schedulers_of(trainer: Any) -> list[Any]:
 
 def keep_schedules(trainer: Any) -> Callable[[], None]:
     """Returns what puts back those that may be stepped in a recording or in a row, and the optimizers' options."""
-    return keep_schedulers(filter(only_computes, schedulers_of(trainer)), trainer.optimizers)
+    module = trainer.lightning_module
+    kept = [scheduler for scheduler in schedulers_of(trainer) if only_computes(scheduler, module)]
+    return keep_schedulers(kept, trainer.optimizers)
 
 
 def step_schedulers(loop: Any) -> None:
@@ -72,4 +74,4 @@ def steps_by_users_code(trainer: Any) -> bool:
     if getattr(step, "__func__", None) is not LightningModule.lr_scheduler_step:  # also behind `functools.wraps`
         return True
     inner = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
-    return not all(map(only_computes, inner))
+    return not all(only_computes(scheduler, trainer.lightning_module) for scheduler in inner)

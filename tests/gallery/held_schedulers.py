@@ -249,6 +249,22 @@ class TheCountOfOneThatItStepsIsUsed(Held):
         return self.loss(batch) * (1 + self.scheduler.last_epoch)
 
 
+@case(eager="")
+class ItsFunctionReadsWhatStepsCollect(Held):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def configure_optimizers(self):
+        optimizer, seen = optim.Adam(self.parameters(), lr=0.02), self.seen
+        self.scheduler = schedules.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * len(seen)))
+        return optimizer
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(len(batch[0]))
+        return super().training_step(batch, batch_idx)
+
+
 class Looks(Warmup):
     """Computes by what the step left."""
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import lightning as L
 import torch
 from torch import nn
 
@@ -205,6 +206,61 @@ def _(self, value):
 @put("by itself and what comes of it, detached")
 def _(self, value):
     self.center.data = (self.center * 0.9 + value * 0.1).detach()
+
+
+@put("what was there is kept", eager="")
+def _(self, value):
+    self.kept = self.center.data
+    self.center.data = value
+
+
+class WhatWasThereIsCollected(Centered):
+    def __init__(self):
+        super().__init__()
+        self.centers = []
+
+    def put(self, value):
+        self.centers.append(self.center.data)
+        self.center.data = value
+
+
+add("center replaced: what was there is collected", WhatWasThereIsCollected, eager="shares its memory")
+
+
+class Snapshot(L.Callback):
+    """Holds what the teacher had when the epoch began, and puts it back behind the third one."""
+
+    def on_train_epoch_start(self, trainer, module):
+        self.held = [parameter.data for parameter in module.teacher.parameters()]
+        self.state = module.teacher.state_dict()
+
+    def on_train_epoch_end(self, trainer, module):
+        own = [*module.teacher.parameters()]
+        module.log("moved", sum((a - b).abs().sum() for a, b in zip(own, self.held, strict=True)))
+        module.log("by state", sum((a - b).abs().sum() for a, b in zip(own, self.state.values(), strict=True)))
+        if trainer.current_epoch == 2:
+            for parameter, held in zip(own, self.held, strict=True):
+                parameter.data = held
+
+
+add(
+    "teacher replaced of which a callback holds what it had",
+    Teacher,
+    inductor=True,
+    options={"max_epochs": 4, "callbacks": lambda: [Snapshot()]},
+)
+
+
+class GradientsReplaced(Small):
+    """A way to clip them."""
+
+    def on_after_backward(self):
+        for parameter in self.parameters():
+            parameter.grad.data = parameter.grad.data.clamp(-0.05, 0.05)
+
+
+add("gradients replaced through data", GradientsReplaced)
+add("gradients replaced through data, in windows", GradientsReplaced, eager="", options={"accumulate_grad_batches": 2})
 
 
 class Part(Centered):

@@ -127,7 +127,7 @@ def _check_collected(recorder: Recorder, after: Snapshot, appends: Appends, coll
     """A program appends copies: what is written to later would be seen through the tensor itself."""
     if appends.problem is not None:
         recorder.hazard(appends.problem)
-    held = {place for place in storages(after.tensors.values()) if place is not None}
+    held = {place for place in storages(after.tensors.values()) if place is not None} | recorder.recording.written
     for name, place in zip(appends.names, storages(collected), strict=True):
         if place in held:
             recorder.hazard(f"the step appends to `{name}` what shares its memory with a tensor of the training's")

@@ -33,6 +33,7 @@ class Program:
         counted: The counts by which Python decides, as far as they are known ahead.
         carries: The attributes that a step sets, with what gives the values.
         touches: The slots that a step fills, or clears, with whether there is something in them then.
+        moved: The tensors to which the step gives other memory, and it what that holds.
         takes_turns: Whether steps that it is for may take turns with others in a row.
         generation: For whoever runs it: as of when it has last taken its tensors anew (`refresh`).
     """
@@ -60,7 +61,7 @@ class Program:
         self.homes = {b.name for b in bindings if b.home}
         read = (recording.inputs[i] for i in sorted(recording.read))
         self._read = [(tensor, tensor.detach().clone()) for tensor in read]
-        self._written = recording.written_inputs
+        self._written, self.moved = recording.written_inputs, recording.moved
         fixed = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None]
         self._writes = [tensor for i, tensor in fixed if i in self._written]
         known = {id(tensor) for tensor in (*lifted, *(tensor for tensor, _ in counts))}
@@ -144,6 +145,11 @@ class Program:
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
         return not self._shares_what_it_writes()
+
+    def aliases(self, tensor: Tensor) -> int:
+        """Returns by how many tensors it holds another one's memory itself."""
+        place = tensor.data_ptr()
+        return sum(own is not None and own.data_ptr() == place for own in self._template)
 
     def is_kept_by(self, other: Program) -> bool:
         """Tells whether another program writes to nothing of which this one takes the values to stay as they are."""

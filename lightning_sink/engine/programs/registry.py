@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from lightning_sink.engine.private import holders_of_memory
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.step import Step
 
@@ -57,6 +58,18 @@ class Programs:
         for program in (program for programs in self._known.values() for program in programs):
             if program is not ran and not program.is_kept_by(ran):
                 program.generation = -1
+
+    def part_memory(self) -> None:
+        """Gives tensors memory of their own that steps give other memory, where somebody else holds what they have.
+
+        What was taken of a tensor before (`state_dict()`, `p.data`) stays as it was when the step moves it.
+        """
+        programs = [program for programs in self._known.values() for program in programs]
+        moved = {id(tensor): tensor for program in programs for tensor in program.moved}
+        for tensor in moved.values():
+            ours = 2 + sum(program.aliases(tensor) for program in programs)  # itself, and the look
+            if holders_of_memory(tensor) > ours:
+                tensor.data = tensor.detach().clone()
 
     def keep_last(self, key: Key) -> None:
         """Forgets all but the one that was added last, for steps of this kind."""

@@ -1,7 +1,8 @@
 """Tells by its code whether a function of the user's computes with numbers, and does nothing else.
 
-Such a function may be run ahead of steps, or once more: it reads no tensor, draws nothing, and leaves nothing behind
-but numbers of the object that it is a method of. All names that stand in its code have to be known.
+Such a function may be run ahead of steps, or once more: it reads no tensor, draws nothing, asks for nothing that steps
+may change, and leaves nothing behind but numbers of the object that it is a method of, and of that one's own lists and
+dictionaries. All names that stand in its code have to be known.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import inspect
 import math
 import sys
 import warnings
+from collections.abc import Collection
 from functools import lru_cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -31,19 +33,23 @@ _OF_TABLES = frozenset(["param_groups", "get", "items", "keys", "values", "warn"
 """Attributes of optimizers, of dictionaries and of `warnings`."""
 
 _GETS = frozenset(["LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"])
-_REFUSED = ("DELETE_", "IMPORT_", "LOAD_BUILD_CLASS", "STORE_GLOBAL")
+_REFUSED = ("DELETE_", "IMPORT_", "LOAD_BUILD_CLASS", "STORE_DEREF", "STORE_GLOBAL")
 
 
-def is_arithmetic(function: Any, of: Any = None) -> bool:
-    """Tells whether a function only computes with numbers; a method `of` an object may use and set that one's."""
-    return _Reader(of).understands(function)
+def is_arithmetic(function: Any, of: Any = None, filled: Collection[int] = ()) -> bool:
+    """Tells whether a function only computes with numbers; a method `of` an object may use and set that one's.
+
+    `filled` are containers, by identity, that others may fill.
+    """
+    return _Reader(of, filled).understands(function)
 
 
 class _Reader:
     """What is known wherever code is read."""
 
-    def __init__(self, of: Any) -> None:
+    def __init__(self, of: Any, filled: Collection[int]) -> None:
         self._kind, self._held = type(of), held_by(of) if of is not None else {}
+        self._filled = filled
         self._met: set[CodeType] = set()
 
     def understands(self, function: Any) -> bool:
@@ -73,7 +79,7 @@ class _Reader:
                 found = variables[name] if name in variables else vars(builtins).get(name, ABSENT)
                 is_known = self._knows(found) or isinstance(found, (type, ModuleType))
             elif instruction.opname == "STORE_ATTR":
-                is_known = name in self._held and _is_number(self._held[name])
+                is_known = name in self._held and self._has_own(name)
             elif instruction.opname in _GETS:
                 is_known = self._gives_a_number(name)
             else:  # an optimizer's parameters are no numbers
@@ -92,10 +98,17 @@ class _Reader:
             return True
         return _is_number(value) or self.understands(value)
 
+    def _has_own(self, name: str) -> bool:
+        """Tells whether an attribute is a number, or a container of some that nobody else fills."""
+        held = self._held[name]
+        if type(held) not in (dict, list):
+            return _is_number(held)
+        return id(held) not in self._filled and all(map(_is_number, held.values() if type(held) is dict else held))
+
     def _gives_a_number(self, name: str) -> bool:
         """Tells whether an attribute of this name, of whatever is at hand, is a number, or computes with numbers."""
         if name in self._held:
-            return _is_number(self._held[name]) or isinstance(self._held[name], Optimizer)
+            return self._has_own(name) or isinstance(self._held[name], Optimizer)
         found = inspect.getattr_static(self._kind, name, None)
         if isinstance(found, property):
             found = found.fget
@@ -107,10 +120,11 @@ class _Reader:
 
 
 def _is_number(value: Any) -> bool:
-    """Tells whether a value is a number, a text, or a container of some."""
-    if type(value) in (list, tuple, dict):
-        return all(type(item) in SCALARS for item in (value.values() if type(value) is dict else value))
-    return type(value) in SCALARS or (type(value).__module__ == "numpy" and getattr(value, "shape", None) == ())
+    """Tells whether a value is a number, a text, or a tuple of some: what nobody changes."""
+    if type(value) is tuple:
+        return all(map(_is_number, value))
+    numpy = sys.modules.get("numpy")
+    return type(value) in SCALARS or (numpy is not None and isinstance(value, numpy.generic))
 
 
 def _is_of_c(function: Any) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -52,6 +52,8 @@ def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) 
         for scheduler, state in states:
             scheduler.load_state_dict(state)
         for group, options in groups:
+            for key in group.keys() - options.keys():
+                del group[key]
             group.update(options)
         for tensor, value in filled:
             tensor.detach().copy_(value)
@@ -64,14 +66,19 @@ def _state(scheduler: Any) -> dict[str, Any]:
     return {key: copy(value) if type(value) in (dict, list) else value for key, value in items}  # code may fill these
 
 
-def only_computes(scheduler: Any) -> bool:
-    """Tells whether stepping a scheduler is arithmetic, and runs no code of the user's that may look further."""
+def only_computes(scheduler: Any, module: nn.Module | None = None) -> bool:
+    """Tells whether stepping a scheduler is arithmetic, and runs no code of the user's that may look further.
+
+    Steps may fill the containers that the module has.
+    """
     users = [kind for kind in type(scheduler).__mro__[:-1] if not kind.__module__.startswith("torch.optim")]
     if (users and not isinstance(scheduler, LRScheduler)) or "step" in vars(scheduler):
         return False
     held = [vars(kind) for kind in users]
     if any(name in names for names in held for name in _NOT_OUR_OWN):
         return False
+    parts = [] if module is None or not users else [module, *module.children()]
+    filled = {id(value) for part in parts for value in vars(part).values() if type(value) in (dict, list)}
     methods = [names[name] for names in held for name in _METHODS if name in names]
     functions: list[Any] = []
     for name in _FUNCTIONS:
@@ -80,7 +87,7 @@ def only_computes(scheduler: Any) -> bool:
     named = [item for item in functions if item is not None and type(item) not in (int, float, str)]
     inner = vars(scheduler).get(_INNER, [])
     return (
-        all(is_arithmetic(method, scheduler) for method in methods)
+        all(is_arithmetic(method, scheduler, filled) for method in methods)
         and all(map(is_arithmetic, named))
-        and all(map(only_computes, inner))
+        and all(only_computes(each, module) for each in inner)
     )

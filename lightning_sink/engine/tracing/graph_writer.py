@@ -66,6 +66,10 @@ class GraphWriter:
         node = self._nodes.get(tensor)
         return node is not None and node.op != "placeholder"
 
+    def rebind(self, tensor: Tensor, to: Tensor) -> None:
+        """Lets what stands for another tensor stand for this one from now on."""
+        self._nodes[tensor] = self.node(to)
+
     @property
     def operations(self) -> int:
         """How many operations have been written down."""

@@ -242,19 +242,32 @@ class Recorder(TorchDispatchMode, Tape):
 
     def _put_data(self, put: Callable[..., None], tensor: Tensor, value: Any) -> None:
         """Gives a tensor other memory; a program has a copy to the memory that it has."""
-        held = [other for other in self._before.tensors.values() if other is not None]
-        may = not self._paused and self._writer.made(value) and any(tensor is other for other in held)
+        if self._paused or not isinstance(value, Tensor):
+            put(tensor, value)
+            return
+        if self._writer.made(tensor):
+            put(tensor, value)
+            self._writer.rebind(tensor, value)
+            return
+        pairs = [(self._before.slots[name], other) for name, other in self._before.tensors.items()]
+        held = [other for _, other in pairs if other is not None]
+        may = self._writer.made(value) and any(tensor is o and not slot.is_gradient for slot, o in pairs)
         if may and self.moved.may_take(tensor, value, held):
             node, origin = self._writer.node(tensor), self._origins.of([value])
             self._writer.write(torch.ops.aten.copy_.default, (node, self._writer.node(value)), {}, None, draws=False)
             self.moved.take(tensor, value, self._writer.operations)
+            self.recording.written |= {tensor.untyped_storage().data_ptr()}
+            self.recording.moved.append(tensor)
             put(tensor, value)
             self._origins.operation(origin, (), [tensor])
             self._undo.watch(tensor)
             self.recording.written |= {tensor.untyped_storage().data_ptr()}
             self._places[node.meta["input"]] = place_of(tensor)
-        else:
-            put(tensor, value)
+            return
+        place = place_of(tensor)
+        put(tensor, value)
+        if place_of(tensor) != place:
+            self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)")
 
     @contextmanager
     def paused(self) -> Iterator[None]:

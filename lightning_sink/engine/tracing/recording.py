@@ -31,6 +31,7 @@ class Recording:
         largest: Elements of the largest tensor that an operation gave.
         dtypes: Of the tensors that operations gave.
         written: Storages of inputs that the step writes to.
+        moved: Tensors to which the step gives other memory, and a program what that holds.
         grad_mode: Whether an operation gives something else where gradients are off.
         read: Inputs whose values Python looked at; a program takes them to stay as they are.
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
@@ -54,6 +55,7 @@ class Recording:
     largest: int = 0
     dtypes: set[torch.dtype] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
+    moved: list[Tensor] = field(default_factory=list)
     grad_mode: bool = False
     read: frozenset[int] = frozenset()
     asked: frozenset[int] = frozenset()

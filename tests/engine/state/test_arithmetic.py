@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR, StepLR
 from lightning_sink.engine.state.arithmetic import is_arithmetic
 from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes
 
-WARMUP, EDGES, WEIGHT, COUNTED = 10, [3, 7, 12], torch.ones(()), []
+WARMUP, EDGES, WEIGHT, COUNTED = 10, (3, 7, 12), torch.ones(()), []
 config = types.ModuleType("config")
 config.warmup, config.weight = 10, WEIGHT
 
@@ -54,6 +54,17 @@ def closed_over(value):
     return lambda step: step * value
 
 
+def counting():
+    calls = 0
+
+    def count(step):
+        nonlocal calls
+        calls += 1
+        return 1 / calls
+
+    return count
+
+
 def applied(function):
     return lambda step: 2 * function(step)
 
@@ -61,7 +72,7 @@ def applied(function):
 ARITHMETIC = {
     "a constant": lambda step: 0.5,
     "a global": lambda step: step / WARMUP,
-    "a list": lambda step: EDGES[bisect_right(EDGES, step) - 1],
+    "a tuple": lambda step: EDGES[bisect_right(EDGES, step) - 1],
     "math": lambda step: 0.5 * (1 + math.cos(math.pi * step)),
     "a function of math's": lambda step: cos(step),
     "numpy": lambda step: np.clip(0.5 * (1 + np.cos(np.pi * step)), 0, 1),
@@ -96,6 +107,10 @@ MORE = {
     "draws by torch": lambda step: torch.rand(()).item(),
     "calls what draws": noisy,
     "writes to a list": lambda step: COUNTED.append(step) or 0.5,
+    "reads a list, which steps may fill": lambda step: len(COUNTED),
+    "closed over a list": closed_over([1]),
+    "an array of a number": closed_over(np.array(1.0)),
+    "counts its calls": counting(),
     "sets a global": remembers,
     "imports": imports,
     "a default": by_default,
@@ -199,6 +214,13 @@ def test_what_a_scheduler_holds_beside_numbers_is_not_for_its_step():
     assert not only_computes(own)
 
 
+def test_a_list_that_somebody_else_holds_too_may_change():
+    own, module = Writes(optimizer()), torch.nn.Linear(1, 1)
+    assert only_computes(own, module)
+    module.rates = own.rates
+    assert not only_computes(own, module)
+
+
 def test_steps_that_are_not_the_classes():
     own = Own(optimizer())
     own.step = lambda: None
@@ -221,6 +243,7 @@ def test_what_a_step_wrote_to_lists_and_options_is_put_back():
     of.step()
     for _ in range(3):
         scheduler.step()
+        of.param_groups[0]["steps"] = scheduler.last_epoch
     assert scheduler.rates != before[0]["rates"]
     restore()
     assert (vars(scheduler), of.param_groups[0]) == before
