@@ -203,3 +203,12 @@ def test_vmap_refuses_what_it_has_no_rule_for():
         torch.vmap(lambda row: torch.bincount(row, minlength=3))(values)
     with pytest.warns(UserWarning, match="performance drop"):
         torch.vmap(lambda row: torch.bincount(row, minlength=3))(values)
+
+
+def test_tensors_that_hold_memory_are_counted():
+    tensor = torch.ones(3)
+    alone = private.holders_of_memory(tensor)
+    view = tensor.detach()
+    assert private.holders_of_memory(tensor) == alone + 1
+    del view
+    assert private.holders_of_memory(tensor) == alone == 2
