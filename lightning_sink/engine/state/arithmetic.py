@@ -32,6 +32,9 @@ _OF_C = ("math", "_bisect")
 _OF_TABLES = frozenset(["param_groups", "get", "items", "keys", "values", "warn"])
 """Attributes of optimizers, of dictionaries and of `warnings`."""
 
+_TORCHS = "torch.optim"
+"""All that torch's own schedulers are made of only computes."""
+
 _GETS = frozenset(["LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"])
 _REFUSED = ("DELETE_", "IMPORT_", "LOAD_BUILD_CLASS", "STORE_DEREF", "STORE_GLOBAL")
 
@@ -60,7 +63,7 @@ class _Reader:
         if not isinstance(function, FunctionType):
             return _is_of_c(function)
         code = function.__code__
-        if code in self._met:
+        if code in self._met or (function.__module__ or "").startswith(_TORCHS):
             return True
         self._met.add(code)
         given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
@@ -115,7 +118,7 @@ class _Reader:
         elif isinstance(found, (staticmethod, classmethod)):
             found = found.__func__
         if isinstance(found, FunctionType):
-            return found.__module__.startswith("torch.optim.lr_scheduler") or self.understands(found)
+            return self.understands(found)
         return name in _OF_TABLES or name in _names_of_numbers() or (found is not None and _is_number(found))
 
 

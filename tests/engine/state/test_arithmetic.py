@@ -228,6 +228,14 @@ def test_steps_that_are_not_the_classes():
     assert not only_computes(NoScheduler())
 
 
+def test_torchs_own_that_keep_functions_of_theirs():
+    rates = {"base_lr": 0.01, "max_lr": 0.1, "cycle_momentum": False}
+    assert only_computes(torch.optim.lr_scheduler.CyclicLR(optimizer(), **rates))
+    assert only_computes(optim.swa_utils.SWALR(optimizer(), 0.01))
+    drawn = torch.optim.lr_scheduler.CyclicLR(optimizer(), **rates, scale_fn=MORE["draws"])
+    assert not only_computes(drawn)
+
+
 def test_those_in_another_one_count():
     first = optimizer()
     parts = [StepLR(first, 2), LambdaLR(first, MORE["draws"])]
