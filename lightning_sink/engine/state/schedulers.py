@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lightning_sink.engine.state.arithmetic import is_arithmetic
 from lightning_sink.engine.state.attributes import is_a
 
-_FUNCTIONS = ("lr_lambdas", "_scale_fn_ref", "_anneal_func")
+_FUNCTIONS = ("lr_lambdas", "_scale_fn_ref", "_scale_fn_custom", "_anneal_func")
 _INNER = "_schedulers"
 
 _METHODS = ("step", "get_lr", "_get_closed_form_lr", "_update_lr")
