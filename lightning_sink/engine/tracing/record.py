@@ -267,7 +267,8 @@ class Recorder(TorchDispatchMode, Tape):
         place = place_of(tensor)
         put(tensor, value)
         if place_of(tensor) != place:
-            self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)")
+            name = next((slot.name for slot, other in pairs if tensor is other), "a tensor")
+            self.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
