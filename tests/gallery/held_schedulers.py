@@ -243,7 +243,7 @@ class TheRateOfOneBehindAnObjectIsUsed(TheCountOfOneBehindAnObjectIsUsed):
         return self.loss(batch) * (1 + 100 * self.keeper.inner.get_last_lr()[0])
 
 
-@case(eager="the step changes Python state: `scheduler.last_epoch`")
+@case(eager="the step changes Python state: `scheduler[0].last_epoch`")
 class TheCountOfOneThatItStepsIsUsed(Held):
     def training_step(self, batch, batch_idx):
         return self.loss(batch) * (1 + self.scheduler.last_epoch)
