@@ -35,8 +35,10 @@ _OF_TABLES = frozenset(["param_groups", "get", "items", "keys", "values", "warn"
 _TORCHS = "torch.optim"
 """All that torch's own schedulers are made of only computes."""
 
+_LOADS = frozenset(["LOAD_GLOBAL", "LOAD_NAME"])
 _GETS = frozenset(["LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"])
-_REFUSED = ("DELETE_", "IMPORT_", "LOAD_BUILD_CLASS", "STORE_DEREF", "STORE_GLOBAL")
+_DO_MORE = ("DELETE_", "IMPORT_", "LOAD_BUILD_CLASS", "STORE_DEREF", "STORE_GLOBAL")
+_REFUSED = "refused"
 
 
 def is_arithmetic(function: Any, of: Any = None, filled: Collection[int] = ()) -> bool:
@@ -74,22 +76,22 @@ class _Reader:
 
     def _allows(self, code: CodeType, variables: dict[str, Any]) -> bool:
         scope: Any = None  # a class or a module of the user's that is at hand
-        for instruction in dis.get_instructions(code):
-            name, found = instruction.argval, None
+        for does, name in _named_in(code):
             if scope is not None:
-                is_known = instruction.opname in _GETS and _is_number(vars(scope).get(name, scope))
-            elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                if does not in _GETS or not _is_number(vars(scope).get(name, scope)):
+                    return False
+                scope = None
+            elif does in _LOADS:
                 found = variables[name] if name in variables else vars(builtins).get(name, ABSENT)
-                is_known = self._knows(found) or isinstance(found, (type, ModuleType))
-            elif instruction.opname == "STORE_ATTR":
-                is_known = name in self._held and self._has_own(name)
-            elif instruction.opname in _GETS:
-                is_known = self._gives_a_number(name)
-            else:  # an optimizer's parameters are no numbers
-                is_known = not instruction.opname.startswith(_REFUSED) and name != "params"
-            if not is_known:
+                if not self._knows(found):
+                    if not isinstance(found, (type, ModuleType)):
+                        return False
+                    scope = found
+            elif does == "STORE_ATTR":
+                if name not in self._held or not self._has_own(name):
+                    return False
+            elif does == _REFUSED or (does in _GETS and not self._gives_a_number(name)):
                 return False
-            scope = None if self._knows(found) else found
         return True
 
     def _knows(self, value: Any) -> bool:
@@ -112,7 +114,7 @@ class _Reader:
         """Tells whether an attribute of this name, of whatever is at hand, is a number, or computes with numbers."""
         if name in self._held:
             return self._has_own(name) or isinstance(self._held[name], Optimizer)
-        found = inspect.getattr_static(self._kind, name, None)
+        found = inspect.getattr_static(self._kind, name, None) if self._held else None
         if isinstance(found, property):
             found = found.fget
         elif isinstance(found, (staticmethod, classmethod)):
@@ -120,6 +122,24 @@ class _Reader:
         if isinstance(found, FunctionType):
             return self.understands(found)
         return name in _OF_TABLES or name in _names_of_numbers() or (found is not None and _is_number(found))
+
+
+@lru_cache(maxsize=1024)
+def _named_in(code: CodeType) -> list[tuple[str, Any]]:
+    """Returns the instructions that name something, each with the name, and `_REFUSED` for those that do more.
+
+    What follows a variable that is loaded is among them, whatever it does: a class may be called. Code is read once:
+    this is asked for at each row of steps.
+    """
+    found, was_loaded = [], False
+    for instruction in dis.get_instructions(code):
+        does, name = instruction.opname, instruction.argval
+        if does.startswith(_DO_MORE) or (isinstance(name, str) and name == "params"):  # an optimizer's: no numbers
+            found.append((_REFUSED, name))
+        elif was_loaded or does in _LOADS or does in _GETS or does == "STORE_ATTR":
+            found.append((does, name))
+        was_loaded = does in _LOADS
+    return found
 
 
 def _is_number(value: Any) -> bool:
