@@ -176,9 +176,9 @@ class SinkStrategy(SingleDeviceStrategy):
         """Tells whether optimizers, and who else is part of the step, are those the engine was made for."""
         if self._engine_optimizers != self.optimizers:
             return False  # `trainer.optimizers` has been replaced
-        held = {*map(id, vars(trainer.lightning_module).values())}
-        if any(id(item) not in held for item in self._engine_objects):
-            return False
+        held = vars(trainer.lightning_module).values() if self._engine_objects else ()
+        if any(not any(item is other for other in held) for item in self._engine_objects):
+            return False  # another one has taken an object's place
         if are_the_same(trainer.callbacks, self._callbacks):
             return True
         self._callbacks = list(trainer.callbacks)

@@ -6,13 +6,15 @@ memory that the tensor had before, and nobody else holds what was put there: `Mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.state.slots import PLAIN_TENSORS, storages
+from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, storages
 
 
 def puts_data(func: Any) -> bool:
@@ -23,37 +25,47 @@ def puts_data(func: Any) -> bool:
 class Moved:
     """The tensors that were given other memory.
 
-    `age` returns how many operations were recorded when a tensor was made.
+    `before` is what slots hold before the step, and keeps those tensors; `age` returns how many operations had been
+    recorded when a tensor was made.
     """
 
-    def __init__(self, age: Callable[[Tensor], int]) -> None:
-        self._tensors: list[Tensor] = []
-        self._age = age
+    def __init__(self, before: Snapshot, age: Callable[[Tensor], int]) -> None:
+        self._slots, self._age = before, age
+        self._tensors: set[int] = set()
         self._kept: list[torch.UntypedStorage] = []  # so that no other tensor has the memory of one before
         self._before: set[int] = set()
         self._given: dict[int, int] = {}  # as of which operation a tensor in such memory is the one that was given it
 
+    @cached_property
+    def _held(self) -> set[int]:
+        """The tensors in slots that may be moved: a gradient's slot is filled anew."""
+        return {id(self._slots.tensors[name]) for name, slot in self._slots.slots.items() if not slot.is_gradient}
+
+    @cached_property
+    def _places(self) -> Counter[int | None]:
+        """Where all that slots hold lies."""
+        return Counter(storages(self._slots.tensors.values()))
+
     def has(self, tensor: Tensor | None) -> bool:
         """Tells whether a tensor is one of them."""
-        return any(tensor is moved for moved in self._tensors)
+        return id(tensor) in self._tensors
 
-    def may_take(self, tensor: Tensor, value: Any, held: Collection[Tensor]) -> bool:
-        """Tells whether a tensor that is held in a slot may have what an operation of the step has given.
-
-        `held` is what slots hold.
-        """
-        if not (type(tensor) in PLAIN_TENSORS and type(value) in PLAIN_TENSORS):
+    def may_take(self, tensor: Tensor, value: Tensor) -> bool:
+        """Tells whether a tensor may have what an operation of the step has given: it, and that, are nobody else's."""
+        if id(tensor) not in self._held or not (type(tensor) in PLAIN_TENSORS and type(value) in PLAIN_TENSORS):
             return False
         alike = [(t.shape, t.stride(), t.dtype, t.device, t.layout) for t in (tensor, value) if not t.is_nested]
         if len({*alike}) > 1 or len(alike) < 2 or not _fills_its_memory(tensor) or not _fills_its_memory(value):
             return False
-        places, (own, given) = storages(held), storages([tensor, value])
-        return own is not None and given is not None and places.count(own) == 1 and given not in places
+        own, given = storages([tensor, value])
+        return own is not None and given is not None and self._places[own] == 1 and not self._places[given]
 
     def take(self, tensor: Tensor, value: Tensor, operations: int) -> None:
         """Takes note of a tensor that is about to get what another one holds, behind so many operations."""
-        self._tensors.append(tensor)
+        self._tensors.add(id(tensor))
         before, given = (each.untyped_storage() for each in (tensor, value))
+        self._places[before.data_ptr()] -= 1
+        self._places[given.data_ptr()] += 1
         self._kept += before, given
         self._before.add(before.data_ptr())
         self._given[given.data_ptr()] = operations

@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode, Tape):
         changing = [*hyper.tensors.values(), *counts.begin(), *before.parts.carried.begin(), *varying.tensors]
         self._origins = Origins(leaves, changing)
         self._unfilled = Unfilled()
-        self.moved = Moved(self._writer.age)
+        self.moved = Moved(before, self._writer.age)
         self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused)
         apart = lambda: self._options.are_being_set  # noqa: E731
         self._handed = Handed()
@@ -249,10 +249,7 @@ class Recorder(TorchDispatchMode, Tape):
             put(tensor, value)
             self._writer.rebind(tensor, value)
             return
-        pairs = [(self._before.slots[name], other) for name, other in self._before.tensors.items()]
-        held = [other for _, other in pairs if other is not None]
-        may = self._writer.made(value) and any(tensor is o and not slot.is_gradient for slot, o in pairs)
-        if may and self.moved.may_take(tensor, value, held):
+        if self._writer.made(value) and self.moved.may_take(tensor, value):
             node, origin = self._writer.node(tensor), self._origins.of([value])
             self._writer.write(torch.ops.aten.copy_.default, (node, self._writer.node(value)), {}, None, draws=False)
             self.moved.take(tensor, value, self._writer.operations)
@@ -267,7 +264,7 @@ class Recorder(TorchDispatchMode, Tape):
         place = place_of(tensor)
         put(tensor, value)
         if place_of(tensor) != place:
-            name = next((slot.name for slot, other in pairs if tensor is other), "a tensor")
+            name = next(iter(self._before.names.get(id(tensor), [])), "a tensor")
             self.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
 
     @contextmanager
@@ -359,6 +356,7 @@ class Recorder(TorchDispatchMode, Tape):
         if torch.is_inference_mode_enabled() and (made := self._decomposed(func, args, kwargs)) is not NotImplemented:
             return made
         # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
+        # Written out: `_unwatched` would make that a tenth longer.
         watched = func.namespace == "aten" and self._hook is not None and sys.getprofile() is self._hook
         if watched:
             sys.setprofile(None)
