@@ -34,7 +34,18 @@ pytestmark = [
 
 WITH_HOOKS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several", "options"]
 WITH_HOOKS += ["callbacks", "sink_ends"]
-OTHERS = ["elsewhere", "by_hand", "collected", "epochs", "generators", "hidden", "masks", "measures", "optimizers"]
+OTHERS = [
+    "drawn",
+    "elsewhere",
+    "by_hand",
+    "collected",
+    "epochs",
+    "generators",
+    "hidden",
+    "masks",
+    "measures",
+    "optimizers",
+]
 OTHERS += ["own_counts", "own_optimizers", "parameters", "precision", "randomness", "rates", "reach", "schedulers"]
 OTHERS += ["held_schedulers", "setting", "state", "teachers", "values", "wrapped"]
 OTHERS += ["carried", "objects"] * hasattr(CodeType, "co_positions")  # from Python 3.11 on

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from contextlib import nullcontext
+from random import uniform
 
 import numpy as np
 import pytest
@@ -87,22 +88,28 @@ class LearningRate(Scaled):
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, LATE), "interval": "step"}]
 
 
-@hazard("Python's or numpy's global random generator")
+@hazard()
 class PythonsGenerator(Scaled):
     def on_fit_start(self):
         random.seed(3)
 
     def factor(self, batch, batch_idx):
-        return 3.0 if random.random() < 0.2 else 1.0  # here
+        return 3.0 if random.random() < 0.2 else 1.0
 
 
-@hazard("Python's or numpy's global random generator", exact_line=False)
+@hazard("Python's or numpy's global random generator")
+class PythonsGeneratorByAName(PythonsGenerator):
+    def factor(self, batch, batch_idx):
+        return 3.0 if uniform(0.0, 1.0) < 0.2 else 1.0  # here
+
+
+@hazard("Python's or numpy's global random generator")
 class NumpysGenerator(Scaled):
     def on_fit_start(self):
         np.random.seed(3)
 
     def factor(self, batch, batch_idx):
-        return 3.0 if np.random.rand() < 0.2 else 1.0
+        return 3.0 if np.random.rand(1)[0] < 0.2 else 1.0  # here
 
 
 @hazard("draws from a generator of its own")

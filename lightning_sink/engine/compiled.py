@@ -121,6 +121,7 @@ class CompiledEngine(Engine):
                 if not begun:  # not before callbacks have seen the first batch, and changed what they change
                     begun = True
                     self._begin(sink)
+                self._parts.drawn.forget()
                 if self._hyper.update():
                     self._forget()
                 if sink.disturbed and not self._maker.has_given_up and (self._programs or self._may_look()):

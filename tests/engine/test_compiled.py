@@ -163,6 +163,7 @@ def test_one_branch_that_cannot_be_compiled_leaves_the_others_compiled():
     assert "print" in sink.reasons
 
 
+BY_NAME = random.random
 ESCAPES = {
     "float": lambda batch, i: float(batch[0][0, 0]),
     "item that decides": lambda batch, i: 2 if (batch[0][0, 0] + torch.rand(())).item() > 0 else 1,
@@ -178,9 +179,10 @@ ESCAPES = {
     "numpy function": lambda batch, i: 2 if np.asarray(batch[0]).sum() < 1e6 else 1,
     "numpy stack": lambda batch, i: 2 if np.stack([batch[0]]).sum() < 1e6 else 1,
     "repr": lambda batch, i: len(repr(batch[0])),
-    "random": lambda batch, i: random.random(),
-    "random branch": lambda batch, i: 2 if random.random() < 0.01 else 1,
-    "numpy random": lambda batch, i: np.random.rand(),
+    "random": lambda batch, i: BY_NAME(),
+    "random branch": lambda batch, i: 2 if BY_NAME() < 0.01 else 1,
+    "random, plainly": lambda batch, i: float(random.random()),
+    "numpy random": lambda batch, i: np.random.rand(1)[0],
     "seed": lambda batch, i: (torch.manual_seed(3), torch.rand(()))[1],
     "time": lambda batch, i: 0 * time.time(),
     "clock": lambda batch, i: 0 * time.process_time_ns(),

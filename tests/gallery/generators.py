@@ -1,6 +1,7 @@
 """Random numbers that no program can draw: other generators, decisions of Python's, hooks on the host."""
 
 import random
+from random import uniform
 
 import numpy as np
 import torch
@@ -74,22 +75,49 @@ class Scaled(Small):
         return self.loss(batch) * (1 + 0.1 * self.number())
 
 
-@case(eager="global random generator is drawn from")
-class PythonsGenerator(Scaled):
+@case(eager="global random generator is drawn from", line="uniform(")
+class PythonsGeneratorByAName(Scaled):
     def number(self):
-        return random.random()
+        return uniform(0.0, 1.0)
+
+
+@case(eager="global random generator is drawn from", line="random(3)")
+class ArrayOfNumpys(Scaled):
+    def number(self):
+        return float(np.random.random(3).sum())
+
+
+@case(eager="global random generator is drawn from", line="shuffle(")
+class ListThatIsShuffled(Scaled):
+    def number(self):
+        items = [1, 2, 3]
+        random.shuffle(items)
+        return items[0]
+
+
+@case(eager="global random generator is drawn from", line="choice(")
+class OneOfSomeObjects(Scaled):
+    def number(self):
+        return len(random.choice(["a", "bb"]))
+
+
+@case(eager="global random generator is drawn from", line="random.random()")
+class MoreThanAFewNumbers(Scaled):
+    def number(self):
+        return sum(random.random() for _ in range(40))
+
+
+@case(eager="is needed as a plain number", line="float(")
+class NumberThatIsMadePlain(Scaled):
+    def number(self):
+        return float(np.random.beta(0.4, 0.4))
 
 
 @case(eager="global random generator is drawn from")
-class NumpysGenerator(Scaled):
+class SeededByNumpyInEachStep(Scaled):
     def number(self):
-        return np.random.beta(0.4, 0.4)
-
-
-@case(eager="global random generator is drawn from")
-class PythonsGeneratorDrawnButSeldomUsed(Scaled):
-    def number(self):
-        return 10.0 if random.random() < 0.05 else 0.0
+        np.random.seed(3)
+        return np.random.rand()
 
 
 @case(eager="changes Python state")

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.window import Window
-from lightning_sink.engine.state.ahead import in_row
-from lightning_sink.engine.state.carried import Carry
+from lightning_sink.engine.state.ahead import Left, in_row
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.step import Column, Sink
 
@@ -46,18 +45,18 @@ class Numbers:
         steps: How many steps they are for: fewer than asked for where the next one needs another program.
         rows: The values of `Program.numbers` for each step; empty where they stay as they are.
         stale: Whether something changed that every program has as a constant.
-        carries: The attributes that steps set.
-        carried: For each step, what they hold behind it.
+        carries: What steps set: attributes, and where generators stand.
+        carried: For each step, what these are behind it.
     """
 
     steps: int
     rows: list[list[Tensor]] = field(default_factory=list)
     stale: bool = False
-    carries: list[Carry] = field(default_factory=list)
+    carries: list[Left] = field(default_factory=list)
     carried: list[list[Any]] = field(default_factory=list)
 
     def carry(self, done: int) -> None:
-        """Sets attributes to what so many of the steps have left in them."""
+        """Sets them to what so many of the steps have left in them."""
         if done and self.carries:
             for carry, value in zip(self.carries, self.carried[done - 1], strict=True):
                 carry.set(value)

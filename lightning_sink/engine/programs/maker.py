@@ -198,7 +198,8 @@ class ProgramMaker:
         if not candidate.last:
             self._candidates.drop(key)
         tensors = [binding.tensor for binding in bindings if binding.tensor is not None]
-        counts = [*self._counts.among(tensors), *self._parts.carried.among(tensors)]
+        parts = self._parts
+        counts = [*self._counts.among(tensors), *parts.carried.among(tensors), *parts.drawn.among(tensors)]
         lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
         self._programs.add(key, Program(observation, bindings, function, counts, lifted))
         return True

@@ -46,6 +46,21 @@ class Ahead(ABC):
         self._behind_row, self._in_row = self._in_row, ABSENT
 
 
+class Left(Ahead):
+    """One that a program sets, as the step does that it stands for."""
+
+    @abstractmethod
+    def put(self, value: Any) -> None:
+        """Has the next step find a value."""
+
+    def set(self, value: Any) -> None:
+        """Takes what a step sets it to that has run, or was gone through in a row."""
+        if self.is_gone_through:
+            self.leave(value)
+        else:
+            self.put(value)
+
+
 @contextmanager
 def in_row(values: Collection[Ahead], follows: bool) -> Iterator[None]:
     """Goes through steps in a row."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.guards import Host
-from lightning_sink.engine.state.ahead import Ahead
+from lightning_sink.engine.state.ahead import Left
 from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.carry_watch import CarryWatch
@@ -31,7 +31,7 @@ _PARTS = 4
 """Parts of a step at most in which such an attribute is used."""
 
 
-class Carry(Ahead):
+class Carry(Left):
     """One attribute.
 
     Attributes:
@@ -54,12 +54,9 @@ class Carry(Ahead):
         """Returns what is to stand before it in a recorded step."""
         return CarryWatch(self.name, vars(self.holder), self.key, self.found, self.tensors)
 
-    def set(self, value: Any) -> None:
-        """Sets it to what a step sets it to that has run, or was gone through in a row."""
-        if self.is_gone_through:
-            self.leave(value)
-        else:
-            vars(self.holder)[self.key] = value
+    def put(self, value: Any) -> None:
+        """Sets it."""
+        vars(self.holder)[self.key] = value
 
 
 class Carried:

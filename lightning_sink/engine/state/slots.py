@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
 from lightning_sink.engine.state.carried import Carried
 from lightning_sink.engine.state.collected import Collected
+from lightning_sink.engine.state.host_draws import HostDraws
 from lightning_sink.engine.state.varying import Varying
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
@@ -170,6 +171,7 @@ class Parts:
         collected: Those among the attributes in which steps collect.
         carried: Those that steps set to what the host knows.
         varying: Those that change between sinks.
+        drawn: The generators of the process that are Python's and numpy's.
     """
 
     module: nn.Module
@@ -184,6 +186,7 @@ class Parts:
     collected: Collected = field(default_factory=Collected)
     carried: Carried = field(default_factory=Carried)
     varying: Varying = field(default_factory=Varying)
+    drawn: HostDraws = field(default_factory=HostDraws)
 
     @property
     def device(self) -> torch.device:

@@ -108,7 +108,8 @@ class Recorder(TorchDispatchMode, Tape):
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)
         varying = before.parts.varying
         varying.begin(before.parts.holders())
-        changing = [*hyper.tensors.values(), *counts.begin(), *before.parts.carried.begin(), *varying.tensors]
+        carried, drawn = before.parts.carried.begin(), before.parts.drawn.begin()
+        changing = [*hyper.tensors.values(), *counts.begin(), *carried, *drawn, *varying.tensors]
         self._origins = Origins(leaves, changing)
         self._unfilled = Unfilled()
         self.moved = Moved(before, self._writer.age)
@@ -141,6 +142,7 @@ class Recorder(TorchDispatchMode, Tape):
                 # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
                 # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(parts.drawn.watched(self._uses, self.hazard, self._is_apart, self.paused))
                 self._watched = stack.enter_context(parts.collected.watched(self.hazard))
                 stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
                 stack.enter_context(parts.carried.watched(self._looks))
@@ -171,6 +173,7 @@ class Recorder(TorchDispatchMode, Tape):
         present.restore()
         attributes.restore()
         parts.carried.put_back()
+        parts.drawn.put_back()
         self._generators.restore(generated)
         rewind()
         self._failed = True
@@ -206,7 +209,7 @@ class Recorder(TorchDispatchMode, Tape):
             self.hazard("the step appends lists or dictionaries that are held elsewhere, too", "")
 
     def _compare(self, python: dict[str, Hashable], drawn: Hashable, attributes: Attributes) -> None:
-        if random_state() != drawn:
+        if not self._before.parts.drawn.explains(random_state() != drawn):
             self.hazard(DRAWN)
         if changed := changed_names(python, self._look()):
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
@@ -232,6 +235,10 @@ class Recorder(TorchDispatchMode, Tape):
     def is_no_example(self) -> None:
         """Takes note that the step did less than others of its kind."""
         self.recording.is_no_example = True
+
+    def _is_apart(self) -> bool:
+        """Tells whether what runs now is run elsewhere where a program runs the step."""
+        return self._paused or self._options.are_being_set
 
     def _is_sum(self, holder: Any, key: str) -> bool:
         return self._watched.has_sum(holder, key)
@@ -325,7 +332,8 @@ class Recorder(TorchDispatchMode, Tape):
         counts = self._values.check()
         recording.guards = list(self._uses.guards.values())
         recording.counts = [*self._steps.deciding(recording.guards), *counts]
-        for carry, host, text in self._before.parts.carried.set_by_step():
+        parts = self._before.parts
+        for carry, host, text in [*parts.carried.set_by_step(), *parts.drawn.left(self.hazard)]:
             recording.carries.append((carry, host))
             recording.text += f"\n{text}"
         for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.numbers.guards import Guard, Host
-from lightning_sink.engine.state.carried import Carry
+from lightning_sink.engine.state.ahead import Left
 from lightning_sink.engine.state.slots import storages
 from lightning_sink.engine.tracing.count import Count
 from lightning_sink.engine.tracing.questions import Question
@@ -37,7 +37,7 @@ class Recording:
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
         counts: Numbers in tensors by which guards decide.
-        carries: The attributes that the step sets, with what gives the values.
+        carries: The attributes that the step sets and the generators that it draws from, with what gives the values.
         failed: Whether it failed, so that the step was run again.
         failed_by_raise: Whether by an error that code of the user's raised by itself.
         acts_twice: Whether not all that it had done by then was undone, as far as one can tell.
@@ -61,7 +61,7 @@ class Recording:
     asked: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
-    carries: list[tuple[Carry, Host]] = field(default_factory=list)
+    carries: list[tuple[Left, Host]] = field(default_factory=list)
     failed: bool = False
     failed_by_raise: bool = False
     acts_twice: bool = False

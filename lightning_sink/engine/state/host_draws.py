@@ -1,0 +1,139 @@
+"""Numbers that steps draw from Python's and numpy's own generators: `np.random.beta(a, a)`, `random.random() < 0.5`.
+
+`HostDraws` owns what the step draws that is being recorded. A number is an input of the program, or decides before the
+step; for the steps of a program the host makes the same calls (`positions.py`). Functions that were imported by their
+names (`from random import random`) are not seen, nor are generators of the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sink.engine.numbers.guards import Host, Uses
+from lightning_sink.engine.numbers.number import Number, released
+from lightning_sink.engine.numbers.result_types import is_wide
+from lightning_sink.engine.state.positions import Call, Position, Stream, modules, stream_of, told_apart
+from lightning_sink.engine.watch import DRAWN, unwatched
+
+_MOST = 16
+"""Numbers that a step draws at most."""
+
+
+class HostDraws:
+    """The process's generators, and what is drawn of them in a recorded step, whose parts begin and end in turn."""
+
+    def __init__(self) -> None:
+        self._streams: list[Stream] = []
+        self._tensors = [torch.zeros((), dtype=torch.float64) for _ in range(_MOST)]
+        self._inputs: list[tuple[Tensor, Host]] = []
+        self._calls: dict[Stream, list[Call]] = {}
+        self._part: dict[Stream, tuple[Any, int]] = {}
+        self._left: dict[Stream, Hashable] = {}
+        self._others_draw = False
+
+    def forget(self) -> None:
+        """A step is about to run; somebody else may have drawn behind the one before it."""
+        for stream in self._streams:
+            stream.forget()
+
+    # -- one recording ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> list[Tensor]:
+        """A step is about to be recorded; returns the tensors that may stand for what it draws."""
+        known = {stream.module: stream for stream in self._streams}
+        found = [known.get(module) or stream_of(module) for module in modules()]
+        self._streams = [stream for stream in found if stream is not None]
+        self._calls = {stream: [] for stream in self._streams}
+        self._inputs, self._left, self._others_draw = [], {}, False
+        return self._tensors
+
+    @contextmanager
+    def watched(
+        self,
+        uses: Uses,
+        hazard: Callable[[str], None],
+        is_apart: Callable[[], bool],
+        paused: Callable[[], AbstractContextManager[None]],
+    ) -> Iterator[None]:
+        """Sees what a part of the step draws, on this thread and not apart from the step."""
+        self._part = {stream: (stream.present(), len(calls)) for stream, calls in self._calls.items()}
+        found = {stream: told_apart(position.state) for stream, (position, _) in self._part.items()}
+        self._others_draw |= bool(self._left) and found != self._left
+        thread, functions = get_ident(), [(stream, stream.functions) for stream in self._calls]
+
+        def draw(stream: Stream, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+            if get_ident() != thread or uses.closed:  # whoever was imported meanwhile may keep this
+                return function(*args, **kwargs)
+            args, kwargs = released(args), released(kwargs)
+            with unwatched():
+                value = function(*args, **kwargs)
+            if is_apart() or len(self._inputs) == _MOST or not _is_known(value, args, kwargs):
+                hazard(DRAWN)
+                return value
+            with paused():
+                return self._number(stream, Call(name, args, (*kwargs.items(),)), value, uses)
+
+        try:
+            for stream, methods in functions:
+                for name, function in methods.items():
+                    setattr(stream.module, name, partial(draw, stream, name, function))
+            yield
+        finally:
+            for stream, methods in functions:
+                for name, function in methods.items():
+                    setattr(stream.module, name, function)
+            self._left = {stream: told_apart(stream.present().state) for stream in self._calls}
+
+    def _number(self, stream: Stream, call: Call, value: Any, uses: Uses) -> Number:
+        """Returns what stands for a number that was drawn."""
+        calls = self._calls[stream]
+        calls.append(call)
+        host, tensor = partial(stream.draw, (*calls,)), self._tensors[len(self._inputs)].fill_(value)
+        name = len(self._inputs), f"`{stream.module.__name__}.{call}`"
+        self._inputs.append((tensor, host))
+        if type(value) is float:
+            return Number(tensor, value, uses, name, host, counts=True)
+        uses.decide((name, "is wide"), False, lambda: is_wide(host()))
+        return Number(tensor, value, uses, name, host, counts=True, whole=tensor)
+
+    def explains(self, changed: bool) -> bool:
+        """Tells whether the part of the step that has ended has drawn what is known, and has done nothing else.
+
+        `changed`: whether a generator is not as that part found it; one that is seeded and drawn from may be so.
+        """
+        part = {stream: (found, (*self._calls[stream][count:],)) for stream, (found, count) in self._part.items()}
+        if not changed and not any(calls for _, calls in part.values()):
+            return True
+        positions = {stream: Position(None, found, calls) for stream, (found, calls) in part.items()}
+        behind = {stream: told_apart(stream.state(position)) for stream, position in positions.items()}
+        return behind == self._left and len(behind) == len(modules())
+
+    def put_back(self) -> None:
+        """Puts the generators back to where the present part of the step began, which is to be run again."""
+        for stream, (position, _) in self._part.items():
+            stream.set(position)
+
+    def left(self, hazard: Callable[[str], None]) -> list[tuple[Stream, Host, str]]:
+        """Returns the generators that the recorded step draws from, with what gives the state behind, and a text."""
+        drawn = {stream: (*calls,) for stream, calls in self._calls.items() if calls}
+        if drawn and self._others_draw:
+            hazard(f"{DRAWN} between parts of the step, too")
+        return [(stream, partial(stream.behind, calls), f"draws {calls}") for stream, calls in drawn.items()]
+
+    def among(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
+        """Returns those of some tensors that stand for what was drawn, with what gives their values."""
+        asked = {id(tensor) for tensor in tensors}
+        return [pair for pair in self._inputs if id(pair[0]) in asked]
+
+
+def _is_known(value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tells whether a call gave one number, and its arguments are numbers."""
+    are_plain = all(item is None or type(item) in (int, float) for item in (*args, *kwargs.values()))
+    return are_plain and type(value) in (int, float) and not is_wide(value)
