@@ -38,6 +38,13 @@ assert_async = torch._assert_async
 # `Distribution._validate_sample` raise where it is false and do nothing else with it.
 is_all_true = torch._is_all_true
 
+# Functions of torchmetrics (1.0 to 1.9) that look at values. All whose name ends so raise an error or do nothing, and
+# know the number of classes as `num_classes`, one value that does not count as `ignore_index`.
+TORCHMETRICS_CHECKS = "_tensor_validation"
+# This one makes probabilities of `tensor` where it holds others: on a CPU it asks, elsewhere it computes both.
+TORCHMETRICS_NORMALIZES = "normalize_logits_if_needed"
+TORCHMETRICS_COUNTS = "_bincount"
+
 # Hooks of a module: `register_forward_hook` and its like add to these, and nothing public lists them.
 MODULE_HOOKS = frozenset(["_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"])
 

@@ -304,3 +304,43 @@ class MetricInAPlainList(Measured):
 
     def measure(self, loss, logits, labels):
         self.unseen[0].update(loss)
+
+
+class ByFunctions(Small):
+    """Logs what functions of torchmetrics give for predictions, with their checks."""
+
+    def __init__(self, measure):
+        super().__init__()
+        self.measure = measure
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        self.log("measured", self.measure(logits.detach(), batch[1]), on_step=True, on_epoch=True)
+        return torch.nn.functional.cross_entropy(logits, batch[1])
+
+
+OF_CLASSES = {"task": "multiclass", "num_classes": 3}
+FUNCTIONS = {
+    "accuracy of classes": lambda x, y: torchmetrics.functional.accuracy(x.argmax(1), y, **OF_CLASSES),
+    "average f1": lambda x, y: torchmetrics.functional.f1_score(x.argmax(1), y, average="macro", **OF_CLASSES),
+    "accuracy of logits of truths": lambda x, y: torchmetrics.functional.accuracy(
+        x[:, 0], (y > 0).long(), task="binary"
+    ),
+    "accuracy of truths": lambda x, y: torchmetrics.functional.accuracy(x[:, 0] > 0, y > 0, task="binary"),
+}
+for name, measure in FUNCTIONS.items():
+    add(f"by a function: {name}", lambda measure=measure: ByFunctions(measure), inductor=name == "average f1")
+
+
+@case(raises="Detected the following values in `target`")
+class FunctionThatRefusesItsTargets(ByFunctions):
+    def __init__(self):
+        super().__init__(lambda x, y: torchmetrics.functional.accuracy(x[:, 0] > 0, y, task="binary"))
+
+
+@case(eager="gives a shape that depends on the data")
+class FunctionThatLeavesValuesOut(ByFunctions):
+    def __init__(self):
+        super().__init__(
+            lambda x, y: torchmetrics.functional.f1_score(x.argmax(1), y, average="macro", ignore_index=0, **OF_CLASSES)
+        )

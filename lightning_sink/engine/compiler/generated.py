@@ -90,6 +90,8 @@ def compile_graph(
     ):
         # Inductor's advice for GPUs; what is computed in is the user's choice.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+        # Inductor of torch 2.13 itself calls this for `diagonal`.
+        warnings.filterwarnings("ignore", ".*_prims_common.check` is deprecated", FutureWarning)
         artifact = standalone_compile(
             graph, [copy_of(tensor) for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
         )

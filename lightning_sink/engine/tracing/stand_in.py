@@ -22,6 +22,7 @@ from lightning_sink.engine.failures import INVALID_VALUES
 from lightning_sink.engine.numbers.number import Number, released, tensor_of
 from lightning_sink.engine.private import assert_async, is_all_true
 from lightning_sink.engine.tracing.moved import puts_data
+from lightning_sink.engine.tracing.of_torchmetrics import CALLED, OfTorchmetrics
 
 
 class StandInMode(TorchFunctionMode):
@@ -39,6 +40,7 @@ class StandInMode(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._number, self._put_data, self._paused = number, put_data, paused
+        self._of_torchmetrics = OfTorchmetrics(paused)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -63,6 +65,10 @@ class StandInMode(TorchFunctionMode):
             return self._put_data(func, *args)
         elif func is is_all_true:
             return self._is_all_true(func, args[0], sys._getframe(1))
+        elif func in CALLED:
+            out = self._of_torchmetrics.called(func, args, kwargs, sys._getframe(1))
+            if out is not NotImplemented:
+                return out
         return func(*args, **kwargs)
 
     def _is_all_true(self, func: Any, valid: Tensor, caller: FrameType) -> Any:
