@@ -60,7 +60,7 @@ class OfTorchmetrics:
             return values.flatten()
         most = classes + (held.get("ignore_index") is not None)
         with self._paused():
-            distinct: Tensor = values.unique()  # type: ignore[no-untyped-call]
+            distinct: Tensor = values.unique()
         if len(distinct) <= most:
             ordered = values.flatten().sort().values
             others = (ordered[1:] != ordered[:-1]).sum()
