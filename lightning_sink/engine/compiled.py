@@ -348,7 +348,7 @@ class CompiledEngine(Engine):
         """Sees whether the user's code changed something since the step before."""
         self._parts.varying.update()
         began = time.perf_counter()
-        glance = self._granted.glance()
+        glance = self._granted.glance(self._programs.replaced())
         self._looking_seconds += time.perf_counter() - began
         if not agree(glance, self._glance):
             self._glance = glance

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+
+from torch import Tensor
 
 from lightning_sink.engine.private import holders_of_memory
 from lightning_sink.engine.programs.program import Program
@@ -70,6 +72,12 @@ class Programs:
             ours = 2 + sum(program.aliases(tensor) for program in programs)  # itself, and the look
             if holders_of_memory(tensor) > ours:
                 tensor.data = tensor.detach().clone()
+
+    def replaced(self) -> Iterator[Tensor]:
+        """Yields what is in the places where steps put other tensors, but for gradients."""
+        slots = {slot.name: slot for programs in self._known.values() for each in programs for slot in each.filled}
+        contents = (slot.get() for slot in slots.values() if not slot.is_gradient)
+        yield from (tensor for tensor in contents if tensor is not None)
 
     def keep_last(self, key: Key) -> None:
         """Forgets all but the one that was added last, for steps of this kind."""

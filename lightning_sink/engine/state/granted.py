@@ -8,7 +8,7 @@ from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_sink.engine.private import global_hooks, own_tensors
 from lightning_sink.engine.state.attributes import (
@@ -110,8 +110,11 @@ class Granted:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
         return {**python_state(self._parts, self._seen), **self._outside_values()}
 
-    def glance(self) -> Glance:
-        """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer."""
+    def glance(self, replaced: Iterable[Tensor] = ()) -> Glance:
+        """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer.
+
+        `replaced` are tensors in places where each step puts others, which programs look for anew.
+        """
         held: list[Any] = []
         for prefix, holder in self._parts.holders():
             free = self._parts.collected.sums(holder) | self._parts.carried.names(holder)
@@ -121,6 +124,8 @@ class Granted:
         held += chain.from_iterable(self._nested)
         for kept in (kept for optimizer in self._optimizers for kept in optimizer.state.values()):
             held += kept.values() if isinstance(kept, dict) else [kept]
+        if others := {id(tensor) for tensor in replaced}:
+            held = [Tensor if id(item) in others else item for item in held]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         for optimizer in self._optimizers:
             tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]

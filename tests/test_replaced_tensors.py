@@ -1,0 +1,63 @@
+"""Steps that put new tensors into attributes and dictionaries, beside hooks that may put others there."""
+
+import pytest
+import torch
+from torch import nn
+
+from gallery.case import Small
+from lightning_sink import SinkStrategy
+from lightning_sink.engine.programs.registry import Programs
+from lightning_sink.engine.state.granted import Granted
+from parity import assert_parity, both, loader, once
+
+
+class Keeps(Small):
+    """Keeps a hidden state in an attribute, and a weight in a dictionary, as scvi-tools does."""
+
+    def __init__(self, interferes=0):
+        super().__init__()
+        self.hidden, self.options, self.interferes = torch.zeros(8), {"weight": torch.ones(())}, interferes
+
+    def training_step(self, batch, batch_idx):
+        hidden = torch.tanh(self.net[0](batch[0]) + self.hidden)
+        self.hidden = hidden.mean(0).detach()
+        self.options["weight"] = 0.9 * self.options["weight"] + 0.1 * self.hidden.mean()
+        return (1 + self.options["weight"]) * nn.functional.cross_entropy(self.net[2](hidden), batch[1])
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.interferes -= 1
+        if self.interferes in (0, 15):
+            self.hidden, self.options["weight"] = torch.full((8,), 0.5), torch.tensor(2.0)
+        if self.interferes == 7:
+            self.options = {"weight": torch.tensor(0.5)}
+        return batch
+
+
+def sinks():
+    return SinkStrategy(-1, epoch="dataset", engine="traced")
+
+
+def many():
+    return loader(40, last=8)
+
+
+@pytest.mark.parametrize("interferes", [0, 30, 42])
+def test_they_are_plain_lightnings(interferes):
+    plain, sink = both(lambda: Keeps(interferes), many, sinks(), max_epochs=2)
+    assert_parity(plain, sink)
+    assert torch.allclose(plain.module.hidden, sink.module.hidden, rtol=1e-4)
+    assert torch.allclose(plain.module.options["weight"], sink.module.options["weight"], rtol=1e-4)
+    assert sink.engine == "traced"
+
+
+def test_what_steps_put_there_has_nothing_looked_at_again(monkeypatch):
+    def looks():
+        found, state = [], Granted.state
+        with monkeypatch.context() as patch:
+            patch.setattr(Granted, "state", lambda self: found.append(None) or state(self))
+            once(Keeps, many, sinks(), max_epochs=2)
+        return len(found)
+
+    assert looks() < 40
+    monkeypatch.setattr(Programs, "replaced", lambda self: ())
+    assert looks() > 70  # the control
