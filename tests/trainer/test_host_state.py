@@ -6,8 +6,10 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lightning_sink.engine.state.holders import Seen
+from lightning_sink.trainer.batch_hooks import Compared
 from lightning_sink.trainer.host_state import HostState
 from parity import QUIET, Net, loader
 
@@ -88,3 +90,14 @@ def test_one_number_that_no_version_counts_is_seen_whatever_holds_it(tensor, tra
     assert not before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
     module.held.data[1] = 1
     assert before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+
+
+def test_numbers_in_memory_are_compared_seldom_where_there_are_many():
+    def due(module):
+        compared = Compared()
+        return [compared.is_due("a hook", module) for _ in range(100)]
+
+    few, many = due(nn.Linear(8, 8)), due(nn.Linear(4096, 1024, device="meta"))
+    assert all(few[:8])
+    assert all(many[:2])
+    assert 2 < sum(many) < sum(few) < 60
