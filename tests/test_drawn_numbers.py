@@ -7,6 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -163,3 +164,44 @@ def test_they_decide():
     plain, sink = both(Flips, many, sinks(16), max_epochs=3)
     assert_alike(plain, sink)
     assert sink.engine == "traced"
+
+
+class LateMetric(torchmetrics.Metric):
+    """Keeps a sample of what it sees, and draws once it has as much as it keeps."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw, self.seen = draw, 0
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, value):
+        self.seen += 1
+        self.total += value * (self.draw() if self.seen > 40 else 0.5)
+
+    def compute(self):
+        return self.total
+
+
+class Samples(Net):
+    def __init__(self, draw=random.random):
+        super().__init__()
+        self.metric = LateMetric(draw)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx) * (1 + 0.1 * random.random())
+        self.metric.update(loss.detach())
+        return loss
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(())])
+def test_a_metric_that_draws_late_is_named(draw):
+    sink = once(lambda: Samples(draw), many, sinks(), max_epochs=3)
+    assert sink.engine == "traced"
+    said = [text for text in sink.warned if "A metric (LateMetric) draws random numbers" in text]
+    assert len(said) == 1
+
+
+def test_a_metric_that_draws_none_is_not():
+    plain, sink = both(lambda: Samples(lambda: 0.3), many, sinks(), max_epochs=3)
+    assert_alike(plain, sink)
+    assert not any("draws random numbers" in text for text in sink.warned)

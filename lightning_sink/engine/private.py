@@ -59,6 +59,11 @@ _GLOBAL_HOOKS = (
 _UNSCALES = "_step_supports_amp_scaling"
 
 
+def saves_by_hooks() -> bool:
+    """Tells whether hooks see what is saved for a backward pass, as checkpointing has them: nothing public tells."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 def copy_alike(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copies tensors of one type into others, by one kernel on a GPU: `torch._foreach_copy_` has no public name."""
     torch._foreach_copy_(targets, sources)

@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_sink.data.generators import watch_states
+from lightning_sink.engine.watch import first_line
+from lightning_sink.errors import warn_at
 from lightning_sink.trainer.decisions import Decisions
 from lightning_sink.trainer.metric_vmap import add, addable, made_at_once, unvalidated
 from lightning_sink.trainer.metrics import MetricCall, Source, is_metric, repeat
@@ -25,6 +29,15 @@ _FEW = 4
 
 Column = Tensor | list[Any]
 """What steps in a row gave: a tensor `[steps, ...]` where all gave tensors that are alike, a list otherwise."""
+
+
+_DRAWS = (
+    "A metric ({}) draws random numbers, and drew none in the steps that were recorded. It measures many steps at once,"
+    " behind them: if the steps draw too, these numbers come in another order than in plain Lightning. Let it draw from"
+    ' a generator of its own, or train with `SinkStrategy(engine="eager")`.'
+)
+_TOLD: WeakSet[Metric] = WeakSet()
+"""Metrics of which that has been said."""
 
 
 class Repeated(NamedTuple):
@@ -60,6 +73,20 @@ def repeat_in_row(
     Behind an error, calls of metrics that have nothing to do with the one that raised it may have been made for the
     steps behind that, too.
     """
+    own = [call.metric.value for call in calls if not type(call.metric.value).__module__.startswith("torchmetrics.")]
+    have_drawn = watch_states() if own and steps > 1 else bool
+    repeated = _repeat_in_row(calls, columns, sources, steps)
+    if have_drawn() and not any(metric in _TOLD for metric in own):
+        _TOLD.update(own)
+        warn_at(
+            _DRAWS.format(" or ".join({type(metric).__name__: 0 for metric in own})), first_line(type(own[0]).update)
+        )
+    return repeated
+
+
+def _repeat_in_row(
+    calls: Sequence[MetricCall], columns: Sequence[Tensor], sources: Sequence[Source | None], steps: int
+) -> Repeated:
     if not _are_apart(calls, sources):
         made, error = _one_by_one(0, steps, lambda i: repeat(calls, [column[i] for column in columns], sources))
         by_source = [*zip(*made, strict=True)] if made else [()] * len(sources)

@@ -212,3 +212,9 @@ def test_tensors_that_hold_memory_are_counted():
     assert private.holders_of_memory(tensor) == alone + 1
     del view
     assert private.holders_of_memory(tensor) == alone == 2
+
+
+def test_it_is_known_whether_hooks_see_what_is_saved():
+    assert not private.saves_by_hooks()
+    with torch.autograd.graph.save_on_cpu():
+        assert private.saves_by_hooks(), "`torch._C._autograd._top_saved_tensors_default_hooks` gives something else"

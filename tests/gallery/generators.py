@@ -1,11 +1,13 @@
 """Random numbers that no program can draw: other generators, decisions of Python's, hooks on the host."""
 
+import pickle
 import random
 from random import uniform
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gallery.case import Small, case
 from gallery.randomness import Dropping
@@ -113,7 +115,41 @@ class NumberThatIsMadePlain(Scaled):
         return float(np.random.beta(0.4, 0.4))
 
 
-@case(eager="global random generator is drawn from")
+@case(eager="global random generator is drawn from", line="get_state()")
+class StateOfNumpysThatIsRead(Scaled):
+    def number(self):
+        return np.random.rand() + 1e-9 * np.random.get_state()[1][0]
+
+
+@case(eager="global random generator is drawn from", line="uniform(0.5")
+class DrawnInWhatIsComputedTwice(Small):
+    """Plain autograd keeps the number itself, so that the second time ends before the draw."""
+
+    def training_step(self, batch, batch_idx):
+        half = lambda x: self.net[0](x) * random.uniform(0.5, 1.5)  # noqa: E731
+        hidden = checkpoint(half, batch[0], use_reentrant=False, preserve_rng_state=False)
+        return nn.functional.cross_entropy(self.net[2](hidden), batch[1])
+
+
+@case(eager="global random generator is drawn from", line="self.draw()")
+class FunctionThatIsKept(Scaled):
+    """It is the generator's own again behind the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.draw = None
+
+    def number(self):
+        if self.draw is None:
+            self.draw = random.random
+        return self.draw()
+
+    def on_train_end(self):
+        assert self.draw is random.random or self.draw == random.random
+        assert pickle.loads(pickle.dumps(self.draw)) is not None
+
+
+@case(eager="global random generator is drawn from", line="seed(")
 class SeededByNumpyInEachStep(Scaled):
     def number(self):
         np.random.seed(3)

@@ -19,11 +19,47 @@ from torch import Tensor
 from lightning_sink.engine.numbers.guards import Host, Uses
 from lightning_sink.engine.numbers.number import Number, released
 from lightning_sink.engine.numbers.result_types import is_wide
+from lightning_sink.engine.private import saves_by_hooks
 from lightning_sink.engine.state.positions import Call, Position, Stream, modules, stream_of, told_apart
+from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 from lightning_sink.engine.watch import DRAWN, unwatched
 
 _MOST = 16
 """Numbers that a step draws at most."""
+
+_OTHERWISE = f"{DRAWN}, otherwise than by up to {_MOST} calls in a step that take numbers and give one"
+
+
+class _Function:
+    """Stands for a function of a generator's while a step is recorded, and calls that behind it.
+
+    Whoever is imported meanwhile (`from random import random`) may keep one.
+    """
+
+    def __init__(self, stream: Stream, name: str, function: Any, draw: Any) -> None:
+        self.stream, self.name, self.function, self.draw = stream, name, function, draw
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.draw is None:
+            return self.function(*args, **kwargs)
+        return self.draw(self.stream, self.name, self.function, args, kwargs)
+
+
+def _put_in(functions: list[_Function]) -> None:
+    for item in functions:
+        setattr(item.stream.module, item.name, item)
+
+
+def _take_out(functions: list[_Function]) -> None:
+    """Puts the functions themselves back, also where somebody keeps what stands for one."""
+    for item in functions:
+        setattr(item.stream.module, item.name, item.function)
+        item.draw = None
+    del item
+    while functions:
+        owner = [functions.pop()]
+        if is_held(owner):
+            put_in_place_of(owner[0], owner[0].function)
 
 
 class HostDraws:
@@ -47,9 +83,9 @@ class HostDraws:
 
     def begin(self) -> list[Tensor]:
         """A step is about to be recorded; returns the tensors that may stand for what it draws."""
-        known = {stream.module: stream for stream in self._streams}
-        found = [known.get(module) or stream_of(module) for module in modules()]
-        self._streams = [stream for stream in found if stream is not None]
+        found = (stream_of(module) for module in modules())  # which may have other ones by now
+        known = {stream.generator: stream for stream in self._streams}
+        self._streams = [known.get(stream.generator, stream) for stream in found if stream is not None]
         self._calls = {stream: [] for stream in self._streams}
         self._inputs, self._left, self._others_draw = [], {}, False
         return self._tensors
@@ -66,29 +102,30 @@ class HostDraws:
         self._part = {stream: (stream.present(), len(calls)) for stream, calls in self._calls.items()}
         found = {stream: told_apart(position.state) for stream, (position, _) in self._part.items()}
         self._others_draw |= bool(self._left) and found != self._left
-        thread, functions = get_ident(), [(stream, stream.functions) for stream in self._calls]
+        thread = get_ident()
 
-        def draw(stream: Stream, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
-            if get_ident() != thread or uses.closed:  # whoever was imported meanwhile may keep this
+        def draw(stream: Stream, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if get_ident() != thread:
                 return function(*args, **kwargs)
             args, kwargs = released(args), released(kwargs)
             with unwatched():
                 value = function(*args, **kwargs)
-            if is_apart() or len(self._inputs) == _MOST or not _is_known(value, args, kwargs):
-                hazard(DRAWN)
+            if is_apart() or saves_by_hooks() or len(self._inputs) == _MOST or not _is_known(value, args, kwargs):
+                hazard(_OTHERWISE)
                 return value
             with paused():
                 return self._number(stream, Call(name, args, (*kwargs.items(),)), value, uses)
 
+        functions = [
+            _Function(stream, name, function, draw)
+            for stream in self._calls
+            for name, function in stream.functions.items()
+        ]
         try:
-            for stream, methods in functions:
-                for name, function in methods.items():
-                    setattr(stream.module, name, partial(draw, stream, name, function))
+            _put_in(functions)
             yield
         finally:
-            for stream, methods in functions:
-                for name, function in methods.items():
-                    setattr(stream.module, name, function)
+            _take_out(functions)
             self._left = {stream: told_apart(stream.present().state) for stream in self._calls}
 
     def _number(self, stream: Stream, call: Call, value: Any, uses: Uses) -> Number:
@@ -135,5 +172,5 @@ class HostDraws:
 
 def _is_known(value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Tells whether a call gave one number, and its arguments are numbers."""
-    are_plain = all(item is None or type(item) in (int, float) for item in (*args, *kwargs.values()))
+    are_plain = all(item is None or isinstance(item, (int, float)) for item in (*args, *kwargs.values()))
     return are_plain and type(value) in (int, float) and not is_wide(value)

@@ -15,7 +15,11 @@ from typing import Any, NamedTuple, cast
 
 from lightning_sink.engine.state.ahead import Left
 
-_STATE = frozenset(["getstate", "setstate", "get_state", "set_state"])
+_MACHINERY = frozenset(["getstate", "setstate"])
+"""Methods of Python's generator that the profile hook sees; not all who call them are the user (`watch.py`)."""
+
+_PLAIN = frozenset(["seed", "ranf", "sample"])
+"""Functions of numpy's that are no methods of its generator."""
 
 
 class Call(NamedTuple):
@@ -57,19 +61,20 @@ class Stream(Left):
 
     def __init__(self, module: Any, generator: Any, own: Any) -> None:
         super().__init__()
-        self.module, self._generator, self._own = module, generator, own
+        self.module, self.generator, self._own = module, generator, own
         self._now: Position | None = None
-        self._at, self._made = Position(_state(own)), list[tuple[Call, Any]]()
+        self._at: Position | None = None
+        self._made: list[tuple[Call, Any]] = []
 
     @property
     def functions(self) -> dict[str, Any]:
-        """Those of the module's functions that are its methods."""
-        held = ((name, getattr(self.module, name)) for name in dir(self.module) if name not in _STATE)
-        return {name: item for name, item in held if getattr(item, "__self__", None) is self._generator}
+        """Those of the module's functions that are its methods, or call some."""
+        held = ((name, getattr(self.module, name)) for name in dir(self.module) if name not in _MACHINERY)
+        return {n: item for n, item in held if n in _PLAIN or getattr(item, "__self__", None) is self.generator}
 
     def present(self) -> Position:
         """Returns its position."""
-        return Position(_state(self._generator))
+        return Position(_state(self.generator))
 
     def forget(self) -> None:
         """Somebody else may have drawn since it was last looked at."""
@@ -89,7 +94,7 @@ class Stream(Left):
 
     def put(self, position: Position) -> None:
         """Brings it to a position."""
-        _put(self._generator, self.state(position))
+        _put(self.generator, self.state(position))
 
     def draw(self, calls: tuple[Call, ...]) -> Any:
         """Returns what the last of some calls gives in the step that is about to run."""
@@ -104,26 +109,32 @@ class Stream(Left):
         """Returns the state that it has at a position."""
         if position.before is None:
             return position.state
-        self._draw(position, ())
+        self._stand(position)
         return _state(self._own)
 
     def _draw(self, position: Position, calls: tuple[Call, ...]) -> None:
-        """Makes some calls at a position, where they have not been made, and no others."""
+        """Makes some calls at a position, where they have not been made."""
         made = tuple(call for call, _ in self._made)
-        if self._at is not position or calls[: len(made)] != made:
-            if self._at is not position.before or made != position.calls:
-                self._go_to(position)
-            self._at, self._made = position, []
-        self._made += [(call, call.of(self._own)) for call in calls[len(self._made) :]]
+        both = min(len(made), len(calls))
+        if self._at is not position or made[:both] != calls[:both]:
+            self._stand(position)
+        for call in calls[len(self._made) :]:
+            self._at = None  # nobody knows where it stands if this is interrupted
+            self._made.append((call, call.of(self._own)))
+            self._at = position
 
-    def _go_to(self, position: Position) -> None:
-        way = [position]
-        while (before := way[-1].before) is not None:
-            way.append(before)
-        _put(self._own, way[-1].state)
-        for step in reversed(way):
-            for call in step.calls:
+    def _stand(self, position: Position) -> None:
+        """Brings our own generator to a position."""
+        at, made, self._at = self._at, tuple(call for call, _ in self._made), None
+        is_there = at is position and not made
+        if not is_there and (at is None or at is not position.before or made != position.calls):
+            way = [position]
+            while (before := way[-1].before) is not None:
+                way.append(before)
+            _put(self._own, way[-1].state)
+            for call in (call for step in reversed(way) for call in step.calls):
                 call.of(self._own)
+        self._at, self._made = position, []
 
 
 def modules() -> list[Any]:

@@ -47,10 +47,10 @@ class OfTorchmetrics:
         if name == TORCHMETRICS_NORMALIZES and func in (_DEVICE, Tensor.any) and held["tensor"].device.type == "cpu":
             return torch.device("meta") if func == _DEVICE else _are_logits(held["tensor"])
         if name.endswith(TORCHMETRICS_CHECKS) and func in (torch.unique, Tensor.__bool__):
-            return self._distinct(args[0], held) if func is torch.unique else self._is_refused(*args)
+            return self._distinct(args[0], held, name) if func is torch.unique else self._is_refused(args[0], name)
         return NotImplemented
 
-    def _distinct(self, values: Tensor, held: Mapping[str, Any]) -> Tensor:
+    def _distinct(self, values: Tensor, held: Mapping[str, Any], name: str) -> Tensor:
         """Returns what tells a check as much as the distinct ones of some values.
 
         One that has the number of classes asks how many these are, any other what they are.
@@ -64,14 +64,14 @@ class OfTorchmetrics:
         if len(distinct) <= most:
             ordered = values.flatten().sort().values
             others = (ordered[1:] != ordered[:-1]).sum()
-            assert_async(others < most, f"Detected more unique values than expected. Expected only {most}")
+            assert_async(others < most, f"Detected more unique values than expected. Expected only {most} ({name})")
         return distinct
 
-    def _is_refused(self, is_wrong: Tensor) -> bool:
+    def _is_refused(self, is_wrong: Tensor, name: str) -> bool:
         with self._paused():
             if is_wrong.item():
                 return True
-        assert_async(is_wrong.logical_not(), "Detected other values than expected")
+        assert_async(is_wrong.logical_not(), f"Detected other values than expected ({name})")
         return False
 
     def _counts(self, values: Tensor, minlength: int = 0, **kwargs: Any) -> Any:

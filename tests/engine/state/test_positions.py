@@ -42,7 +42,7 @@ def test_steps_alone_and_in_rows_draw_what_the_generator_gives(kind, data):
         steps, drawn = data.draw(st.lists(makes, min_size=1, max_size=4)), []
         if data.draw(st.booleans()):
             if not follows and data.draw(st.booleans()):
-                assert stream._generator.random() == plain.random()
+                assert stream.generator.random() == plain.random()
             ends = []
             with in_row([stream], follows):
                 for step in steps:
@@ -61,4 +61,24 @@ def test_steps_alone_and_in_rows_draw_what_the_generator_gives(kind, data):
                 step_through(stream, step, drawn)
             follows = False
             assert drawn == [call.of(plain) for step in steps for call in step]
-    assert stream._generator.random() == plain.random()
+    assert stream.generator.random() == plain.random()
+
+
+def test_draws_that_are_asked_for_again_are_not_made_again():
+    """What lies behind the row's beginning is not gone through for each step."""
+    stream, _ = stream_of("random")
+    calls = tuple(Call(name, (), ()) for name in ("random", "random"))
+    made, random_ = [], stream._own
+
+    class Counting(random.Random):
+        def random(self):
+            made.append(None)
+            return super().random()
+
+    stream._own = Counting()
+    with in_row([stream], False):
+        for _ in range(50):
+            assert stream.draw(calls) != stream.draw(calls[:1])
+            stream.set(stream.behind(calls))
+    assert len(made) < 150
+    stream._own = random_

@@ -1,10 +1,13 @@
 """Functions of torchmetrics give in the mode what they give without it, and refuse what they refuse."""
 
+import ast
 from contextlib import nullcontext
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
+import torchmetrics
 from torch.overrides import TorchFunctionMode
 from torchmetrics import functional as F
 from torchmetrics.utilities import compute, data
@@ -96,3 +99,29 @@ def test_names_of_torchmetrics_are_there(kind):
     assert hasattr(stat_scores, f"_{kind}_stat_scores{private.TORCHMETRICS_CHECKS}"), said
     assert hasattr(compute, private.TORCHMETRICS_NORMALIZES), said
     assert hasattr(data, private.TORCHMETRICS_COUNTS), said
+
+
+def checks():
+    """The checks of torchmetrics, as they are written."""
+    for path in Path(torchmetrics.__file__).parent.rglob("*.py"):
+        if private.TORCHMETRICS_CHECKS in (text := path.read_text()):
+            nodes = ast.walk(ast.parse(text))
+            yield from (node for node in nodes if isinstance(node, ast.FunctionDef) and is_check(node.name))
+
+
+def is_check(name):
+    return name.endswith(private.TORCHMETRICS_CHECKS)
+
+
+def asks_for_a_value(test):
+    return "torch." in (text := ast.unparse(test)) or text == "check" or "unique" in text
+
+
+def test_all_that_checks_ask_of_values_is_whether_to_raise_an_error():
+    asked = [node for check in checks() for node in ast.walk(check) if isinstance(node, ast.If)]
+    asked = [node for node in asked if asks_for_a_value(node.test)]
+    assert len(asked) > 10
+    for node in asked:
+        assert isinstance(node.body[0], ast.Raise), ast.unparse(node)
+        assert not node.orelse, ast.unparse(node)
+        assert not isinstance(node.test, ast.UnaryOp), ast.unparse(node)
