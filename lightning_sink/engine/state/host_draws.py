@@ -51,11 +51,13 @@ def _put_in(functions: list[_Function]) -> None:
 
 
 def _take_out(functions: list[_Function]) -> None:
-    """Puts the functions themselves back, also where somebody keeps what stands for one."""
     for item in functions:
         setattr(item.stream.module, item.name, item.function)
         item.draw = None
-    del item
+
+
+def _let_go(functions: list[_Function]) -> None:
+    """Has whoever keeps one keep the function itself."""
     while functions:
         owner = [functions.pop()]
         if is_held(owner):
@@ -126,6 +128,7 @@ class HostDraws:
             yield
         finally:
             _take_out(functions)
+            _let_go(functions)
             self._left = {stream: told_apart(stream.present().state) for stream in self._calls}
 
     def _number(self, stream: Stream, call: Call, value: Any, uses: Uses) -> Number:

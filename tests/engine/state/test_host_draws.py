@@ -102,3 +102,14 @@ def test_a_generator_of_another_kind_is_left_alone():
         assert draws.explains(changed=False)
     finally:
         np.random.set_bit_generator(present)
+
+
+def test_where_no_generator_is_known_nothing_is_done(monkeypatch):
+    monkeypatch.setattr(random, "random", lambda: 0.5)
+    monkeypatch.setattr(np.random, "rand", lambda: 0.5)
+    draws, hazards = HostDraws(), []
+    draws.begin()
+    with watching(draws, hazards)[0]:
+        assert random.random() == np.random.rand() == 0.5
+    assert draws.explains(changed=False)
+    assert not hazards
