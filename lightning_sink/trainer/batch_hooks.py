@@ -24,6 +24,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor, WeightAveraging
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import first_line, is_library
@@ -94,7 +95,8 @@ class Compared:
         """Tells whether numbers in memory are to be compared this time, too: that takes as long as there are many."""
         self._counts[hook] += 1
         count = self._counts[hook]
-        few = _FEW if sum(parameter.numel() for parameter in module.parameters()) < _MANY else _FEW_OF_MANY
+        numbers = sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))
+        few = _FEW if numbers < _MANY else _FEW_OF_MANY
         return count <= few or random.Random(count).random() * count < few
 
 
