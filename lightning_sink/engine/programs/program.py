@@ -32,6 +32,7 @@ class Program:
         slots: The inputs that are what a slot holds, by their positions.
         counted: The counts by which Python decides, as far as they are known ahead.
         carries: The attributes that a step sets, with what gives the values.
+        replaced: The slots that a step fills, but for gradients.
         touches: The slots that a step fills, or clears, with whether there is something in them then.
         moved: The tensors to which the step gives other memory, and it what that holds.
         takes_turns: Whether steps that it is for may take turns with others in a row.
@@ -52,6 +53,7 @@ class Program:
         self.guards, self.questions, self._equal = recording.guards, recording.questions, recording.equal
         self.note, self.loss, self.appends = observation.note, observation.loss, observation.appends
         self.filled, self.cleared, self._gradients = observation.filled, observation.cleared, observation.gradients
+        self.replaced = [slot for slot in self.filled if not slot.is_gradient]
         self.carries, self._left = recording.carries, list[Any]()
         self._spec, self._constants = observation.spec, observation.constants
         self._same_leaves, self.num_outputs = observation.same_leaves, observation.num_outputs

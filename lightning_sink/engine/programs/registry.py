@@ -75,9 +75,9 @@ class Programs:
 
     def replaced(self) -> Iterator[Tensor]:
         """Yields what is in the places where steps put other tensors, but for gradients."""
-        slots = {slot.name: slot for programs in self._known.values() for each in programs for slot in each.filled}
-        contents = (slot.get() for slot in slots.values() if not slot.is_gradient)
-        yield from (tensor for tensor in contents if tensor is not None)
+        for program in (program for programs in self._known.values() for program in programs):
+            contents = (slot.get() for slot in program.replaced)
+            yield from (tensor for tensor in contents if tensor is not None)
 
     def keep_last(self, key: Key) -> None:
         """Forgets all but the one that was added last, for steps of this kind."""
