@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 from weakref import ProxyTypes
 
 import torch
@@ -55,8 +55,15 @@ TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
 def random_state() -> Hashable:
     """Returns the state of Python's and, where it is loaded, numpy's global generator."""
     numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None else None
-    return random.getstate(), state and (state[1].tobytes(), *state[2:])
+    return random.getstate(), told_apart(None if numpy is None else numpy.random.get_state(legacy=False))
+
+
+def told_apart(state: Any) -> Hashable:
+    """Returns what is equal for two states of a generator of Python's or numpy's that give the same numbers."""
+    if isinstance(state, dict):
+        return tuple((key, told_apart(item)) for key, item in state.items())
+    tobytes = getattr(state, "tobytes", None)
+    return cast(Hashable, state if tobytes is None else tobytes())
 
 
 def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ()) -> Hashable:

@@ -20,7 +20,8 @@ from lightning_sink.engine.numbers.guards import Host, Uses
 from lightning_sink.engine.numbers.number import Number, released
 from lightning_sink.engine.numbers.result_types import is_wide
 from lightning_sink.engine.private import saves_by_hooks
-from lightning_sink.engine.state.positions import Call, Position, Stream, modules, stream_of, told_apart
+from lightning_sink.engine.state.attributes import random_state, told_apart
+from lightning_sink.engine.state.positions import Call, Position, Stream, modules, stream_of
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 from lightning_sink.engine.watch import DRAWN, unwatched
 
@@ -72,8 +73,9 @@ class HostDraws:
         self._tensors = [torch.zeros((), dtype=torch.float64) for _ in range(_MOST)]
         self._inputs: list[tuple[Tensor, Host]] = []
         self._calls: dict[Stream, list[Call]] = {}
-        self._part: dict[Stream, tuple[Any, int]] = {}
-        self._left: dict[Stream, Hashable] = {}
+        self._part: dict[Stream, tuple[Position, int]] = {}
+        self._found: Hashable = None  # how all generators were where the present part of the step began
+        self._left: Hashable = None  # and where the last part ended
         self._others_draw = False
 
     def forget(self) -> None:
@@ -89,7 +91,7 @@ class HostDraws:
         known = {stream.generator: stream for stream in self._streams}
         self._streams = [known.get(stream.generator, stream) for stream in found if stream is not None]
         self._calls = {stream: [] for stream in self._streams}
-        self._inputs, self._left, self._others_draw = [], {}, False
+        self._inputs, self._left, self._others_draw = [], None, False
         return self._tensors
 
     @contextmanager
@@ -102,8 +104,8 @@ class HostDraws:
     ) -> Iterator[None]:
         """Sees what a part of the step draws, on this thread and not apart from the step."""
         self._part = {stream: (stream.present(), len(calls)) for stream, calls in self._calls.items()}
-        found = {stream: told_apart(position.state) for stream, (position, _) in self._part.items()}
-        self._others_draw |= bool(self._left) and found != self._left
+        self._found = random_state()
+        self._others_draw |= self._left is not None and self._found != self._left
         thread = get_ident()
 
         def draw(stream: Stream, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +131,7 @@ class HostDraws:
         finally:
             _take_out(functions)
             _let_go(functions)
-            self._left = {stream: told_apart(stream.present().state) for stream in self._calls}
+            self._left = random_state()
 
     def _number(self, stream: Stream, call: Call, value: Any, uses: Uses) -> Number:
         """Returns what stands for a number that was drawn."""
@@ -143,17 +145,15 @@ class HostDraws:
         uses.decide((name, "is wide"), False, lambda: is_wide(host()))
         return Number(tensor, value, uses, name, host, counts=True, whole=tensor)
 
-    def explains(self, changed: bool) -> bool:
-        """Tells whether the part of the step that has ended has drawn what is known, and has done nothing else.
-
-        `changed`: whether a generator is not as that part found it; one that is seeded and drawn from may be so.
-        """
+    def explains(self) -> bool:
+        """Tells whether the part of the step that has ended has drawn what is known, and has done nothing else."""
         part = {stream: (found, (*self._calls[stream][count:],)) for stream, (found, count) in self._part.items()}
-        if not changed and not any(calls for _, calls in part.values()):
+        # A step that seeds a generator and draws may leave it as it was.
+        if self._found == self._left and not any(calls for _, calls in part.values()):
             return True
-        positions = {stream: Position(None, found, calls) for stream, (found, calls) in part.items()}
-        behind = {stream: told_apart(stream.state(position)) for stream, position in positions.items()}
-        return behind == self._left and len(behind) == len(modules())
+        behind = [(stream.state(Position(None, found, calls)), stream) for stream, (found, calls) in part.items()]
+        are_there = all(told_apart(state) == told_apart(stream.present().state) for state, stream in behind)
+        return are_there and len(behind) == len(modules())
 
     def put_back(self) -> None:
         """Puts the generators back to where the present part of the step began, which is to be run again."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -158,11 +157,3 @@ def _state(generator: Any) -> Any:
 
 def _put(generator: Any, state: Any) -> None:
     (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
-
-
-def told_apart(state: Any) -> Hashable:
-    """Returns what is equal for two states that give the same numbers."""
-    if not isinstance(state, dict):
-        return cast(Hashable, state)
-    words = state["state"]
-    return words["key"].tobytes(), words["pos"], state["has_gauss"], state["gauss"]

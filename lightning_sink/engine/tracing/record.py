@@ -37,7 +37,7 @@ from lightning_sink.engine.private import (
     written_arguments,
 )
 from lightning_sink.engine.state.appends import containers_in
-from lightning_sink.engine.state.attributes import changed_names, random_state
+from lightning_sink.engine.state.attributes import changed_names
 from lightning_sink.engine.state.collected import Place, Watched
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.default_generators import Generators
@@ -134,7 +134,7 @@ class Recorder(TorchDispatchMode, Tape):
         parts = self._before.parts
         present, attributes = self._before.again(), Attributes(parts)
         self._undo.forget()
-        python, drawn = self._look(), random_state()
+        python = self._look()
         called = self._handed.called if parts.carried or parts.varying.names else None
         self._uses.closed = False
         try:
@@ -162,7 +162,7 @@ class Recorder(TorchDispatchMode, Tape):
                     self.hazard("the step sets another profile hook (`sys.setprofile`, `cProfile`)")
             release(self._uses, self._steps.numbers, parts, self.hazard)
             self._collect(attributes)
-            self._compare(python, drawn, attributes)
+            self._compare(python, attributes)
             return out
         except Exception as error:
             release(self._uses, self._steps.numbers, parts, lambda what: None)  # the frames of the error hold some
@@ -208,8 +208,8 @@ class Recorder(TorchDispatchMode, Tape):
         if len({*map(id, containers)}) < len(containers) or any(map(attributes.hold, containers)):
             self.hazard("the step appends lists or dictionaries that are held elsewhere, too", "")
 
-    def _compare(self, python: dict[str, Hashable], drawn: Hashable, attributes: Attributes) -> None:
-        if not self._before.parts.drawn.explains(random_state() != drawn):
+    def _compare(self, python: dict[str, Hashable], attributes: Attributes) -> None:
+        if not self._before.parts.drawn.explains():
             self.hazard(DRAWN)
         if changed := changed_names(python, self._look()):
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))

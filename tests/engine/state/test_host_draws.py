@@ -32,7 +32,7 @@ def test_stand_ins_have_the_numbers_and_the_functions_are_put_back():
         kept.append(random.random)
         assert [type(number) for number in found] == [Number] * 3
     uses.close()
-    assert draws.explains(changed=True)
+    assert draws.explains()
     assert not hazards
     random.seed(5)
     np.random.seed(5)
@@ -61,7 +61,7 @@ def test_what_no_program_draws_is_seen(name):
     watched, _ = watching(draws, hazards)
     with watched:
         OTHERS[name]()
-    assert hazards or not draws.explains(changed=True)
+    assert hazards or not draws.explains()
 
 
 def test_what_runs_apart_draws_no_stand_ins():
@@ -82,7 +82,7 @@ def test_what_is_drawn_between_parts_of_a_step_is_seen():
             random.random()
         if between is None:
             random.random()
-    assert draws.explains(changed=True)
+    assert draws.explains()
     assert draws.left(hazards.append)
     assert any("between" in what for what in hazards)
 
@@ -96,10 +96,10 @@ def test_a_generator_of_another_kind_is_left_alone():
         watched, _ = watching(draws, hazards)
         with watched:
             assert type(np.random.rand()) is float
-        assert not draws.explains(changed=True)
+        assert not draws.explains()
         with watching(draws, hazards)[0]:
             pass
-        assert draws.explains(changed=False)
+        assert draws.explains()
     finally:
         np.random.set_bit_generator(present)
 
@@ -111,5 +111,5 @@ def test_where_no_generator_is_known_nothing_is_done(monkeypatch):
     draws.begin()
     with watching(draws, hazards)[0]:
         assert random.random() == np.random.rand() == 0.5
-    assert draws.explains(changed=False)
+    assert draws.explains()
     assert not hazards
