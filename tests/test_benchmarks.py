@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+import positions
+
 BENCHMARKS = Path(__file__).parents[1] / "examples" / "benchmarks"
 
 
@@ -156,6 +158,7 @@ def test_growth_has_a_line_for_each_point(tmp_path):
     assert table[2][-2:] == ["0", "0"], "the eager engine compiles nothing"
 
 
+@positions.needed
 def test_every_option_has_a_line_and_is_compiled(tmp_path):
     out = tmp_path / "options.md"
     run("options.py", "--sink-size", "10", "--repeats", "1", "--engine", "traced", "--out", str(out))

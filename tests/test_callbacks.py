@@ -2,7 +2,6 @@
 
 import linecache
 import re
-from types import CodeType
 
 import lightning as L
 import pytest
@@ -16,6 +15,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
+import positions
 from lightning_sink import CompileError, SinkStrategy, StepCallback
 from parity import QUIET, Net, assert_parity, both, loader, train
 
@@ -172,7 +172,7 @@ def test_what_a_callback_inside_the_step_keeps(kind):
     if kind is KeepsModule:
         torch.testing.assert_close(first.average.weight, second.average.weight)
     warned = [text for text in sink.warned if "runs eagerly" in text]
-    assert not warned or (kind is Decides and not hasattr(CodeType, "co_positions"))  # before Python 3.11
+    assert not warned or (kind is Decides and not positions.KNOWN)  # before Python 3.11
 
 
 class Weighs(StepCallback):

@@ -1,18 +1,18 @@
 """Attributes that Python carries from step to step, under a Trainer: checkpoints, errors, rows, what comes between."""
 
 import datetime
-from types import CodeType
 
 import pytest
 import torch
 from torch import nn
 
+import positions
 from lightning_sink import SinkStrategy, StepCallback
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.carried import Carry
 from parity import Net, assert_parity, loader, once
 
-pytestmark = pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="positions are known from Python 3.11 on")
+pytestmark = positions.needed
 
 
 class Ramps(Net):

@@ -1,7 +1,6 @@
 """Steps that draw from Python's and numpy's generators, under a Trainer: rows, data that draws, errors, callbacks."""
 
 import random
-from types import CodeType
 
 import lightning as L
 import numpy as np
@@ -11,6 +10,7 @@ import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import positions
 from lightning_sink import SinkStrategy
 from lightning_sink.engine.state.positions import Stream
 from parity import QUIET, Net, assert_parity, both, loader, once
@@ -140,7 +140,7 @@ class KeepsItsWeight(Net):
         return self.weight * super().training_step(batch, batch_idx)
 
 
-@pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="positions are known from Python 3.11 on")
+@positions.needed
 def test_an_attribute_has_the_last_one():
     plain, sink = both(KeepsItsWeight, many, sinks(), max_epochs=3)
     assert_alike(plain, sink)

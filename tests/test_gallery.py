@@ -10,7 +10,6 @@ import re
 import warnings
 from dataclasses import replace
 from importlib import import_module
-from types import CodeType
 
 import lightning as L
 import numpy as np
@@ -18,6 +17,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+import positions
 from gallery.case import CASES, Small
 from gallery.kept import assert_kept
 from gallery.recorder import recorded
@@ -48,7 +48,7 @@ OTHERS = [
 ]
 OTHERS += ["own_counts", "own_optimizers", "parameters", "precision", "randomness", "rates", "reach", "schedulers"]
 OTHERS += ["held_schedulers", "setting", "state", "teachers", "values", "wrapped"]
-OTHERS += ["carried", "objects"] * hasattr(CodeType, "co_positions")  # from Python 3.11 on
+OTHERS += ["carried", "objects"] * positions.KNOWN  # from Python 3.11 on
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES
 HOOKED = [case for case in CASES if case.refused is None and case.raises is None and case.ordered]

@@ -1,13 +1,13 @@
 """Hooks of the LightningModule and steps of every kind, as users write them: trained as plain Lightning does."""
 
 import copy
-from types import CodeType
 
 import lightning as L
 import pytest
 import torch
 from torch import nn
 
+import positions
 from lightning_sink import SinkStrategy
 from lightning_sink.engine.tracing.record import Recorder
 from parity import QUIET, Net, assert_parity, assert_tensors, compare, loader
@@ -359,7 +359,7 @@ class Counts(Net):
 
 @ENGINES
 def test_a_counter_on_the_module(engine):
-    _, sink = compare(Counts, engine, -1, None if hasattr(CodeType, "co_positions") else "count", data=short)
+    _, sink = compare(Counts, engine, -1, None if positions.KNOWN else "count", data=short)
     assert sink.module.count == 18
 
 

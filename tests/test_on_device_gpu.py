@@ -1,7 +1,6 @@
 """Trainings on a GPU are plain Lightning's on it; `test_on_device.py` promises the same of a device that is none."""
 
 from contextlib import nullcontext
-from types import CodeType
 
 import lightning as L
 import pytest
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import positions
 from gpu import needs_gpu
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import pace
@@ -94,7 +94,7 @@ class Averages(Net):
 
 
 @needs_gpu
-@pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="from Python 3.11 on")
+@positions.needed
 @pytest.mark.parametrize("engine", ENGINES)
 def test_counts_on_the_device_and_in_python(engine):
     found = compared(Averages, engine)

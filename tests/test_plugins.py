@@ -1,13 +1,12 @@
 """Precision plugins and strategies of the user's own take part in each step: what they hold counts."""
 
-from types import CodeType
-
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+import positions
 from lightning_sink import SinkStrategy
 from parity import Net, assert_parity, loader, once
 
@@ -103,7 +102,7 @@ def test_state_of_a_plugins_own(plugin, engine):
         found = getattr(sink.trainer.precision_plugin, name)
         if isinstance(value, (int, torch.Tensor)):
             torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)
-    if plugin is Averages or hasattr(CodeType, "co_positions"):  # from Python 3.11 on
+    if plugin is Averages or positions.KNOWN:  # from Python 3.11 on
         assert not [text for text in sink.warned if "runs eagerly" in text]
 
 

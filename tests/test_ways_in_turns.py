@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from types import CodeType
 
 import lightning as L
 import pytest
@@ -10,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
 
+import positions
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import pace
 from lightning_sink.engine.compiler.generated import missing_compiler
@@ -397,7 +397,7 @@ def test_what_else_decides_is_plain_lightnings(kind):
     compare(kind, "traced", -1, data=lambda: loader(80), max_epochs=2)
 
 
-@pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="from Python 3.11 on")
+@positions.needed
 @pytest.mark.parametrize("size", [-1, 23])
 def test_a_number_of_the_modules_own_may_decide(rows, size):
     plain, sink = compare(CountsItself, "traced", size, data=many, max_epochs=3)

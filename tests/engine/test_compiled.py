@@ -12,7 +12,6 @@ import random
 import time
 import types
 import uuid
-from types import CodeType
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from loop import LoopSink, Training, assert_same, batches, both, engine_for, los
 from torch import nn, optim
 from torch.utils.checkpoint import checkpoint
 
+import positions
 from lightning_sink.engine.numbers.guards import Guard
 from lightning_sink.engine.watch import Hazard
 
@@ -563,7 +563,7 @@ def test_an_optimizer_of_ones_own_that_counts_runs_plainly(where):
     assert sink.hazards
 
 
-@pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="from Python 3.11 on")
+@positions.needed
 def test_one_that_counts_in_an_attribute_has_a_program_for_each_way():
     _, sink = both(of(ordinary, optimizer=lambda module: Counting(module.parameters(), "attribute")), [batches(120)])
     assert sink.compiled > 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any
 
 import lightning as L
 import torch
 from torch import nn
 
+import positions
 from parity import loader
 
 
@@ -117,12 +117,12 @@ def add(name: str, make: Callable[[], L.LightningModule], **about: Any) -> None:
 
 def numbers() -> dict[str, Any]:
     """What is promised where Python's numbers are logged or collected: where lines end is known from 3.11 on."""
-    return {} if hasattr(CodeType, "co_positions") else {"eager": "a value of a tensor decides"}
+    return {} if positions.KNOWN else {"eager": "a value of a tensor decides"}
 
 
 def carried() -> dict[str, Any]:
     """What is promised where steps decide by attributes that they set: likewise."""
-    return {} if hasattr(CodeType, "co_positions") else {"eager": "is needed as a plain number"}
+    return {} if positions.KNOWN else {"eager": "is needed as a plain number"}
 
 
 def _words(name: str) -> str:

@@ -4,6 +4,7 @@ import lightning as L
 import torch
 from torch import nn
 
+import positions
 from gallery.case import Small, carried, case, numbers
 from parity import loader
 
@@ -253,7 +254,7 @@ class TheSumSetsTheRateBehindTheStep(Warms):
                 group["lr"] = 0.05 / self.steps
 
 
-@case()
+@case(**({} if positions.KNOWN else {"eager": "`batch_idx` decides"}))
 class TheSumIsReadNowAndThen(Warms):
     """A step that reads it is no program, and the others are."""
 
@@ -336,7 +337,7 @@ class TheSumFallsAgain(Summing):
         return self.loss(batch)
 
 
-@case(**carried())
+@case(few=not positions.KNOWN)
 class TheSumBeginsAnew(Summing):
     def training_step(self, batch, batch_idx):
         self.steps += 1

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+import positions
 from gallery.around import Scheduled
 from gallery.case import Kept, Small, add, case
 from parity import loader
@@ -34,7 +35,7 @@ class LooksAtTheTrainerInTransfer(Small):
         return batch[0] * (1 + 0.01 * self.trainer.global_step), batch[1]
 
 
-@case(size=-1)
+@case(size=-1, **({} if positions.KNOWN else {"eager": "what the step takes as constant"}))
 class KeepsANumberInTransfer(Small):
     """Mixing as many write it: how much is drawn for each batch and kept for the loss."""
 

@@ -2,13 +2,14 @@
 
 import sys
 from functools import lru_cache, partial
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
+import positions
 from lightning_sink.engine.numbers.flows import Getter, is_only_added_to, receivers
 
-pytestmark = pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="lines are not known to their ends")
+pytestmark = positions.needed
 
 
 class Value:

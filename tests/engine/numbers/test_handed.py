@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import positions
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.handed import Handed
 from lightning_sink.engine.numbers.number import Number
@@ -152,6 +153,7 @@ def kind_of(value):
     return type(value)
 
 
+@positions.needed
 def test_what_a_line_calls_is_not_looked_at():
     """To ask for its variables would keep what it lets go of."""
 

@@ -5,15 +5,15 @@ import math
 import operator
 import sys
 from decimal import Decimal
-from types import CodeType
 
 import pytest
 import torch
 
+import positions
 from lightning_sink.engine.numbers.handed import Handed
 from lightning_sink.engine.numbers.plain_uses import PlainUses
 
-pytestmark = pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="positions are known from Python 3.11 on")
+pytestmark = positions.needed
 
 
 HANDED = Handed()

@@ -3,12 +3,12 @@
 import math
 import threading
 import weakref
-from types import CodeType
 
 import pytest
 import torch
 from torch import nn
 
+import positions
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.state.ahead import in_row
 from lightning_sink.engine.state.carried import Carried, Carry
@@ -17,8 +17,6 @@ from lightning_sink.engine.state.holders import python_state
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, Snapshot
 from lightning_sink.engine.tracing.record import Recorder
-
-POSITIONS = pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="positions are known from Python 3.11 on")
 
 
 class Module(nn.Module):
@@ -59,7 +57,7 @@ def grow(module):
     module.steps = max(module.steps, 2) * 2 - math.floor(1.5)
 
 
-@POSITIONS
+@positions.needed
 @pytest.mark.parametrize("step", [count, halve, turn, grow], ids=lambda step: step.__name__)
 @pytest.mark.parametrize("start", [0, 3, 2.5])
 def test_later_values_are_what_python_computes(step, start):
@@ -101,7 +99,7 @@ def test_what_is_no_number_decides():
     assert then() == "a"
 
 
-@POSITIONS
+@positions.needed
 def test_a_part_that_comes_later_finds_what_the_first_has_left():
     parts, _ = learned(count, steps=0)
     seen = []

@@ -14,7 +14,7 @@ KINDS = {
     "random": (random, lambda: random.Random(1), ["random", "gauss", "expovariate"]),
     "numpy": (np.random, lambda: np.random.RandomState(1), ["rand", "standard_normal", "tomaxint"]),
 }
-ARGUMENTS = {"expovariate": (1.0,)}
+ARGUMENTS = {"expovariate": (1.0,), "gauss": (0.0, 1.0)}
 
 
 def stream_of(kind):

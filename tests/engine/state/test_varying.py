@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy as duplicate
 from decimal import Decimal
 from operator import attrgetter, methodcaller
-from types import CodeType
 
 import numpy as np
 import pytest
@@ -16,12 +15,12 @@ from loop import Training, batches, both, loss_of, mlp, sgd
 from torch import nn
 from torch.distributions import Normal
 
+import positions
 from lightning_sink.engine.state.attribute_watch import AttributeWatch
 from lightning_sink.engine.state.holders import class_state
 from lightning_sink.engine.state.varying import Varying
 
 SINKS = [batches(10) for _ in range(6)]
-KNOWS_PLACES = hasattr(CodeType, "co_positions")
 ATTRIBUTES = vars
 UNDISTURBED = 57
 """Steps that programs run where nothing changes: the first makes the optimizer's state, and two more are recorded."""
@@ -329,7 +328,7 @@ USES = COMPUTED_WITH | DECIDE | NEEDED_PLAINLY
 @pytest.mark.parametrize("use", USES)
 def test_what_a_step_uses_counts(use):
     _, sink = both(training(rescale, USES[use]), SINKS, verify=0)
-    if use in NEEDED_PLAINLY or not KNOWS_PLACES:
+    if use in NEEDED_PLAINLY or not positions.KNOWN:
         assert sink.compiled <= UNDISTURBED - 10  # two steps in each sink are recorded
     else:
         # Recorded in the second sink, which has found another value; and for each way through the step.
@@ -348,7 +347,7 @@ def trained(use):
     return modules[0], modules[-1]
 
 
-@pytest.mark.skipif(not KNOWS_PLACES, reason="a line's places are known from Python 3.11 on")
+@positions.needed
 @pytest.mark.parametrize("use", [by_a_variable_that_is_collected, by_one_that_is_returned_beside])
 def test_what_is_collected_beside_is_the_number_itself(use):
     plain, sink = (module.scales for module in trained(use))
@@ -391,7 +390,7 @@ def test_whole_numbers(at):
     assert sink.compiled
 
 
-@pytest.mark.skipif(not KNOWS_PLACES, reason="a line's places are known from Python 3.11 on")
+@positions.needed
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_values_that_are_no_numbers(value):
     def change(module, sink):
