@@ -137,7 +137,6 @@ class Writes(Quiet):
         self.table.close()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="its error does not name the type that sqlite3 does not take")
 def test_a_counter_that_code_in_c_is_given():
     plain, sink = both(Writes, lambda: loader(20), in_sinks("traced"), max_epochs=1)
     assert_parity(plain, sink)

@@ -28,7 +28,8 @@ def may_be_ours(error: Exception) -> bool:
         if is_steps_own or not _has_stand_ins(frames[-1]):
             return False
     names = [frame.f_globals.get("__name__", "") for frame in frames][1:]
-    is_of_stand_in = f"'{Number.__name__}'" in str(error)  # as code in C names the type that it does not take
+    # As code in C names the type that it does not take; `sqlite3` of Python 3.10 has no name for it.
+    is_of_stand_in = any(text in str(error) for text in (f"'{Number.__name__}'", "unsupported type"))
     is_through_us = any(name.startswith("lightning_sink.engine") for name in names)
     return isinstance(error, _MAY_BE_OURS) or is_of_stand_in or is_through_us
 
