@@ -115,14 +115,19 @@ def add(name: str, make: Callable[[], L.LightningModule], **about: Any) -> None:
     CASES.append(Case(name, make, **about))
 
 
+def from_3_11(eager: str) -> dict[str, Any]:
+    """What is promised where positions in code have to be known: before, steps run eagerly, and that is warned of."""
+    return {} if positions.KNOWN else {"eager": eager}
+
+
 def numbers() -> dict[str, Any]:
     """What is promised where Python's numbers are logged or collected: where lines end is known from 3.11 on."""
-    return {} if positions.KNOWN else {"eager": "a value of a tensor decides"}
+    return from_3_11("a value of a tensor decides")
 
 
 def carried() -> dict[str, Any]:
     """What is promised where steps decide by attributes that they set: likewise."""
-    return {} if positions.KNOWN else {"eager": "is needed as a plain number"}
+    return from_3_11("is needed as a plain number")
 
 
 def _words(name: str) -> str:

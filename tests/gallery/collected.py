@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import positions
-from gallery.case import Small, carried, case, numbers
+from gallery.case import Small, carried, case, from_3_11, numbers
 from parity import loader
 
 
@@ -254,7 +254,7 @@ class TheSumSetsTheRateBehindTheStep(Warms):
                 group["lr"] = 0.05 / self.steps
 
 
-@case(**({} if positions.KNOWN else {"eager": "`batch_idx` decides"}))
+@case(**from_3_11("`batch_idx` decides"))
 class TheSumIsReadNowAndThen(Warms):
     """A step that reads it is no program, and the others are."""
 

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-import positions
 from gallery.around import Scheduled
-from gallery.case import Kept, Small, add, case
+from gallery.case import Kept, Small, add, case, from_3_11
 from parity import loader
 
 # -- transfer ---------------------------------------------------------------------------------------------------------
@@ -35,7 +34,7 @@ class LooksAtTheTrainerInTransfer(Small):
         return batch[0] * (1 + 0.01 * self.trainer.global_step), batch[1]
 
 
-@case(size=-1, **({} if positions.KNOWN else {"eager": "what the step takes as constant"}))
+@case(size=-1, **from_3_11("what the step takes as constant"))
 class KeepsANumberInTransfer(Small):
     """Mixing as many write it: how much is drawn for each batch and kept for the loss."""
 
