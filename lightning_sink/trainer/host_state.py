@@ -28,7 +28,7 @@ _SMALL = 1 << 16
 """Elements of a tensor that is compared as a whole."""
 
 _MOST_LEAVES = 200
-"""Values looked at in one attribute of a callback: an average has changed in its first ones too, a log only grows."""
+"""Values looked at in one attribute: an average has changed in its first ones too, a log only grows."""
 
 
 class HostState:
@@ -112,7 +112,7 @@ def _hidden(parts: list[nn.Module]) -> list[Tensor]:
     registered, found = set(parts), []
     values = [value for part in parts for name, value in vars(part).items() if name not in _OF_LIGHTNING]
     for value in values:
-        for leaf in pytree.tree_leaves(value) if is_a(value, list, tuple, dict) else [value]:
+        for leaf in _first_leaves(value) if is_a(value, list, tuple, dict) else [value]:
             if is_a(leaf, nn.Module) and leaf not in registered:
                 found += [*leaf.parameters(), *leaf.buffers()]
             elif is_a(leaf, Tensor):
@@ -127,5 +127,8 @@ def _held_by(callback: Any) -> Iterator[Tensor]:
         if isinstance(value, nn.Module):
             yield from (*value.parameters(), *value.buffers())
         else:
-            leaves = islice(pytree.tree_iter(value), _MOST_LEAVES)
-            yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
+            yield from (leaf for leaf in _first_leaves(value) if isinstance(leaf, Tensor))
+
+
+def _first_leaves(value: Any) -> Iterator[Any]:
+    return islice(pytree.tree_iter(value), _MOST_LEAVES)

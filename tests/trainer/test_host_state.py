@@ -51,6 +51,22 @@ def test_it_is_seen(trained, name):
     assert before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t.append(torch.zeros(())), lambda t: t[0].data.add_(1), lambda t: t.pop(), lambda t: t[3].add_(1)],
+    ids=["one more", "the first one's memory", "one less", "another one's number"],
+)
+@pytest.mark.parametrize("count", [10, 300, 20_001])
+def test_a_list_of_the_modules(trained, change, count):
+    trainer, module, keeper, batch = trained
+    module.losses = [torch.zeros(()) for _ in range(count)]
+    seen = Seen()
+    before = HostState(trainer, [keeper], batch, seen, contents=True)
+    assert not before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    change(module.losses)
+    assert before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+
+
 def test_tensors_without_memory_are_left_alone(trained):
     trainer, module, keeper, batch = trained
     keeper.given_back = torch.randn(4096)

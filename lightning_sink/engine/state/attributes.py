@@ -87,8 +87,9 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         return Same(value), ()
     if in_slots and isinstance(value, Tensor):
         return _untensored(value, known)
-    if in_slots and kind is list and value and all(is_a(item, Tensor) for item in value):
-        marked = [_untensored(item, known) for item in value] if any(map(vars, value)) else ()
+    if in_slots and kind is list and value and all(issubclass(of_item, Tensor) for of_item in {*map(type, value)}):
+        looks = len(value) <= MOST_VALUES and any(map(vars, value))
+        marked = [_untensored(item, known) for item in value] if looks else ()
         return kind, "tensors", len(value), tuple(marked)
     if in_slots and kind in (tuple, list, dict):
         items = list(value.items()) if kind is dict else list(enumerate(value))
