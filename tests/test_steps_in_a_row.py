@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from gallery.held_schedulers import Warmup
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import lending, lookahead, pace, supply
-from lightning_sink.data.reuse import Reuse
+from lightning_sink.data.reuse import Reuse, _Leaf
 from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.programs import chunks as engine_chunks
 from lightning_sink.trainer import log_buffer
@@ -704,37 +704,50 @@ def test_a_loader_that_fills_memory_again(chunks, buffers, later):
     assert ("fills the memory" in reason) == (buffers < 40 or later is not None)
 
 
-def long(monkeypatch, small=1 << 16):
-    """Lets a training count as long behind its first epoch; each batch is fetched by the trainer's thread."""
-    monkeypatch.setattr(lending, "_LONG", 60)
-    monkeypatch.setattr(lending, "_SMALL", small)
+def by_the_trainer(monkeypatch):
+    """Lets each batch be fetched by the trainer's thread, however long that takes."""
     monkeypatch.setattr(pace, "_CHEAP", float("inf"))
     for module in (engine_chunks, lookahead):
         monkeypatch.setattr(module, "_SECONDS", 1e3)
 
 
-def test_in_a_long_training_rows_of_small_batches_become_longer(chunks, monkeypatch):
-    long(monkeypatch)
+def test_rows_of_small_batches_become_longer(chunks, monkeypatch):
+    by_the_trainer(monkeypatch)
     batches = [*loader(300, last=8)]
     compare(Quiet, "traced", -1, data=lambda: InMemory(batches))
     assert chunks.index(16) < chunks.index(64)
-    assert chunks.count(64) >= 2 * (300 - 60 - 129 - 64) // 64 + 3
+    assert chunks.count(64) >= 2 * (300 - 33 - 129 - 64) // 64 + 3
 
 
-@pytest.mark.parametrize("batches", [{"buffer_size": 16}, {"small": 8 * 4 * 4}], ids=["as chosen", "large"])
-def test_where_they_are_not_small_or_the_user_chose_they_do_not(chunks, monkeypatch, batches):
-    long(monkeypatch, batches.get("small", 1 << 16))
-    given = InMemory([*loader(300, last=8)])
-    if "buffer_size" in batches:
-        given = SinkDataModule.from_loaders(given, buffer_size=16)
-    train(Quiet(), given, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
+@pytest.mark.parametrize("given", [{"buffer_size": 16}, {"small": 8 * 4 * 4}], ids=["as chosen", "large"])
+def test_where_they_are_not_small_or_the_user_chose_they_do_not(chunks, monkeypatch, given):
+    by_the_trainer(monkeypatch)
+    monkeypatch.setattr(lending, "_SMALL", given.get("small", 1 << 16))
+    data = InMemory([*loader(300, last=8)])
+    if "buffer_size" in given:
+        data = SinkDataModule.from_loaders(data, buffer_size=16)
+    train(Quiet(), data, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
+    assert max(chunks) == 16
+
+
+class Centres(Quiet):
+    """Writes to its batch, which it finds so where that comes again."""
+
+    def training_step(self, batch, batch_idx):
+        batch[0].sub_(batch[0].mean() / 2)
+        return super().training_step(batch, batch_idx)
+
+
+def test_they_do_not_either_where_steps_write_to_them(chunks, monkeypatch):
+    by_the_trainer(monkeypatch)
+    compare(Centres, "traced", -1, data=lambda: InMemory([*loader(50, last=8)] * 6))
     assert max(chunks) == 16
 
 
 @pytest.mark.parametrize("buffers", [40, 100, 140])
 def test_a_loader_that_fills_memory_again_far_behind(chunks, monkeypatch, buffers):
     """So far that rows of 16 do not meet it, and longer ones may."""
-    long(monkeypatch)
+    by_the_trainer(monkeypatch)
     _, sink = compare(Quiet, "traced", -1, data=lambda: Refilled(buffers, count=300))
     reason = sink.trainer.strategy.queue_report().in_step_because
     assert ("fills the memory" in reason) == (buffers < 129)
@@ -742,8 +755,8 @@ def test_a_loader_that_fills_memory_again_far_behind(chunks, monkeypatch, buffer
 
 
 def test_control_longer_rows_of_what_is_overwritten_train_another_model(chunks, monkeypatch):
-    long(monkeypatch)
-    monkeypatch.setattr(lending.Lending, "most", 1000)
+    by_the_trainer(monkeypatch)
+    monkeypatch.setattr(_Leaf, "holds_another", lambda leaf: False)
     strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
     with pytest.raises(AssertionError):
         assert_parity(*both(Quiet, lambda: Refilled(40, count=300), strategy, max_epochs=2), tolerance=1e-4)

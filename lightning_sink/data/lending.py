@@ -16,12 +16,10 @@ _ENDLESS = 1 << 62
 _OF_STACKED = 3
 """Batches to look at of a loader that stacks samples: only code of theirs (`__torch_function__`) fills memory again."""
 
-_LONG, _SMALL = 1 << 16, 1 << 16
-"""How long a training is in which it pays to look at further batches, so that more may be held; and how small they are.
+_SMALL = 1 << 16
+"""Bytes of a batch that is small: it pays to look at further ones, so that more may be held.
 
-To look at 129 takes 0.3 to 0.4 s. An MLP's step takes 15 us for 21 from then on at a batch of 8, and at 32 it takes 41
-for 52 with one core, with two 27 as before: a training that is so long has lost as much by then, and is not much longer
-for it where there is nothing to be had.
+What a row costs the trainer's thread is a third of an MLP's step at a batch of 32 with a schedule, in rows of 16.
 """
 
 
@@ -38,8 +36,10 @@ class Lending:
 
     def restart(self) -> None:
         """Another source has begun."""
-        self._reuse, self._looks_further = self._looking(), False
-        self._before = self._fetches.telemetry.batches_consumed
+        self._reuse = self._looking(many=False)
+        # Looks at further ones, while those before them are trained in rows; None where it has, or need not.
+        self._further = self._looking(many=True) if self._options.buffer_size is None else None
+        self._many = False  # whether as many may be held
         self._has_begun = self._sent = False  # whether the last batch was sent
         self._ask_source()
         self._allow()
@@ -55,19 +55,8 @@ class Lending:
     @property
     def in_a_row(self) -> int:
         """How many may be fetched in one go."""
-        many = self.are_copies or self._looks_further
+        many = self.are_copies or self._many
         return self._options.in_a_row(self._fetches.device is not None, many)
-
-    def weigh(self, size: int) -> None:
-        """Looks at further batches, which are trained one by one meanwhile, where that is worth it.
-
-        `size`: bytes of one.
-        """
-        if self._looks_further or self.most in (0, _ENDLESS) or self._options.buffer_size is not None:
-            return
-        trained = self._fetches.telemetry.batches_consumed - self._before
-        if trained >= _LONG and size <= _SMALL and not self._supply.pace.ahead:
-            self._reuse, self._looks_further = self._looking(many=True), True
 
     def trained(self) -> None:
         """The last batch has been trained, and the next one is about to be fetched."""
@@ -79,21 +68,23 @@ class Lending:
             self._has_begun = True
             self._ask_source()  # it may know only now what its loaders are
             if self._are_stacked:
-                self._reuse = Reuse(_OF_STACKED, self._options.buffer_bytes)
+                self._reuse, self._further = Reuse(_OF_STACKED, self._options.buffer_bytes), None
         reuse, self._sent = self._reuse, sent
         if not (sent or reuse.ended or self.are_copies):
             reuse.note(batch)
-            if reuse.found and not self._supply.stays_in_step:
-                self._supply.stay_in_step("the loader fills the memory of a batch again for a later one")
-            if reuse.found and reuse.written:  # by the step, perhaps: a copy would keep that from the loader
-                self._supply.look_ahead_no_more()
+            self._note_reuse()
         self._allow()
 
-    def keep(self, item: Any) -> tuple[Any, bool]:
-        """Returns what is kept of a batch until its turn, and whether another one may be fetched before that."""
+    def keep(self, item: Any, size: int) -> tuple[Any, bool]:
+        """Returns what is kept of a batch until its turn, and whether another one may be fetched before that.
+
+        `size`: its bytes.
+        """
         self._sent = type(item) is Arriving
         if self._sent:
             return item.take(), True
+        if self._further is not None and not (self._reuse.found or self._supply.pace.ahead):
+            self._look_further(self._further, item, size)
         if not self._reuse.found:
             return item, True
         own = copied(item)
@@ -101,7 +92,22 @@ class Lending:
             self._supply.look_ahead_no_more()
         return (item, False) if own is None else (own, True)
 
-    def _looking(self, many: bool = False) -> Reuse:
+    def _look_further(self, further: Reuse, batch: Any, size: int) -> None:
+        further.note(batch)
+        if further.ended or size > _SMALL:
+            self._further = None
+            # What a step writes to a batch is not told from what a loader does, as it has not been run yet.
+            if further.ended and not (further.found and self._reuse.written):
+                self._reuse, self._many = further, True
+                self._note_reuse()
+
+    def _note_reuse(self) -> None:
+        if self._reuse.found and not self._supply.stays_in_step:
+            self._supply.stay_in_step("the loader fills the memory of a batch again for a later one")
+        if self._reuse.found and self._reuse.written:  # by the step, perhaps: a copy would keep that from the loader
+            self._supply.look_ahead_no_more()
+
+    def _looking(self, many: bool) -> Reuse:
         # As many lie in the queue, or in two rows of steps; where data has no length, one more has been read.
         batches = 2 * self._options.in_a_row(sent=False, many=many) + 1
         return Reuse(batches, self._options.buffer_bytes)

@@ -67,7 +67,6 @@ class LookAhead:
 
     def part(self, most: int, behind: int) -> Part | None:
         """Returns at most so many batches that are alike, behind the first `behind` ones; None where there are none."""
-        self._lending.weigh(self.size)
         most = min(most, self._lending.in_a_row, self._lending.most - behind)
         missing = behind + most - len(self._early)
         if missing > 0 and self._failure is None:
@@ -210,7 +209,7 @@ class LookAhead:
         if type(item) is Gathered:
             self._early.hold(found)
             return True
-        batch, goes_on = self._lending.keep(item)
+        batch, goes_on = self._lending.keep(item, size)
         self._early.hold((batch, note, size))
         return goes_on and len(self._early) < self._lending.most
 

@@ -15,8 +15,8 @@ class QueueOptions:
     Attributes:
         buffer_size: Most batches that are fetched and not yet taken; those that are being trained, as many again where
             steps run in a row, have been taken. None is 16; for those that the trainer's thread fetches beside its
-            steps it is 64 where they are gathered of a dataset of tensors, or behind 65,536 batches of at most 64 KiB,
-            and 1024 where they are sent to a GPU: small steps are over sooner than 16 have come. 0 fetches nothing
+            steps it is 64 where they are gathered of a dataset of tensors, or of at most 64 KiB, and 1024 where they
+            are sent to a GPU: small steps are over sooner than 16 have come. 0 fetches nothing
             ahead: each batch is fetched on the trainer's thread when it is due.
         buffer_bytes: Most bytes of tensors that are fetched and not yet taken, each batch reckoned as large as the one
             before it; a single larger batch still passes.

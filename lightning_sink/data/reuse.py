@@ -20,9 +20,6 @@ from torch import Tensor
 from lightning_sink.data.batch import containers_in, flatten
 from lightning_sink.data.containers import is_plain, taken_apart
 
-_BEYOND = 16 << 20
-"""Bytes of earlier batches that are compared at each batch beyond those whose memory has come again."""
-
 _EXACT = 1 << 16
 """Words of eight bytes that are compared one by one; of more, sums are. So many are summed at once."""
 
@@ -35,11 +32,15 @@ class _Leaf:
     """A tensor of a batch that was looked at.
 
     Attributes:
+        span: Where it lies.
+        look: What another of the same memory has in common with it.
         content: What its memory held behind its step; before it, as long as that has not ended.
         written: Whether the step changed that.
     """
 
     tensor: Tensor
+    span: tuple[int, int] | None
+    look: Hashable
     content: Tensor
     written: bool = False
 
@@ -93,25 +94,23 @@ class Reuse:
         self.seen += 1
         self.found = self._is_filled_again(leaves) | self._has_others(batch)
         self._last = batch
-        self._kept.append([_Leaf(leaf, _content(leaf)) for leaf in leaves])
         # So many bytes may lie in the queue while one batch is trained, and one is fetched.
-        if self.found or self.seen >= self._most or self._room <= -2 * size:
+        is_last = self.seen >= self._most or self._room <= -2 * size
+        if is_last and not self.found:  # it may fill memory for batches to come
+            self.found = any(leaf.holds_another() for earlier in self._kept for leaf in earlier)
+        self._kept.append([_Leaf(leaf, _span(leaf), _look(leaf), _content(leaf)) for leaf in leaves])
+        if is_last or self.found:
             self._end()
 
     def _is_filled_again(self, leaves: list[Tensor]) -> bool:
-        """Compares what earlier batches have in memory with what was there, the oldest first.
-
-        All that lies in this batch's memory; a loader that fills memory for batches to come has changed more than that.
-        """
-        memory, looks, beyond = _Memory(leaves), {_look(leaf) for leaf in leaves}, _BEYOND
+        """Compares what earlier batches have in this one's memory with what was there."""
+        memory, looks = _Memory(leaves), {_look(leaf) for leaf in leaves}
         for number, earlier in enumerate(self._kept):
             for leaf in earlier:
-                touches = memory.touches(leaf.tensor)
-                beyond -= 0 if touches else leaf.tensor.nbytes
-                if (touches and leaf.written) or ((touches or beyond >= 0) and leaf.holds_another()):
+                if memory.touches(leaf.span) and (leaf.written or leaf.holds_another()):
                     return True
             # What is in this batch, too, is kept with it: a tensor that all batches share is compared once for each.
-            self._kept[number] = [leaf for leaf in earlier if _look(leaf.tensor) not in looks]
+            self._kept[number] = [leaf for leaf in earlier if leaf.look not in looks]
         return False
 
     def _has_others(self, batch: Any) -> bool:
@@ -205,8 +204,7 @@ class _Memory:
         self._starts = [start for start, _ in spans]
         self._furthest = list(accumulate((end for _, end in spans), max))
 
-    def touches(self, tensor: Tensor) -> bool:
-        span = _span(tensor)
+    def touches(self, span: tuple[int, int] | None) -> bool:
         if span is None:
             return False
         before = bisect_left(self._starts, span[1])
