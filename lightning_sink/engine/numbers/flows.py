@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from lightning_sink.engine.held import attribute_of, found_behind
+from lightning_sink.engine.held import ABSENT, attribute_of, found_behind
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver, Returned
 from lightning_sink.engine.source import Source, instruction_at, path_of, source_of
 from lightning_sink.engine.watch import is_user_frame
 
 _PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+TABLES = frozenset([dict, defaultdict])
+KEYS = frozenset([int, float, bool, str, type(None)])
+"""Dictionaries, and keys of theirs, that ask nobody's code for what they are."""
 
 _COMPREHENSIONS = frozenset(["<dictcomp>", "<listcomp>"])
 """Frames of their own, up to Python 3.11."""
@@ -33,11 +38,21 @@ class Getter(NamedTuple):
         holder: The object that has the attribute, or the receiver itself.
         attribute: The attribute that is the receiver, "" where the object is.
         how: The method that is called with the number, or `ADDED`.
+        item: Where the receiver is in that, if that is a dictionary.
     """
 
     holder: Any
     attribute: str
     how: str
+    item: Any = ABSENT
+
+    @property
+    def held(self) -> Any:
+        """What is there, by now."""
+        held = attribute_of(self.holder, self.attribute) if self.attribute else self.holder
+        if self.item is ABSENT:
+            return held
+        return held.get(self.item) if type(held) in TABLES and type(self.item) in KEYS else None
 
 
 def receivers(frame: FrameType) -> list[Getter]:
@@ -122,8 +137,13 @@ def is_only_added_to(name: str, codes: Iterable[CodeType]) -> bool:
 
 def getter(receiver: Receiver, scopes: Iterable[Mapping[str, Any]]) -> Getter:
     """Returns the receiver that is found behind a name."""
-    first, *path = receiver.path
-    holder = next((scope[first] for scope in scopes if first in scope), None)
+    scopes, (first, *path) = [*scopes], receiver.path
+    holder, item = _named(first, scopes), receiver.item
     for name in path[:-1]:
         holder = attribute_of(holder, name)
-    return Getter(holder, path[-1] if path else "", receiver.how)
+    there = ABSENT if item is None else item.value if isinstance(item, ast.Constant) else _named(item.id, scopes)
+    return Getter(holder, path[-1] if path else "", receiver.how, there)
+
+
+def _named(name: str, scopes: Iterable[Mapping[str, Any]]) -> Any:
+    return next((scope[name] for scope in scopes if name in scope), None)

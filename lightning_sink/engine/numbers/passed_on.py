@@ -26,10 +26,12 @@ class Receiver(NamedTuple):
     Attributes:
         path: A variable and names of attributes: `("self", "losses")`.
         how: The method of that which is called with it, or `ADDED`.
+        item: What stands for it in a dictionary that is there; None where it is there itself.
     """
 
     path: tuple[str, ...]
     how: str
+    item: ast.Constant | ast.Name | None = None
 
 
 class Returned(NamedTuple):
@@ -99,7 +101,7 @@ class PassedOn:
         if isinstance(parent, ast.Tuple) and isinstance(self._parents[parent], ast.Return):
             starred = any(isinstance(item, ast.Starred) for item in parent.elts)
             return [] if starred else [Returned(parent.elts.index(node))]  # type: ignore[arg-type]
-        if isinstance(parent, ast.AugAssign) and isinstance(parent.target, ast.Attribute):
+        if isinstance(parent, ast.AugAssign) and isinstance(parent.target, (ast.Attribute, ast.Subscript)):
             return [*_receiver(parent.target, ADDED)] if _adds(parent) else []
         if isinstance(parent, ast.AugAssign) and isinstance(parent.target, ast.Name):
             return self._receivers_of_variable(parent.target) if _computes(parent, node) else []
@@ -207,8 +209,13 @@ def _passes_on(parent: ast.AST, node: ast.AST) -> bool:
 
 
 def _receiver(node: ast.AST, how: str | None = None) -> list[Receiver]:
-    """Returns an attribute as a receiver; none for what is none of a variable's."""
-    path = path_of(node)
-    if len(path) < 2:
-        return []
-    return [Receiver(path, how) if how else Receiver(path[:-1], path[-1])]
+    """Returns an attribute as a receiver, or what one has in a dictionary; none for what is none of a variable's."""
+    if how is None:
+        if not isinstance(node, ast.Attribute):
+            return []
+        how, node = node.attr, node.value
+    if not isinstance(node, ast.Subscript):
+        path = path_of(node)
+        return [Receiver(path, how)] if len(path) > (how == ADDED) else []
+    path, item = path_of(node.value), node.slice
+    return [Receiver(path, how, item)] if path and isinstance(item, (ast.Constant, ast.Name)) else []

@@ -1,8 +1,9 @@
 """The attributes in which the steps of a training collect what they give: `self.losses.append(loss.detach())`.
 
 Lists hold more after each step, and numbers to which steps add are larger; no step depends on them as long as none
-reads them. `Collected` knows which these are, and sees while a step is recorded that it collects in them and does
-nothing else. What one step collected is `Appends` (`appends.py`).
+reads them. A list may be in a dictionary that an attribute holds: `self.history["loss"]`. `Collected` knows which these
+are, and sees while a step is recorded that it collects in them and does nothing else. What one step collected is
+`Appends` (`appends.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from operator import add
 from types import CodeType
 from typing import Any
 
-from lightning_sink.engine.numbers.flows import is_only_added_to
+from lightning_sink.engine.held import ABSENT
+from lightning_sink.engine.numbers.flows import KEYS, TABLES, is_only_added_to
 from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.collectors import ListWatch, Sum
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
@@ -34,17 +36,29 @@ class Place:
         holder: What has the attribute.
         key: The attribute's own name.
         is_sum: Whether it holds a number to which steps add, and not a list.
+        item: Where in a dictionary, which the attribute holds.
     """
 
     name: str
     holder: Any
     key: str
     is_sum: bool = False
+    item: Any = ABSENT
 
     @property
     def value(self) -> Any:
         """What it holds now: a list or a number, unless somebody has put something else there."""
-        return vars(self.holder).get(self.key)
+        value = vars(self.holder).get(self.key)
+        if self.item is ABSENT:
+            return value
+        return value.get(self.item) if type(value) in TABLES else None
+
+    def put(self, value: Any) -> None:
+        """Has it hold a list or a number, where it holds one."""
+        if self.item is ABSENT:
+            vars(self.holder)[self.key] = value
+        else:
+            vars(self.holder)[self.key][self.item] = value
 
     @property
     def is_there(self) -> bool:
@@ -55,7 +69,7 @@ class Place:
         """Collects some items, one after the other."""
         if self.is_sum:
             # `sum` of floats is no longer what adding one after the other gives, from Python 3.12 on.
-            vars(self.holder)[self.key] = reduce(add, items, self.value)
+            self.put(reduce(add, items, self.value))
         else:
             self.value.extend(items)
 
@@ -78,8 +92,12 @@ class Collected:
         self.places = [place for place in self.places if place.key not in self.left_out]
 
     def names(self, holder: Any) -> frozenset[str]:
-        """Returns those of an object."""
-        return frozenset(place.key for place in self.places if place.holder is holder)
+        """Returns those of an object, but for dictionaries."""
+        return frozenset(place.key for place in self.places if place.holder is holder and place.item is ABSENT)
+
+    def in_tables(self) -> set[int]:
+        """Returns the identities of the lists that are in dictionaries."""
+        return {id(place.value) for place in self.places if place.item is not ABSENT and place.is_there}
 
     def sums(self, holder: Any) -> frozenset[str]:
         """Returns those of an object that hold another number after each step."""
@@ -118,6 +136,14 @@ class Collected:
             held, known = vars(holder), self.names(holder) | asked | self.left_out
             found = [key for key, value in held.items() if id(value) in lists and key not in known]
             self.places += [Place(prefix + key, holder, key) for key in found]
+            tables = [(key, value) for key, value in held.items() if type(value) in TABLES and key not in asked]
+            inside = [(key, item) for key, table in tables for item, value in table.items() if id(value) in lists]
+            has = {(place.key, place.item) for place in self.places if place.holder is holder}
+            self.places += [
+                Place(f"{prefix}{key}[{item!r}]", holder, key, item=item)
+                for key, item in inside
+                if type(item) in KEYS and key not in self.left_out and (key, item) not in has
+            ]
             sums = [key for where, key in changed if where == id(held) and key not in known]
             sums = [key for key in sums if is_only_added_to(key, codes) and is_plain(type(holder), key)]
             self.places += [Place(prefix + key, holder, key, is_sum=True) for key in sums]
@@ -162,7 +188,7 @@ class Watched:
             self._lists[id(held)] = ListWatch(held, partial(self._take, place), read)
             self.items.update((id(item), place.name) for item in held)
         self._list_places.append((place, id(held)))
-        vars(place.holder)[place.key] = self._lists[id(held)]
+        place.put(self._lists[id(held)])
 
     def watch_sum(self, place: Place) -> None:
         """Puts something before a number."""
@@ -194,7 +220,7 @@ class Watched:
         """Leaves everything as it was, but for what was collected."""
         for place, key in self._list_places:
             if place.value is self._lists[key]:
-                vars(place.holder)[place.key] = self._lists[key].held
+                place.put(self._lists[key].held)
             else:
                 self.tell(place, "in the place of which it puts another one")
         while self._lists:

@@ -141,7 +141,7 @@ class Granted:
             values += [value for name, value in vars(holder).items() if name not in left_out]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]
-        known = set(map(id, (*self._parts.schedulers(), *self._parts.others)))
+        known = {*map(id, (*self._parts.schedulers(), *self._parts.others)), *self._parts.collected.in_tables()}
         hold = [*nested(values, known=known), *self._outside_containers(known)]
         self._nested = [*hold, *(dict.values(content) for content in hold if isinstance(content, dict))]
         self._nested += [content.values() for content in hold if isinstance(content, MappingProxyType)]

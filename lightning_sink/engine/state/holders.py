@@ -110,7 +110,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     held = list(parts.holders())
     holders = {id(holder) for _, holder in held}
     known = holders | {id(item) for item in (*parts.optimizers, *parts.schedulers())}
-    known |= {id(submodule) for _, module in apart for submodule in module.modules()}
+    known |= {id(submodule) for _, module in apart for submodule in module.modules()} | parts.collected.in_tables()
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (parts.ignore - MODULE_HOOKS)
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.held import attribute_of
 from lightning_sink.engine.numbers.flows import Getter, receivers
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
@@ -81,11 +80,10 @@ class Values:
 
     def receives(self, getter: Getter) -> bool:
         """Tells whether somebody takes a stand-in, and decides nothing by it."""
-        holder, attribute, how = getter
-        held = attribute_of(holder, attribute) if attribute else holder
+        held, how = getter.held, getter.how
         if type(held) is ListWatch:
             return how in ListWatch.receives
-        return self._is_sum(holder, attribute) if how == ADDED else (id(held), how) in self._takers
+        return self._is_sum(getter.holder, getter.attribute) if how == ADDED else (id(held), how) in self._takers
 
     def taken(self, func: Any, args: Any, kwargs: Any, value: Any, origin: Origin | None) -> None:
         """Takes note of a value that Python has got of an operation, and may do this or that by.

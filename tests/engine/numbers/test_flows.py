@@ -67,6 +67,7 @@ def remembered(x):
 class Owner:
     def __init__(self):
         self.losses, self.total = [], 0.0
+        self.table = {"x": [], "y": []}
         self.net = SimpleNamespace(seen=[], total=0.0)
         self.own = number_of
 
@@ -199,6 +200,15 @@ def by_a_dictionary_that_is_read(self, x):
     self.log("x", numbers["x"])
 
 
+def in_a_dictionary_of_lists(self, x):
+    self.table["x"].append(x.item())
+
+
+def in_a_dictionary_of_lists_by_a_variable(self, x):
+    for name in ("x", "y"):
+        self.table[name] += [x.item()]
+
+
 LOG, APPEND, ADD = ("self", "", "log"), ("self", "losses", "append"), ("self", "total", "+=")
 GOES = {
     as_it_is: [LOG],
@@ -223,6 +233,8 @@ GOES = {
     returned_in_a_dictionary_that_is_filled: [("self", "", "log_dict")],
     gone_through: [APPEND],
     by_a_dictionary_that_is_read: [("self", "", "log_dict"), LOG],
+    in_a_dictionary_of_lists: [("self", "table", "append", "x")],
+    in_a_dictionary_of_lists_by_a_variable: [("self", "table", "+=", "y")],
 }
 
 
@@ -231,8 +243,8 @@ def test_receivers(function):
     owner, x = Owner(), Value()
     function(owner, x)
     holders = {"self": owner, "net": owner.net}
-    expected = [(holders[holder], attribute, how) for holder, attribute, how in GOES[function]]
-    assert sorted({str(getter) for getter in x.found}) == sorted(map(str, map(Getter._make, expected)))
+    expected = [Getter(holders[holder], *how) for holder, *how in GOES[function]]
+    assert sorted({str(getter) for getter in x.found}) == sorted(map(str, expected))
 
 
 def thrown_away(self, x):
@@ -294,6 +306,10 @@ def by_a_function_that_is_a_variable(self, x):
 
 def of_what_a_call_gives(self, x):
     vars(self)["net"].seen.append(x.item())
+
+
+def in_a_dictionary_under_what_is_computed(self, x):
+    self.table["x" + ""].append(x.item())
 
 
 def multiplied(self, x):
@@ -437,6 +453,7 @@ def unpacked(self, x):
 NOWHERE = [
     *[thrown_away, returned, compared, a_condition, a_filter, a_key, in_a_set, a_divisor, a_power, a_whole_part],
     *[in_a_text, by_another_function, by_a_method_of_its_own, by_a_function_that_is_a_variable, of_what_a_call_gives],
+    in_a_dictionary_under_what_is_computed,
     *[multiplied, an_index, by_a_variable_that_decides, by_a_variable_that_divides, by_a_variable_of_itself],
     *[added_with_more, added_to_another],
     *[by_two_variables, by_a_variable_of_a_function_within, by_a_variable_that_is_seen, by_a_global],
