@@ -733,25 +733,43 @@ def test_where_they_are_not_small_or_the_user_chose_they_do_not(chunks, monkeypa
 class Centres(Quiet):
     """Writes to its batch, which it finds so where that comes again."""
 
+    since = 0
+
     def training_step(self, batch, batch_idx):
-        batch[0].sub_(batch[0].mean() / 2)
+        if self.current_epoch >= self.since:
+            batch[0].sub_(batch[0].mean() / 2)
         return super().training_step(batch, batch_idx)
 
 
-def test_they_do_not_either_where_steps_write_to_them(chunks, monkeypatch):
+class CentresLater(Centres):
+    """The batches have been looked at by then."""
+
+    since = 1
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "longest"),
+    [(Centres, 20, 0), (Centres, 50, 16), (Centres, 140, 16)]
+    + [(CentresLater, 20, 64), (CentresLater, 50, 64), (CentresLater, 140, 64)],
+)
+def test_steps_that_write_to_their_batches(chunks, monkeypatch, make, count, longest):
     by_the_trainer(monkeypatch)
-    compare(Centres, "traced", -1, data=lambda: InMemory([*loader(50, last=8)] * 6))
+    compare(make, "traced", -1, data=lambda: InMemory([*loader(count, last=8)] * (420 // count)))
+    assert max(chunks, default=0) == longest
+
+
+def test_steps_that_write_to_their_batches_while_these_are_looked_at(chunks, monkeypatch):
+    by_the_trainer(monkeypatch)
+    compare(CentresLater, "traced", -1, data=lambda: InMemory([*loader(60, last=8)]), max_epochs=6)
     assert max(chunks) == 16
 
 
-@pytest.mark.parametrize("buffers", [40, 100, 140])
-def test_a_loader_that_fills_memory_again_far_behind(chunks, monkeypatch, buffers):
+@pytest.mark.parametrize(("buffers", "longest"), [(40, 16), (100, 16), (140, 64)])
+def test_a_loader_that_fills_memory_again_far_behind(chunks, monkeypatch, buffers, longest):
     """So far that rows of 16 do not meet it, and longer ones may."""
     by_the_trainer(monkeypatch)
-    _, sink = compare(Quiet, "traced", -1, data=lambda: Refilled(buffers, count=300))
-    reason = sink.trainer.strategy.queue_report().in_step_because
-    assert ("fills the memory" in reason) == (buffers < 129)
-    assert max(chunks) == 64
+    compare(Quiet, "traced", -1, data=lambda: Refilled(buffers, count=300))
+    assert max(chunks) == longest
 
 
 def test_control_longer_rows_of_what_is_overwritten_train_another_model(chunks, monkeypatch):

@@ -72,7 +72,10 @@ class Lending:
         reuse, self._sent = self._reuse, sent
         if not (sent or reuse.ended or self.are_copies):
             reuse.note(batch)
-            self._note_reuse()
+            if reuse.found and not self._supply.stays_in_step:
+                self._supply.stay_in_step("the loader fills the memory of a batch again for a later one")
+            if reuse.found and reuse.written:  # by the step, perhaps: a copy would keep that from the loader
+                self._supply.look_ahead_no_more()
         self._allow()
 
     def keep(self, item: Any, size: int) -> tuple[Any, bool]:
@@ -96,16 +99,9 @@ class Lending:
         further.note(batch)
         if further.ended or size > _SMALL:
             self._further = None
-            # What a step writes to a batch is not told from what a loader does, as it has not been run yet.
-            if further.ended and not (further.found and self._reuse.written):
+            # What was found may be a step's doing, which has not been run yet: then no more are held than before.
+            if further.ended and not further.found:
                 self._reuse, self._many = further, True
-                self._note_reuse()
-
-    def _note_reuse(self) -> None:
-        if self._reuse.found and not self._supply.stays_in_step:
-            self._supply.stay_in_step("the loader fills the memory of a batch again for a later one")
-        if self._reuse.found and self._reuse.written:  # by the step, perhaps: a copy would keep that from the loader
-            self._supply.look_ahead_no_more()
 
     def _looking(self, many: bool) -> Reuse:
         # As many lie in the queue, or in two rows of steps; where data has no length, one more has been read.

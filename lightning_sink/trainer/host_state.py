@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from ctypes import string_at
 from itertools import islice
@@ -28,7 +29,10 @@ _SMALL = 1 << 16
 """Elements of a tensor that is compared as a whole."""
 
 _MOST_LEAVES = 200
-"""Values looked at in one attribute: an average has changed in its first ones too, a log only grows."""
+"""Values looked at in one attribute of a callback: an average has changed in its first ones too, a log only grows."""
+
+_MANY = 500
+"""Values at either end of a container of a module's that are looked at: losses in a list are as many as steps."""
 
 
 class HostState:
@@ -111,13 +115,23 @@ def _hidden(parts: list[nn.Module]) -> list[Tensor]:
     """Returns the tensors that modules keep in lists, dictionaries and other modules that they do not register."""
     registered, found = set(parts), []
     values = [value for part in parts for name, value in vars(part).items() if name not in _OF_LIGHTNING]
-    for value in values:
-        for leaf in _first_leaves(value) if is_a(value, list, tuple, dict) else [value]:
-            if is_a(leaf, nn.Module) and leaf not in registered:
-                found += [*leaf.parameters(), *leaf.buffers()]
-            elif is_a(leaf, Tensor):
-                found.append(leaf)
+    for leaf in (leaf for value in values for leaf in _leaves(value)):
+        if is_a(leaf, nn.Module) and leaf not in registered:
+            found += [*leaf.parameters(), *leaf.buffers()]
+        elif is_a(leaf, Tensor):
+            found.append(leaf)
     return found
+
+
+def _leaves(value: Any, depth: int = 8) -> Iterator[Any]:
+    """Yields a value, or what the containers that it is made of hold, the first and the last ones where it is much."""
+    if not is_a(value, list, tuple, dict, deque):
+        yield value
+    elif depth:
+        items = dict.values(value) if is_a(value, dict) else value
+        many = len(items) > 2 * _MANY
+        for item in (*islice(items, _MANY), *islice(items, len(items) - _MANY, None)) if many else items:
+            yield from _leaves(item, depth - 1)
 
 
 def _held_by(callback: Any) -> Iterator[Tensor]:
@@ -127,8 +141,5 @@ def _held_by(callback: Any) -> Iterator[Tensor]:
         if isinstance(value, nn.Module):
             yield from (*value.parameters(), *value.buffers())
         else:
-            yield from (leaf for leaf in _first_leaves(value) if isinstance(leaf, Tensor))
-
-
-def _first_leaves(value: Any) -> Iterator[Any]:
-    return islice(pytree.tree_iter(value), _MOST_LEAVES)
+            leaves = islice(pytree.tree_iter(value), _MOST_LEAVES)
+            yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))

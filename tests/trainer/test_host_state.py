@@ -53,17 +53,37 @@ def test_it_is_seen(trained, name):
 
 @pytest.mark.parametrize(
     "change",
-    [lambda t: t.append(torch.zeros(())), lambda t: t[0].data.add_(1), lambda t: t.pop(), lambda t: t[3].add_(1)],
-    ids=["one more", "the first one's memory", "one less", "another one's number"],
+    {
+        "one more": lambda tensors: tensors.append(torch.zeros(())),
+        "one less": lambda tensors: tensors.pop(),
+        "the first one's memory": lambda tensors: tensors[0].data.add_(1),
+        "the last one's memory": lambda tensors: tensors[-1].data.add_(1),
+        "another last one": lambda tensors: tensors.__setitem__(-1, torch.zeros(())),
+        "one near the end": lambda tensors: tensors[-4].add_(1),
+    }.items(),
+    ids=lambda change: change[0],
 )
 @pytest.mark.parametrize("count", [10, 300, 20_001])
-def test_a_list_of_the_modules(trained, change, count):
+@pytest.mark.parametrize("among", [lambda x: x, lambda x: {"losses": [*range(300)], "more": (x,)}], ids=["", "others"])
+def test_a_list_of_the_modules(trained, change, count, among):
     trainer, module, keeper, batch = trained
-    module.losses = [torch.zeros(()) for _ in range(count)]
+    tensors = [torch.zeros(()) for _ in range(count)]
+    module.held = among(tensors)
     seen = Seen()
     before = HostState(trainer, [keeper], batch, seen, contents=True)
     assert not before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
-    change(module.losses)
+    change[1](tensors)
+    assert before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+
+
+@pytest.mark.parametrize("place", [0, 100, 255])
+def test_a_module_that_another_one_keeps_in_a_list(trained, place):
+    trainer, module, keeper, batch = trained
+    module.kept = [*range(place), nn.Linear(2, 2), *range(255 - place)]
+    seen = Seen()
+    before = HostState(trainer, [keeper], batch, seen, contents=True)
+    assert not before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    module.kept[place].weight.data.add_(1)
     assert before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
 
 
