@@ -62,14 +62,19 @@ class Lending:
         """The last batch has been trained, and the next one is about to be fetched."""
         self._reuse.trained()
 
-    def look_at(self, batch: Any, sent: bool) -> None:
-        """Looks at a batch that is about to be trained: may the next one be fetched before it has been?"""
+    def look_at(self, batch: Any, size: int, sent: bool) -> None:
+        """Looks at a batch that is about to be trained: may the next one be fetched before it has been?
+
+        `size`: its bytes.
+        """
         if not self._has_begun:
             self._has_begun = True
             self._ask_source()  # it may know only now what its loaders are
             if self._are_stacked:
                 self._reuse, self._further = Reuse(_OF_STACKED, self._options.buffer_bytes), None
         reuse, self._sent = self._reuse, sent
+        if self._further is not None and not (sent or self.are_copies):
+            self._look_further(self._further, batch, size)
         if not (sent or reuse.ended or self.are_copies):
             reuse.note(batch)
             if reuse.found and not self._supply.stays_in_step:

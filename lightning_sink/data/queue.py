@@ -154,7 +154,7 @@ class BatchQueue:
         if self._last_take and (self._supply.sure or not self._pace.ahead):
             self._pace.note(now - began - watching, now - self._last_take - watching, sending)
         self._last_take = now
-        self._lending.look_at(batch, sent=batch is not item)
+        self._lending.look_at(batch, size, sent=batch is not item)
         return batch, note
 
     def look_ahead(self, most: int, behind: int = 0) -> Part | None:
