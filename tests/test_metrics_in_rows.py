@@ -290,3 +290,30 @@ class LogsOnly(Measured):
 def test_a_metric_that_steps_only_log(engine):
     plain, sink = both(LogsOnly, many, SinkStrategy(-1, epoch="dataset", engine=engine), max_epochs=2)
     assert_parity(plain, sink, exact=engine == "eager")
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_a_test_before_the_training_leaves_tensors_of_inference_mode(engine):
+    class Tested(Net):
+        def __init__(self):
+            super().__init__()
+            self.net[3] = nn.Identity()
+            self.accuracy = MulticlassAccuracy(3)
+
+        def test_step(self, batch, batch_idx):
+            self.accuracy(self.net(batch[0]), batch[1])
+            self.log("tested", self.accuracy)
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    found = []
+    for strategy in ("auto", SinkStrategy(20, epoch="dataset", engine=engine)):
+        torch.manual_seed(1)
+        module, trainer = Tested(), L.Trainer(strategy=strategy, max_epochs=1, **QUIET)
+        trainer.test(module, loader(5), verbose=False)
+        trainer.fit(module, loader(STEPS, last=8))
+        trainer.test(module, loader(5), verbose=False)
+        found.append([*module.parameters(), trainer.callback_metrics["tested"]])
+    for plain, sink in zip(*found, strict=True):
+        torch.testing.assert_close(plain, sink)

@@ -309,8 +309,11 @@ def written_arguments(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def version(tensor: Tensor) -> int:
-    """Returns how often PyTorch wrote to a tensor in place; `Tensor._version` alone counts that."""
-    return int(tensor._version)
+    """Returns how often PyTorch wrote to a tensor in place; `Tensor._version` alone counts that.
+
+    Of a tensor that was made in inference mode nobody counts: outside of it none is written to.
+    """
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def holders_of_memory(tensor: Tensor) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -43,6 +44,8 @@ _FLAGS: dict[type, tuple[str, ...]] = {Trainer: ("is_last_batch",)}
 _WATCHED: dict[type, tuple[str, ...]] = {
     LightningModule: ("logger", "loggers"),
     Trainer: ("callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"),
+    _LoggerConnector: ("should_update_logs",),
+    _TrainingEpochLoop: ("_is_training_done", "done"),
 }
 
 TOLD = frozenset(name for of in (_COUNTERS, _FLAGS, _WATCHED) for names in of.values() for name in names)
@@ -73,6 +76,9 @@ def watched_getters(trainer: Any) -> dict[CodeType, str]:
     # Called past `self.log`, or from a `log` of the user's own: then nobody knows what a step that is replayed logs.
     codes[LightningModule.log.__code__] = "LightningModule.log()"
     codes[LightningModule.print.__code__] = "LightningModule.print()"
+    # Whether the batch is the epoch's last one, which nobody knows of a step that is gone through.
+    codes[_TrainingEpochLoop._num_ready_batches_reached.__code__] = "_num_ready_batches_reached()"
+    codes[_TrainingEpochLoop._should_accumulate.__code__] = "_should_accumulate()"
     # Of those that are not lifted: of another optimizer, or behind an object of the user's.
     codes[LRScheduler.get_last_lr.__code__] = "LRScheduler.get_last_lr()"
     for scheduler in schedulers_of(trainer):

@@ -260,3 +260,31 @@ class Lstm(Small):
 
     def forward(self, x):
         return self.out(self.cell(x.unsqueeze(2))[0][:, -1])
+
+
+class Cleared(Small):
+    """Gradients are gone behind an epoch, as they are behind each validation."""
+
+    def on_train_epoch_start(self):
+        self.zero_grad()
+
+
+@case(size=8)
+class AsksForGradientsBeforeTheyAreCleared(Cleared):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return 3 * loss if self.net[0].weight.grad is None else loss
+
+
+@case(size=8, options={"accumulate_grad_batches": 2})
+class CountsGradientsBeforeTheyAreCleared(Cleared):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + sum(each.grad is None for each in self.parameters()))
+
+
+@case(size=8)
+class AsksForGradientsBehindTheBackwardPass(Cleared):
+    def on_before_optimizer_step(self, optimizer):
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)

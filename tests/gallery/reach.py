@@ -142,6 +142,23 @@ class MetricOfTheEpochBefore(Small):
         return loss * (1 + before)
 
 
+@case(eager="`should_update_logs` is read", line="should_update_logs", options={"log_every_n_steps": 3})
+class LogsWhatIsDueOnly(Small):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.trainer._logger_connector.should_update_logs:
+            self.log("weight", self.net[0].weight.mean())
+            loss = 2 * loss
+        return loss
+
+
+@case(eager="`_num_ready_batches_reached()` is called", line="_num_ready_batches_reached")
+class AsksLightningForTheLastBatch(Small):
+    def training_step(self, batch, batch_idx):
+        is_last = self.trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+        return super().training_step(batch, batch_idx) * (1 + is_last)
+
+
 @case(eager="`callback_metrics` is read", line="callback_metrics")
 class MetricOfTheEpochBeforeForCallbacks(Small):
     def training_step(self, batch, batch_idx):

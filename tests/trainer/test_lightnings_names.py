@@ -16,13 +16,13 @@ from parity import QUIET, Net, loader
 OF_EPOCH_LOOP = [
     "batch_progress", "automatic_optimization", "manual_optimization", "update_lr_schedulers", "_build_kwargs",
     "_should_accumulate", "_num_ready_batches_reached", "_batches_that_stepped", "_warning_cache", "_results",
-    "_should_check_val_fx", "val_loop",
+    "_should_check_val_fx", "val_loop", "_is_training_done", "done",
     "_save_loggers_on_train_batch_end", "scheduler_progress",
 ]  # fmt: skip
 OF_FIT_LOOP = ["_combined_loader", "_data_source", "_data_fetcher", "epoch_loop"]
 OF_TRAINER = ["_logger_connector", "_data_connector", "_results", "received_sigterm", "_val_check_time_interval"]
 OF_CONNECTOR = ["on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "metrics"]
-OF_CONNECTOR += ["callback_metrics", "logged_metrics", "progress_bar_metrics"]
+OF_CONNECTOR += ["callback_metrics", "logged_metrics", "progress_bar_metrics", "should_update_logs"]
 OF_CHECKPOINT = ["_every_n_train_steps", "_train_time_interval", "_last_time_checked", "_last_global_step_saved"]
 OF_PROGRESS = ["ready", "started", "processed", "completed", "increment_by"]
 

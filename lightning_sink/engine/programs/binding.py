@@ -91,8 +91,13 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
     loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
     counts = len(tensors), len(result.logged), loss, appends
-    # Autograd adds to a gradient that is there and sets one that is not; no operation shows which.
-    slots = [] if step.clears else [slot for slot in before.slots.values() if slot.is_gradient]
+    # Autograd adds to a gradient that is there and sets one that is not; no operation shows which. Nor does one show
+    # what a step asks of it before it is cleared: `parameter.grad is None`.
+    slots = (
+        []
+        if step.clears and not recorder.asks_for_gradients
+        else [slot for slot in before.slots.values() if slot.is_gradient]
+    )
     gradients = [(slot, before.tensors[slot.name] is not None) for slot in slots]
     # A step may ask for the shape of what it replaces, and clears a gradient that somebody put where there was none: no
     # operation shows either.

@@ -68,6 +68,9 @@ from lightning_sink.errors import add_note
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
 
 
+_BEHIND_BACKWARD = frozenset(["on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping"])
+
+
 class Recorder(TorchDispatchMode, Tape):
     """Records the spans of one step. It is the step's tape.
 
@@ -324,6 +327,11 @@ class Recorder(TorchDispatchMode, Tape):
     def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
         """Takes note of tensors that no program has."""
         self._apart.add(tensors, what)
+
+    @property
+    def asks_for_gradients(self) -> bool:
+        """Whether code of the user's names them, but in hooks that come behind the backward pass."""
+        return any("grad" in code.co_names and code.co_name not in _BEHIND_BACKWARD for code in self.ran.values())
 
     def finish(self, outputs: list[Tensor]) -> Recording:
         """Ends the recording; `outputs` are the tensors that its program shall return."""
