@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.generators import global_states
 from lightning_sink.engine.private import own_tensors, pytree, version
-from lightning_sink.engine.state.attributes import fingerprint, is_a
+from lightning_sink.engine.state.attributes import fingerprint, is_a, items_of
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.holders import Seen, python_state
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Parts, place_of
@@ -128,9 +128,8 @@ def _leaves(value: Any, depth: int = 8) -> Iterator[Any]:
     if not is_a(value, list, tuple, dict, deque):
         yield value
     elif depth:
-        items = dict.values(value) if is_a(value, dict) else value
-        many = len(items) > 2 * _MANY
-        for item in (*islice(items, _MANY), *islice(items, len(items) - _MANY, None)) if many else items:
+        items = items_of(value)  # asks nobody's code
+        for item in [*items[:_MANY], *items[-_MANY:]] if len(items) > 2 * _MANY else items:
             yield from _leaves(item, depth - 1)
 
 

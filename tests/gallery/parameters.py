@@ -276,6 +276,13 @@ class AsksForGradientsBeforeTheyAreCleared(Cleared):
         return 3 * loss if self.net[0].weight.grad is None else loss
 
 
+@case(size=8)
+class AsksForGradientsByTheirName(Cleared):
+    def training_step(self, batch, batch_idx):
+        gradients = [getattr(parameter, "grad") for parameter in self.parameters()]  # noqa: B009
+        return super().training_step(batch, batch_idx) * (1 + gradients.count(None))
+
+
 @case(size=8, options={"accumulate_grad_batches": 2})
 class CountsGradientsBeforeTheyAreCleared(Cleared):
     def training_step(self, batch, batch_idx):

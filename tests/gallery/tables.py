@@ -1,7 +1,9 @@
 """What steps collect in the lists of a dictionary: `self.history["loss"].append(loss.detach())`."""
 
 import copy
+import pickle
 from collections import OrderedDict, defaultdict
+from functools import partial
 
 import lightning as L
 import torch
@@ -112,6 +114,47 @@ class AListOfTheDictionaryIsReplaced(Tabled):
         if batch_idx % 2:
             self.history["loss"].append(loss.detach())
         return loss
+
+
+class Elsewhere(Tabled):
+    """A list of the dictionary's is read past it, at some steps only."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return 2 * loss if self.count() > 20 else loss
+
+
+@case(eager="the step changes Python state")
+class AListHoldsAListOfTheDictionary(Elsewhere):
+    def __init__(self):
+        super().__init__()
+        self.other = [self.history["loss"]]
+
+    def count(self):
+        return len(self.other[0])
+
+
+@case(eager="the step changes Python state")
+class AnotherDictionaryHoldsAListOfTheDictionary(Elsewhere):
+    def __init__(self):
+        super().__init__()
+        self.other = {"inside": {"loss": self.history["loss"]}}
+
+    def count(self):
+        return len(self.other["inside"]["loss"])
+
+
+@case(eager="the step changes Python state")
+class AFunctionHoldsAListOfTheDictionary(Elsewhere):
+    def __init__(self):
+        super().__init__()
+        self.count = partial(len, self.history["loss"])
+
+
+@case(eager="`history['loss']`, and not only by appending to it")
+class TheDictionaryIsPickled(Elsewhere):
+    def count(self):
+        return len(pickle.loads(pickle.dumps(self.history))["loss"])
 
 
 @case(eager="`history['loss']`, in the place of which it puts another one")

@@ -72,12 +72,9 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
     Args:
         value: The value.
         in_slots: Whether tensors that are the value or its items have slots and are left out here.
-        known: Identities of modules, optimizers and other objects that are looked at by themselves; and of lists in
-            which steps collect, one of which counts as any other.
+        known: Identities of modules, optimizers and other objects that are looked at by themselves.
     """
     kind = type(value)
-    if kind is list and id(value) in known:
-        return kind, "known"
     if kind in SCALARS:
         return kind, _told_apart(value)
     if kind in ProxyTypes:
@@ -204,8 +201,6 @@ class _Walk:
             return kind, _told_apart(value)
         if kind in ProxyTypes:
             return Same(value), 0
-        if kind is list and id(value) in self._known:
-            return kind, "known"
         if kind in _IN_ORDER and (few := _few_scalars(value)) is not None:
             self._left -= len(value)
             return kind, few

@@ -26,6 +26,8 @@ _ASKS = frozenset(["type", "__class__"])
 
 NUMBERS = frozenset([int, float])
 
+_COLLECTED = "what steps collect"
+
 
 @dataclass(frozen=True, eq=False)
 class Place:
@@ -98,6 +100,14 @@ class Collected:
     def in_tables(self) -> set[int]:
         """Returns the identities of the lists that are in dictionaries."""
         return {id(place.value) for place in self.places if place.item is not ABSENT and place.is_there}
+
+    def tables(self, holder: Any) -> dict[str, dict[Any, Any]]:
+        """Returns the dictionaries of an object that have some, by attribute, with a word in the place of each."""
+        found: dict[str, dict[Any, Any]] = {}
+        for place in self.places:
+            if place.holder is holder and place.item is not ABSENT and place.is_there:
+                found.setdefault(place.key, {**vars(holder)[place.key]})[place.item] = _COLLECTED
+        return found
 
     def sums(self, holder: Any) -> frozenset[str]:
         """Returns those of an object that hold another number after each step."""

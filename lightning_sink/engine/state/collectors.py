@@ -54,6 +54,10 @@ class ListWatch(list[Any]):
         self._read()
         return items + self.held
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        self._read()
+        return list, ([*self.held],)
+
     def end(self) -> None:
         """Sees what C code has done, with this one or with the list, and does it with the other."""
         own = [*list.__iter__(self)]
@@ -137,7 +141,7 @@ def _reading(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _OF_LISTS = ["add", "contains", "delitem", "eq", "ge", "getitem", "gt", "imul", "iter", "le", "len", "lt", "mul", "ne"]
-_OF_LISTS += ["reduce_ex", "repr", "reversed", "rmul", "setitem", "sizeof"]
+_OF_LISTS += ["repr", "reversed", "rmul", "setitem", "sizeof"]
 _METHODS = ["clear", "copy", "count", "index", "insert", "pop", "remove", "reverse", "sort"]
 for _name in [*(f"__{name}__" for name in _OF_LISTS), *_METHODS]:
     setattr(ListWatch, _name, _reading(getattr(list, _name)))

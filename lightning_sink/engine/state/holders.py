@@ -110,7 +110,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     held = list(parts.holders())
     holders = {id(holder) for _, holder in held}
     known = holders | {id(item) for item in (*parts.optimizers, *parts.schedulers())}
-    known |= {id(submodule) for _, module in apart for submodule in module.modules()} | parts.collected.in_tables()
+    known |= {id(submodule) for _, module in apart for submodule in module.modules()}
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (parts.ignore - MODULE_HOOKS)
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind)
@@ -119,7 +119,9 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
         left_out = of_module if holder is parts.module else TENSOR_HOLDERS
         if parts.collected.places:
-            left_out = left_out | parts.collected.names(holder)
+            tables = parts.collected.tables(holder)
+            left_out = left_out | parts.collected.names(holder) | tables.keys()
+            state |= {prefix + name: fingerprint(table, in_slots=True, known=known) for name, table in tables.items()}
         if carried := parts.carried.names(holder):
             left_out = left_out | carried
         state |= seen.attributes(prefix, holder, left_out, known)

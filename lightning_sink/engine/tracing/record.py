@@ -68,9 +68,6 @@ from lightning_sink.errors import add_note
 _READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
 
 
-_BEHIND_BACKWARD = frozenset(["on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping"])
-
-
 class Recorder(TorchDispatchMode, Tape):
     """Records the spans of one step. It is the step's tape.
 
@@ -330,8 +327,8 @@ class Recorder(TorchDispatchMode, Tape):
 
     @property
     def asks_for_gradients(self) -> bool:
-        """Whether code of the user's names them, but in hooks that come behind the backward pass."""
-        return any("grad" in code.co_names and code.co_name not in _BEHIND_BACKWARD for code in self.ran.values())
+        """Whether code of the user's names them."""
+        return any("grad" in (*code.co_names, *code.co_consts) for code in self.ran.values())
 
     def finish(self, outputs: list[Tensor]) -> Recording:
         """Ends the recording; `outputs` are the tensors that its program shall return."""
