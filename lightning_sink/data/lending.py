@@ -37,8 +37,10 @@ class Lending:
     def restart(self) -> None:
         """Another source has begun."""
         self._reuse = self._looking(many=False)
-        # Looks at further ones, while those before them are trained in rows; None where it has, or need not.
-        self._further = self._looking(many=True) if self._options.buffer_size is None else None
+        # Looks at further ones, while those before them are trained in rows; None where it has, or need not, or where
+        # it would wait for a device.
+        looks = self._options.buffer_size is None and self._fetches.device is None
+        self._further = self._looking(many=True) if looks else None
         self._many = False  # whether as many may be held
         self._has_begun = self._sent = False  # whether the last batch was sent
         self._ask_source()

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 # A mode is the one way to see every operation below autograd; documented, though the module's name is private.
@@ -313,7 +314,7 @@ def version(tensor: Tensor) -> int:
 
     Of a tensor that was made in inference mode nobody counts: outside of it none is written to.
     """
-    return 0 if tensor.is_inference() else int(tensor._version)
+    return 0 if not is_lazy(tensor) and tensor.is_inference() else int(tensor._version)
 
 
 def holders_of_memory(tensor: Tensor) -> int:

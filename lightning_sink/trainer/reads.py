@@ -45,7 +45,7 @@ _WATCHED: dict[type, tuple[str, ...]] = {
     LightningModule: ("logger", "loggers"),
     Trainer: ("callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"),
     _LoggerConnector: ("should_update_logs",),
-    _TrainingEpochLoop: ("_is_training_done", "done"),
+    _TrainingEpochLoop: ("_is_training_done",),
 }
 
 TOLD = frozenset(name for of in (_COUNTERS, _FLAGS, _WATCHED) for names in of.values() for name in names)

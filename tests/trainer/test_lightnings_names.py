@@ -16,7 +16,7 @@ from parity import QUIET, Net, loader
 OF_EPOCH_LOOP = [
     "batch_progress", "automatic_optimization", "manual_optimization", "update_lr_schedulers", "_build_kwargs",
     "_should_accumulate", "_num_ready_batches_reached", "_batches_that_stepped", "_warning_cache", "_results",
-    "_should_check_val_fx", "val_loop", "_is_training_done", "done",
+    "_should_check_val_fx", "val_loop", "_is_training_done",
     "_save_loggers_on_train_batch_end", "scheduler_progress",
 ]  # fmt: skip
 OF_FIT_LOOP = ["_combined_loader", "_data_source", "_data_fetcher", "epoch_loop"]
