@@ -48,7 +48,7 @@ OTHERS = [
 ]
 OTHERS += ["own_counts", "own_optimizers", "parameters", "precision", "randomness", "rates", "reach", "schedulers"]
 OTHERS += ["held_schedulers", "setting", "state", "tables", "teachers", "values", "wrapped"]
-OTHERS += ["carried", "objects"] * positions.KNOWN  # from Python 3.11 on
+OTHERS += ["carried", "kept_numbers", "objects"] * positions.KNOWN  # from Python 3.11 on
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES
 HOOKED = [case for case in CASES if case.refused is None and case.raises is None and case.ordered]

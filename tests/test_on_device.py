@@ -110,6 +110,23 @@ class CollectsNumbers(Net):
         return loss
 
 
+class KeepsNumbers(Net):
+    """Keeps numbers in attributes, and computes with them."""
+
+    def __init__(self):
+        super().__init__("adam")
+        self.last, self.mean, self.right = None, 1.0, 0
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.last = loss.item()
+        self.mean = 0.9 * self.mean + 0.1 * self.last
+        if batch_idx % 3 == 0:
+            self.right = (batch[1] == 1).sum().item()
+        self.log("mean", self.mean)
+        return loss / (1 + self.mean) + 0.01 * self.right
+
+
 class DrawsOnHost(Net):
     """Draws noise on the host for a step on the device."""
 
@@ -204,7 +221,7 @@ MODULES = {
     "two dropouts": TwoDropouts,
     "numbers on the host": lambda: HostNumbers("adam"),
     "draws on the host": DrawsOnHost,
-    **({"numbers that are collected": CollectsNumbers} if positions.KNOWN else {}),
+    **({"numbers that are collected": CollectsNumbers, "numbers kept": KeepsNumbers} if positions.KNOWN else {}),
 }
 
 
@@ -373,14 +390,14 @@ ACCUMULATE = {
     "dropout": TwoDropouts,
     "metrics": Measured,
     "numbers of the host's": HostNumbers,
-    **({"collects": CollectsNumbers} if positions.KNOWN else {}),
+    **({"collects": CollectsNumbers, "keeps": KeepsNumbers} if positions.KNOWN else {}),
 }
 
 
 @pytest.mark.parametrize(("name", "accumulate"), [("adam", 2), ("adam", 8), *((name, 3) for name in ACCUMULATE)])
 def test_windows_of_accumulation_are_replayed_in_rows(name, accumulate, fake, chunks):
     found = compared(ACCUMULATE[name], "cudagraph", 40, data=lambda: loader(120), accumulate_grad_batches=accumulate)
-    if name != "collects":  # what is appended at each step goes into no window
+    if name not in ("collects", "keeps"):  # what is appended at each step goes into no window
         assert sum(chunks) > 50
         (graphs,) = fake.graphs
         assert graphs.replays < 240

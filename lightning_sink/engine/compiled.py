@@ -192,7 +192,7 @@ class CompiledEngine(Engine):
                 self._maker.lost(self.compiled_steps)
                 return False
             program.generation = self._generation
-        for tensor, get in program.counts:
+        for tensor, get in (*program.counts, *program.kept):
             tensor.fill_(get())
         self._outputs, verified = None, self._verified.get(program.text, 0)
         if verified < self._verify:

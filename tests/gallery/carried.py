@@ -355,7 +355,7 @@ class CountThatOverflows(Counting):
         return 1
 
 
-@case(eager="a value of a tensor", data=even)
+@case(data=even)
 class CountByAValue(Counting):
     def count(self, batch, batch_idx):
         self.steps = self.steps + batch[0].sum().item()

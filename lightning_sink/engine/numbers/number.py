@@ -169,6 +169,8 @@ class Number:
             if not is_known or is_large(left) or is_large(right):
                 return symbol(*map(_frozen, operands))
             host = self._hosted(symbol, other, reflected)
+            if uses is not None and host is None and _may_fail_late(symbol, *operands):
+                return symbol(*map(_frozen, operands))
             counts = self._counts or (type(other) is Number and other._counts)
             # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
             may_fail = counts and may_be_another_kind(symbol, right, varies=type(operands[1]) is Number)
@@ -228,6 +230,19 @@ class Number:
             known = Number(lambda: function(self.tensor), value, self._uses, key, later, counts, plain=uses)
             self._uses.memo[key] = known
         return known
+
+    def chosen(self, name: str, is_second: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+        """Returns the one of two floats, of which it is one, that the program chooses: the second if that is so."""
+        value = _value(second) if is_second(_value(second), _value(first)) else _value(first)
+        if self._uses.closed:
+            return value
+        of = [_plain(item) for item in (first, second)]
+
+        def tensor() -> Tensor:
+            return torch.where(is_second(of[1], of[0]), of[1], of[0])
+
+        plain = self.plain or (second.plain if type(second) is Number else None)
+        return Number(tensor, value, self._uses, (name, self._name, _key(first), _key(second)), plain=plain)
 
     @property
     def words(self) -> str:
@@ -428,6 +443,12 @@ def _ended(value: Any) -> Any:
 
 def _value(value: Any) -> Any:
     return value.value if type(value) is Number else value
+
+
+def _may_fail_late(symbol: Callable[..., Any], left: Any, right: Any) -> bool:
+    """Tells whether arithmetic may be an error, or give a number of another type, by what only the program knows."""
+    is_of_step = type(right) is Number and right.host is None
+    return symbol is operator.pow or may_be_another_kind(symbol, right, varies=is_of_step)
 
 
 def _compute(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:

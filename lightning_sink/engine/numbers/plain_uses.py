@@ -43,10 +43,16 @@ class PlainUses:
         carries: Tells whether an attribute of an object may hold one while the step is recorded.
         receives: Tells whether somebody takes one and decides nothing by it.
         handed: Told of functions that do nothing else with one, either.
+
+    Attributes:
+        follows: Whether it is asked of what is computed of a value, too, and not only of the value.
+        kept: Whether something of it is put into such an attribute.
+        decides: Whether something is decided by it.
     """
 
     def __init__(self, carries: Callable[[Any, str], bool], receives: Callable[[Getter], bool], handed: Handed) -> None:
         self.carries, self.receives, self.handed = carries, receives, handed
+        self.follows = self.kept = self.decides = False
 
     def reads(self, frame: FrameType, attribute: str) -> bool:
         """Tells whether a frame reads an attribute, and uses it as a number and as nothing else."""
@@ -60,6 +66,15 @@ class PlainUses:
         source, span = instruction_at([frame])
         node = None if source is None else source.value(span) or source.augmented(span)
         return node is not None and self._has(frame, source, node)
+
+    def keeps(self, frame: FrameType) -> bool:
+        """Tells whether what a frame's call gives is used so, decides nothing, and goes to an attribute."""
+        source, node = value_at([frame])
+        self.follows, self.kept, self.decides = True, False, False
+        try:
+            return node is not None and self._has(frame, source, node) and self.kept and not self.decides
+        finally:
+            self.follows = False
 
     def _has(self, frame: FrameType, source: Source | None, node: ast.AST) -> bool:
         if source is None or not self.handed.sees_calls:
@@ -123,17 +138,20 @@ class _Uses:
         if isinstance(node, ast.AugAssign):
             return self._is_put_into(node.target)
         if isinstance(parent, (ast.BinOp, ast.AugAssign)):
-            return isinstance(parent.op, _OPERATIONS)
+            return isinstance(parent.op, _OPERATIONS) and self._goes_on(parent)
         if isinstance(parent, ast.Compare):
+            self._known.decides = True
             return _compares(parent)
         if isinstance(parent, ast.UnaryOp):
-            return isinstance(parent.op, (ast.USub, ast.Not))
+            self._known.decides |= isinstance(parent.op, ast.Not)
+            return isinstance(parent.op, (ast.USub, ast.Not)) and self._goes_on(parent)
         if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and parent.test is node:
+            self._known.decides = True
             return True
         if isinstance(parent, ast.IfExp):
             return self.is_plain(parent)
         if isinstance(parent, ast.Assign) and not isinstance(parent.targets[0], ast.Subscript):
-            return len(parent.targets) == 1 and self._is_put_into(parent.targets[0])
+            return all(map(self._is_put_into, parent.targets))
         if isinstance(parent, ast.Tuple) and (target := self._target_of(node, parent)) is not None:
             return self._is_put_into(target)
         if isinstance(parent, (ast.Call, ast.keyword)):
@@ -141,6 +159,10 @@ class _Uses:
         if isinstance(parent, (ast.Return, ast.Lambda)):
             return self._is_returned()
         return self._is_received(node)
+
+    def _goes_on(self, node: ast.AST) -> bool:
+        """Tells whether what is computed is used so; most often it is asked of when it is there."""
+        return not self._known.follows or self.is_plain(node)
 
     def _target_of(self, node: ast.AST, item_of: ast.Tuple) -> ast.expr | None:
         """Returns what an item is put into by an assignment of several: `x, y = 1, 2`; None for any other tuple."""
@@ -157,7 +179,8 @@ class _Uses:
             function = self._source.function_of(target)
             return function is not None and self._is_plain_variable(function, target.id)
         path = path_of(target)
-        return len(path) > 1 and self._known.carries(self._held(path[:-1]), path[-1])
+        self._known.kept |= (carries := len(path) > 1 and self._known.carries(self._held(path[:-1]), path[-1]))
+        return carries
 
     def _is_received(self, node: Any) -> bool:
         """Tells whether a value goes to who takes stand-ins, be it in a container or by the lines behind."""
@@ -181,6 +204,7 @@ class _Uses:
         path, name = path_of(call.func), call.func.attr if isinstance(call.func, ast.Attribute) else ""
         called, holder = self._held(path), self._held(path[:-1])
         if called is min or called is max:
+            self._known.decides |= len(call.args) != 2
             are_alone = not any(isinstance(item, ast.Starred) for item in call.args)
             return are_alone and len(call.args) > 1 and not call.keywords and self.is_plain(call)
         if holder is math:

@@ -201,5 +201,6 @@ class ProgramMaker:
         parts = self._parts
         counts = [*self._counts.among(tensors), *parts.carried.among(tensors), *parts.drawn.among(tensors)]
         lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
-        self._programs.add(key, Program(observation, bindings, function, counts, lifted))
+        kept = parts.carried.kept_in(tensors)
+        self._programs.add(key, Program(observation, bindings, function, counts, kept, lifted))
         return True

@@ -24,6 +24,7 @@ class Program:
     Args:
         function: Takes the inputs, writes in place what the step wrote in place, returns the outputs.
         counts: Inputs that stand for counters, with what gives their values.
+        kept: Inputs that have what attributes hold, and are written to, with what gives it before a step.
 
     Attributes:
         seconds: What a step took when one was last run.
@@ -45,10 +46,12 @@ class Program:
         bindings: list[Binding],
         function: CompiledStep,
         counts: list[tuple[Tensor, Callable[[], int]]],
+        kept: Sequence[tuple[Tensor, Callable[[], Any]]] = (),
         lifted: Collection[Tensor] = (),
     ) -> None:
         recording = observation.recording
-        self.turns, self.function, self.bindings, self.counts = [self], function, bindings, counts
+        self.turns, self.function, self.bindings = [self], function, bindings
+        self.counts, self.kept = counts, kept
         self.text, self.dtypes, self.grad_mode = recording.text, recording.dtypes, recording.grad_mode
         self.guards, self.questions, self._equal = recording.guards, recording.questions, recording.equal
         self.note, self.loss, self.appends = observation.note, observation.loss, observation.appends

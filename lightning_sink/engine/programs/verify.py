@@ -78,7 +78,7 @@ class _EagerTape(Tape):
     """
 
     def __init__(self, program: Program, arguments: list[Tensor]) -> None:
-        self._slots = program.filled
+        self._slots, self._kept = program.filled, program.kept
         # The tensors themselves where they stay in place: a step may give them other memory.
         stay = [binding.tensor for binding in program.bindings]
         self._inputs = [own if own is not None else given for own, given in zip(stay, arguments, strict=True)]
@@ -89,14 +89,21 @@ class _EagerTape(Tape):
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` and keeps what it left."""
         # A write through `.data` counts no version.
+        self._fill()
         with may_wait():
             left = [*self.written, *self.filled]
             if self.written and not all(map(_same, [*self._inputs, *self._contents()], left)):
                 self.disturbed = True
         out = body()
+        self._fill()
         self.written = [tensor.detach().clone() for tensor in self._inputs]
         self.filled = [None if tensor is None else tensor.detach().clone() for tensor in self._contents()]
         return out
+
+    def _fill(self) -> None:
+        """Puts what attributes hold where a program would have put it."""
+        for tensor, get in self._kept:
+            tensor.fill_(get())
 
     def _contents(self) -> list[Tensor | None]:
         return [slot.get() for slot in self._slots]

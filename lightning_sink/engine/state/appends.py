@@ -115,15 +115,15 @@ class Appends:
     def last(self) -> list[Tensor | None]:
         """Returns the tensors for what the step before appended; none where somebody has taken some away.
 
-        What it added is lost in the sum: None.
+        What it added is lost in the sum, and of numbers in the place of others the last one is there: None.
         """
-        counts = Counter(item.place for item in self._items if not item.place.is_sum)
+        counts = Counter(item.place for item in self._items if not (item.place.is_sum or item.place.is_last))
         if any(not place.is_there or len(place.value) < count for place, count in counts.items()):
             return []
         tails = {place: iter(place.value[-count:]) for place, count in counts.items()}
         found: list[Tensor | None] = []
         for item in self._items:
-            if item.place.is_sum:
+            if item.place.is_sum or item.place.is_last:
                 found += [None] * len(item.varying)
             elif (there := item.again(next(tails[item.place]))).key == item.key:
                 found += _tensors(there.varying.values())

@@ -1,9 +1,10 @@
 """Attributes by which Python carries a value from step to step: `self.steps += 1`, a temperature that is annealed.
 
-What a step sets such an attribute to is computed of numbers that the host knows without running it: of the attribute
-itself, of counters, of constants. A program computes that for each of its steps, on the host, in Python; what it takes
-of the attribute is an input, as a counter is, or decided before the step. `Carried` knows the attributes that steps
-were seen to set; a `Carry` is one of them, and owns the 0-dim tensors that stand for it.
+What a step sets such an attribute to is most often computed of numbers that the host knows without running it: of the
+attribute itself, of counters, of constants. A program computes that for each of its steps, on the host, in Python; what
+it takes of the attribute is an input, as a counter is, or decided before the step. What is computed of a tensor's value
+is the program's to compute (`tensor_watch.py`). `Carried` knows the attributes that steps were seen to set; a `Carry`
+is one of them, and owns the 0-dim tensors that stand for it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.state.ahead import Left
 from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import SCALARS, TENSOR_HOLDERS
-from lightning_sink.engine.state.carry_watch import CarryWatch
+from lightning_sink.engine.state.carry_watch import AttributeInStep, CarryWatch
+from lightning_sink.engine.state.collected import Place
 from lightning_sink.engine.state.looks import Looks
+from lightning_sink.engine.state.tensor_watch import TensorWatch
 from lightning_sink.engine.watch import is_users
 
 _NONE = frozenset[str]()
@@ -38,20 +41,29 @@ class Carry(Left):
         name: What users call it.
         holder: What has the attribute.
         key: The attribute's own name.
+        place: Where programs put what only they know.
+        is_of_tensors: Whether steps set it to that.
         tensors: What may stand for it in programs, by the part of a step in which it is used.
+        kept: What programs have it in that write to it, by its type.
     """
 
     def __init__(self, name: str, holder: Any, key: str) -> None:
         super().__init__()
         self.name, self.holder, self.key = name, holder, key
+        self.place, self.is_of_tensors = Place(name, holder, key, is_last=True), False
         self.tensors = [torch.zeros((), dtype=torch.float64) for _ in range(_PARTS)]
+        self.kept: dict[type, Tensor] = {}
 
     def present(self) -> Any:
         """Returns what it is."""
         return vars(self.holder).get(self.key, ABSENT)
 
-    def watch(self) -> CarryWatch:
+    def watch(self) -> AttributeInStep:
         """Returns what is to stand before it in a recorded step."""
+        if self.is_of_tensors:
+            types = {float: torch.float64, int: torch.int64}
+            self.kept = self.kept or {kind: torch.zeros((), dtype=dtype) for kind, dtype in types.items()}
+            return TensorWatch(self.name, vars(self.holder), self.key, self.kept)
         return CarryWatch(self.name, vars(self.holder), self.key, self.found, self.tensors)
 
     def put(self, value: Any) -> None:
@@ -65,7 +77,7 @@ class Carried:
     def __init__(self) -> None:
         self._all: list[Carry] = []
         self._left_out: set[str] = set()
-        self._watches: list[tuple[Carry, CarryWatch]] = []
+        self._watches: list[tuple[Carry, AttributeInStep]] = []
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -118,7 +130,7 @@ class Carried:
     def begin(self) -> list[Tensor]:
         """Looks at them before a step is recorded; returns the tensors that may stand for them."""
         self._watches = [(carry, carry.watch()) for carry in self._all]
-        return [tensor for carry in self._all for tensor in carry.tensors]
+        return [tensor for carry in self._all for tensor in (*carry.tensors, *carry.kept.values())]
 
     @contextmanager
     def watched(self, step: Looks) -> Iterator[None]:
@@ -137,10 +149,15 @@ class Carried:
             yield
         finally:
             reads_past = bool(step.past) or may_read_past(step.ran.values())
-            for _, watch in self._watches:
+            for carry, watch in self._watches:
                 watch.end(reads_past)
+                carry.is_of_tensors |= watch.is_of_tensors
             for before in on_class.values():
                 before.end()
+
+    def leave(self) -> list[tuple[Place, Any]]:
+        """Returns what the part that is being recorded has set them to, where only a program knows that."""
+        return [(carry.place, item) for carry, watch in self._watches for item in watch.leave()]
 
     def put_back(self) -> None:
         """Puts back what the present part of a step found, which is to be run again."""
@@ -152,6 +169,14 @@ class Carried:
         return [(carry, *left) for carry, watch in self._watches if (left := watch.left()) is not None]
 
     def among(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
-        """Returns those of some tensors that stand for attributes, with what gives their values."""
+        """Returns those of some tensors that stand for attributes, with what gives their values before each step."""
+        return self._inputs(tensors, written=False)
+
+    def kept_in(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
+        """Returns those in which programs have what they write, with what gives that before a step."""
+        return self._inputs(tensors, written=True)
+
+    def _inputs(self, tensors: Collection[Tensor], written: bool) -> list[tuple[Tensor, Host]]:
         asked = {id(tensor) for tensor in tensors}
-        return [pair for _, watch in self._watches for pair in watch.inputs if id(pair[0]) in asked]
+        watches = (watch for carry, watch in self._watches if isinstance(watch, TensorWatch) is written)
+        return [pair for watch in watches for pair in watch.inputs if id(pair[0]) in asked]

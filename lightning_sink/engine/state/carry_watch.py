@@ -1,7 +1,12 @@
-"""What a recorded step does with an attribute by which Python carries a value from step to step (`carried.py`)."""
+"""What a recorded step does with an attribute by which Python carries a value from step to step (`carried.py`).
+
+`CarryWatch` is for values that the host knows without running the step. What only the step knows is for
+`tensor_watch.py`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import get_ident
 from types import FrameType
@@ -16,10 +21,104 @@ from lightning_sink.engine.numbers.result_types import exactly, is_wide
 from lightning_sink.engine.state.attributes import SCALARS
 from lightning_sink.engine.state.looks import Looks
 
-_NUMBERS = frozenset([int, float])
+NUMBERS = frozenset([int, float])
 
 _PLAINLY = "is needed as a plain number, as far as the source shows (not by arithmetic, `self.log`, `math.cos`)"
 _PAST = "and asks for all that there is (`vars()`, `__dict__`)"
+
+
+class AttributeInStep(ABC):
+    """Stands before one attribute in a recorded step, whose parts begin and end one after the other.
+
+    Args:
+        name: What users call the attribute.
+        held: The dictionary that it is in.
+        present: What the step is about to find.
+
+    Attributes:
+        inputs: The tensors that stand for it in the program, with what gives their values before a step.
+        is_of_tensors: Whether the step sets it to what only the program knows.
+    """
+
+    is_of_tensors = False
+
+    def __init__(self, name: str, held: dict[str, Any], key: str, present: Any) -> None:
+        self._words, self._held, self._key = f"`{name}`", held, key
+        self.inputs: list[tuple[Tensor, Host]] = []
+        self._number: Number | None = None
+        self._step: Looks | None = None
+        self._expected: Any = present
+        self._found: Any = ABSENT
+        self._is_used = self._is_set = self._was_set = False
+
+    def begin(self, step: Looks) -> None:
+        """A part of the step begins."""
+        self._step, self._thread = step, get_ident()
+        self._is_used = self._is_set = False
+        self._found = self._held.get(self._key, ABSENT)
+        if self._found is not self._expected:
+            self.tell("which others set in its midst")
+
+    def got(self, value: Any, frame: FrameType) -> Any:
+        """Returns what a frame gets that asks for it."""
+        step = self._step
+        if step is None or get_ident() != self._thread or step.is_apart():
+            return as_they_are(value)
+        self._is_used = True
+        if self._is_set:
+            return value.freeze() if type(value) is Number and not step.plain.reads(frame, self._key) else value
+        return self._get(step, value, frame)
+
+    @abstractmethod
+    def _get(self, step: Looks, value: Any, frame: FrameType) -> Any:
+        """Returns what a frame gets before this part of the step has set it."""
+
+    def changed(self) -> None:
+        """Called when it was set or deleted."""
+        if self._step is not None and (get_ident() != self._thread or self._step.is_apart()):
+            self.tell("elsewhere than in the step")
+        self._is_used = self._is_set = self._was_set = True
+
+    def leave(self) -> list[Any]:
+        """Returns what the part has set it to, if the program is to give that; called while it is still recorded."""
+        return []
+
+    def end(self, reads_past: bool) -> None:
+        """A part of the step ends: the attribute holds a plain value again.
+
+        `reads_past`: the step may have seen it past what stands before it.
+        """
+        self._number, value = None, self._held.get(self._key, ABSENT)
+        plain = self._expected = as_they_are(value)
+        if type(value) is Number:
+            self._held[self._key] = plain
+        if reads_past and self._is_used:
+            self.tell(_PAST)
+        if self._is_set:
+            self._is_left(value, plain)
+        elif value is not self._found:
+            self.tell("past the attribute")
+        self._step = None
+
+    @abstractmethod
+    def _is_left(self, value: Any, plain: Any) -> None:
+        """Takes what the part has set it to, as it is and with plain numbers in the place of stand-ins."""
+
+    def left(self) -> tuple[Host, str] | None:
+        """Returns what gives what later steps set it to, and a text; None where the host sets nothing."""
+        return None
+
+    def put_back(self) -> None:
+        """Puts back what the present part of the step found."""
+        if self._found is ABSENT:
+            self._held.pop(self._key, None)
+        else:
+            self._held[self._key] = self._found
+
+    def tell(self, what: str) -> None:
+        """Reports what no program does with the attribute."""
+        if self._step is not None:
+            self._step.uses.leak(f"the step changes Python state: {self._words}, {what}")
 
 
 class _Held(NamedTuple):
@@ -36,52 +135,36 @@ class _Held(NamedTuple):
     name: Any
 
 
-class CarryWatch:
-    """Stands before one attribute in a recorded step, whose parts begin and end one after the other.
+class CarryWatch(AttributeInStep):
+    """Stands before one whose value the host knows.
 
     Args:
-        name: What users call the attribute.
-        held: The dictionary that it is in.
         get: Returns it, as the step that is about to run finds it.
-        tensors: For each part, what may stand for it.
-
-    Attributes:
-        inputs: Those that do, with what gives their values.
+        tensors: For each part of the step, what may stand for it.
     """
 
     def __init__(
         self, name: str, held: dict[str, Any], key: str, get: Callable[[], Any], tensors: list[Tensor]
     ) -> None:
-        self._words, self._held, self._key, self._tensors = f"`{name}`", held, key, tensors
-        self.inputs: list[tuple[Tensor, Host]] = []
-        self._now = _Held(get(), get, (id(held), self._words))  # two objects may have one name
-        self._number: Number | None = None
-        self._step: Looks | None = None
+        present = get()
+        super().__init__(name, held, key, present)
+        self._tensors = tensors
+        self._now = _Held(present, get, (id(held), self._words))  # two objects may have one name
         self._part = -1
-        self._found: Any = ABSENT
-        self._is_used = self._is_set = self._was_set = self._may_stand_in = False
+        self._may_stand_in = False
 
     def begin(self, step: Looks) -> None:
         """A part of the step begins."""
-        self._step, self._thread = step, get_ident()
+        super().begin(step)
         self._part += 1
-        self._is_used = self._is_set = False
-        self._found = self._held.get(self._key, ABSENT)
-        if self._found is not self._now.value:
-            self.tell("which others set in its midst")
-        is_number = type(self._now.value) in _NUMBERS and not is_wide(self._now.value)
+        is_number = type(self._now.value) in NUMBERS and not is_wide(self._now.value)
         self._may_stand_in = is_number and self._part < len(self._tensors)
         if self._may_stand_in:
             self._tensors[self._part].fill_(self._now.value)
 
-    def got(self, value: Any, frame: FrameType) -> Any:
-        """Returns what a frame gets that asks for it."""
-        step = self._step
-        if step is None or get_ident() != self._thread or step.is_apart():
-            return as_they_are(value)
-        self._is_used = True
-        if self._is_set or self._now.host is None:
-            return value.freeze() if type(value) is Number and not step.plain.reads(frame, self._key) else value
+    def _get(self, step: Looks, value: Any, frame: FrameType) -> Any:
+        if self._now.host is None:
+            return value
         if not self._may_stand_in or not step.plain.reads(frame, self._key):
             host, what = self._now.host, _PLAINLY if self._may_stand_in else "decides what Python does"
             named = self._now.name, "is"
@@ -100,34 +183,15 @@ class CarryWatch:
         whole = tensor if kind is int else None
         return Number(tensor, value, step.uses, name, host, True, whole, step.plain)
 
-    def changed(self) -> None:
-        """Called when it was set or deleted."""
-        if self._step is not None and (get_ident() != self._thread or self._step.is_apart()):
-            self.tell("elsewhere than in the step")
-        self._is_used = self._is_set = self._was_set = True
-
-    def end(self, reads_past: bool) -> None:
-        """A part of the step ends: the attribute holds a plain value again.
-
-        `reads_past`: the step may have seen it past what stands before it.
-        """
-        self._number, value = None, self._held.get(self._key, ABSENT)
-        plain = as_they_are(value)
+    def _is_left(self, value: Any, plain: Any) -> None:
+        self._now = _Held(plain, None, exactly(plain))
         if type(value) is Number:
-            self._held[self._key] = plain
-        if reads_past and self._is_used:
-            self.tell(_PAST)
-        if not self._is_set and value is not self._found:
-            self.tell("past the attribute")
-        if self._is_set:
-            self._now = _Held(plain, None, exactly(plain))
-            if type(value) is Number:
-                self._now = _Held(plain, value.host, value.computed_of)
-                if value.host is None:
-                    self.tell("by what only the step knows")
-            elif type(plain) not in SCALARS:
-                self.tell("to what is no number")
-        self._step = None
+            self._now = _Held(plain, value.host, value.computed_of)
+            if value.host is None:
+                self.is_of_tensors = True
+                self.tell("by what only the step knows")
+        elif type(plain) not in SCALARS:
+            self.tell("to what is no number")
 
     def left(self) -> tuple[Host, str] | None:
         """Returns what gives what later steps set it to, and a text; None where the step sets nothing."""
@@ -135,15 +199,3 @@ class CarryWatch:
             return None
         value, host, name = self._now
         return host or (lambda: value), f"{self._words} = {type(value).__name__} {name!r}"
-
-    def put_back(self) -> None:
-        """Puts back what the present part of the step found."""
-        if self._found is ABSENT:
-            self._held.pop(self._key, None)
-        else:
-            self._held[self._key] = self._found
-
-    def tell(self, what: str) -> None:
-        """Reports what no program does with the attribute."""
-        if self._step is not None:
-            self._step.uses.leak(f"the step changes Python state: {self._words}, {what}")

@@ -8,6 +8,7 @@ are, and sees while a step is recorded that it collects in them and does nothing
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Place:
         holder: What has the attribute.
         key: The attribute's own name.
         is_sum: Whether it holds a number to which steps add, and not a list.
+        is_last: Whether it holds a number in the place of which steps put another one.
         item: Where in a dictionary, which the attribute holds.
     """
 
@@ -45,6 +47,7 @@ class Place:
     holder: Any
     key: str
     is_sum: bool = False
+    is_last: bool = False
     item: Any = ABSENT
 
     @property
@@ -72,6 +75,8 @@ class Place:
         if self.is_sum:
             # `sum` of floats is no longer what adding one after the other gives, from Python 3.12 on.
             self.put(reduce(add, items, self.value))
+        elif self.is_last:
+            self.put(deque(items, maxlen=1)[0])
         else:
             self.value.extend(items)
 

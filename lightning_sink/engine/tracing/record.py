@@ -113,10 +113,10 @@ class Recorder(TorchDispatchMode, Tape):
         self._origins = Origins(leaves, changing)
         self._unfilled = Unfilled()
         self.moved = Moved(before, self._writer.age)
-        self._values = Values(self.recording, leaves, self._is_sum, self._uses, self.paused)
         apart = lambda: self._options.are_being_set  # noqa: E731
         self._handed = Handed()
-        plain = PlainUses(before.parts.carried.has, self._values.receives, self._handed)
+        plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
+        self._values = Values(self.recording, leaves, self._is_sum, self._uses, plain, self.paused)
         self._looks = Looks(self._uses, self.ran, [], plain, apart)
         self._paused = False
         self._failed = False
@@ -158,10 +158,11 @@ class Recorder(TorchDispatchMode, Tape):
                 # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 out = released(body())
+                left = parts.carried.leave()
                 if self._handed.are_given and not self._handed.sees_calls:
                     self.hazard("the step sets another profile hook (`sys.setprofile`, `cProfile`)")
             release(self._uses, self._steps.numbers, parts, self.hazard)
-            self._collect(attributes)
+            self._collect(attributes, left)
             self._compare(python, attributes)
             return out
         except Exception as error:
@@ -200,10 +201,10 @@ class Recorder(TorchDispatchMode, Tape):
         self.recording.acts_twice = bool(done)
         self.recording.hazards.insert(0, Hazard(what, user_line(error)))
 
-    def _collect(self, attributes: Attributes) -> None:
-        """Takes what the span collected."""
+    def _collect(self, attributes: Attributes, left: list[tuple[Place, Any]]) -> None:
+        """Takes what the span collected, and what it has left in attributes."""
         self._watched.check(self.ran.values())
-        self.taken.append(self._watched.taken)
+        self.taken.append([*self._watched.taken, *left])
         containers = [*containers_in(item for _, item in self._watched.taken)]
         if len({*map(id, containers)}) < len(containers) or any(map(attributes.hold, containers)):
             self.hazard("the step appends lists or dictionaries that are held elsewhere, too", "")

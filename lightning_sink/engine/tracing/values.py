@@ -20,6 +20,7 @@ from lightning_sink.engine.numbers.flows import Getter, receivers
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import ADDED
+from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.numbers.result_types import is_large
 from lightning_sink.engine.state.collectors import ListWatch
 from lightning_sink.engine.tracing.asked_counts import Asked, decided_by_count
@@ -39,6 +40,7 @@ class Values:
     Args:
         is_sum: Tells whether an attribute of an object is a number that steps add to.
         uses: Told of what is done with numbers that go on.
+        plain: Tells where they go to attributes that steps set.
     """
 
     def __init__(
@@ -47,11 +49,12 @@ class Values:
         leaves: Sequence[Tensor],
         is_sum: Callable[[Any, str], bool],
         uses: Uses,
+        plain: PlainUses,
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._recording = recording
         self._leaves, self._known = leaves, {id(leaf) for leaf in leaves}
-        self._is_sum, self._uses, self._paused = is_sum, uses, paused
+        self._is_sum, self._uses, self._plain, self._paused = is_sum, uses, plain, paused
         self._takers: set[tuple[int, str]] = set()
         self._gone_on = 0
         self._read_at: dict[int, str] = {}
@@ -66,7 +69,8 @@ class Values:
         if not is_user_frame(caller) or not _is_number(tensor):
             return None
         getters = receivers(caller)
-        if not getters or not all(map(self.receives, getters)):
+        is_kept = not getters or not all(map(self.receives, getters))
+        if is_kept and not self._plain.keeps(caller):
             return None
         with self._paused():
             value = tensor.item()
@@ -75,8 +79,8 @@ class Values:
         self._gone_on += 1
         name = self._gone_on, "a value of a tensor"
         copy = tensor.detach().reshape(()).to("cpu", copy=True)  # of what it holds now
-        whole = copy if isinstance(value, int) else None
-        return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole)
+        whole, plain = copy if isinstance(value, int) else None, self._plain if is_kept else None
+        return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole, plain=plain)
 
     def receives(self, getter: Getter) -> bool:
         """Tells whether somebody takes a stand-in, and decides nothing by it."""

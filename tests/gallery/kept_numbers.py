@@ -1,0 +1,322 @@
+"""Numbers of tensors' values that steps keep in attributes, and compute with (from Python 3.11 on)."""
+
+import lightning as L
+from torch import nn
+
+from gallery.case import Small, add, case
+from gallery.state import even
+
+DECIDES = {"eager": "a value of a tensor decides", "data": even}
+PLAINLY = {"eager": "is needed as a plain number", "data": even}
+
+
+class Keeps(Small):
+    """`keep` says what becomes of the loss's number."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.mean, self.best, self.right = None, 0.0, float("inf"), 0
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        return loss * self.keep(loss, batch, batch_idx)
+
+    def keep(self, loss, batch, batch_idx):
+        self.last = loss.item()
+        return 1
+
+
+add("last number", Keeps, data=even, inductor=True)
+add("last number, in windows", Keeps, data=even, options={"accumulate_grad_batches": 2})
+
+
+@case(data=even, inductor=True)
+class MeanThatMoves(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = 0.9 * self.mean + 0.1 * loss.item()
+        self.log("mean", self.mean)
+        return 1
+
+    def on_train_epoch_end(self):
+        self.log("at the end", self.mean)
+
+
+add("mean that moves, in windows", MeanThatMoves, data=even, options={"accumulate_grad_batches": 2})
+
+
+@case(data=even)
+class MeanThatBeginsWithTheFirst(Keeps):
+    """And does so in each epoch."""
+
+    def keep(self, loss, batch, batch_idx):
+        number = loss.item()
+        self.last = number if self.last is None else 0.9 * self.last + 0.1 * number
+        return 1
+
+    def on_train_epoch_end(self):
+        self.log("mean", self.last)
+        self.last = None
+
+
+@case(data=even, inductor=True)
+class LossThatIsDividedByItsMean(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = 0.9 * self.mean + 0.1 * loss.item()
+        return 1
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) / (1 + self.mean)
+
+
+@case(data=even)
+class MeanInAFunction(Keeps):
+    def track(self, value, momentum=0.9):
+        self.mean = momentum * self.mean + (1 - momentum) * value
+        return self.mean
+
+    def keep(self, loss, batch, batch_idx):
+        return 1 + 0.1 * self.track(value=loss.item())
+
+
+class AverageMeter:
+    """As many have it."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.val = 0
+        self.avg = 0
+        self.sum = 0
+        self.count = 0
+
+    def update(self, val, n=1):
+        self.val = val
+        self.sum += val * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+
+@case(data=even, inductor=True)
+class Meter(Keeps):
+    def __init__(self):
+        super().__init__()
+        self.meter, self.correct = AverageMeter(), AverageMeter()
+
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        loss = nn.functional.cross_entropy(out, batch[1])
+        self.meter.update(loss.item(), batch[0].size(0))
+        self.correct.update((out.argmax(1) == batch[1]).sum().item() / len(batch[1]), len(batch[1]))
+        self.log("loss", self.meter.avg)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("epoch", self.meter.avg)
+        self.log("correct", self.correct.avg)
+        assert self.meter.count in (0, 128)
+        self.meter.reset()
+
+
+@case(data=even)
+class SumThatIsRead(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean += loss.item()
+        self.log("mean", self.mean / (batch_idx + 1))
+        return 1
+
+
+@case(data=even)
+class NumberOfTheStepBefore(Keeps):
+    """The one is put into the other before it is another one."""
+
+    def keep(self, loss, batch, batch_idx):
+        self.best, self.mean = self.mean, loss.item()
+        return 1 + 0.1 * abs(1) * self.best
+
+
+@case(data=even)
+class NumbersOfTwoStepsBefore(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        before = self.mean
+        self.mean = self.best
+        self.best = loss.item()
+        return 1 + 0.01 * before if batch_idx > 1 else 1
+
+
+@case(data=even)
+class TwoOfOneNumber(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = self.best = loss.item()
+        return 1
+
+
+@case(data=even)
+class WholeNumbers(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        right = (self(batch[0]).argmax(1) == batch[1]).sum()
+        self.right = right.item()
+        self.mean = right.item() / len(batch[1])
+        return 1 + self.right / 100
+
+    def on_train_epoch_end(self):
+        assert type(self.right) is int
+
+
+@case(data=even, inductor=True)
+class LeastLoss(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.best = min(self.best, loss.item())
+        self.log("best", self.best)
+        return 1
+
+
+@case(data=even)
+class GreatestLoss(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = max(loss.item(), self.mean)
+        return 1
+
+
+@case(data=even)
+class EachThirdStepKeepsItsNumber(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        if batch_idx % 3 == 0:
+            self.mean = loss.item()
+        return 1 + 0.1 * self.mean
+
+
+@case(data=even)
+class NumberThatIsComputedWith(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = (self.mean - loss.item()) * 0.5 / 3 - -loss.item() * batch_idx
+        return 1
+
+
+@case(data=even)
+class NumberOfAPart(Small):
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = 1.0
+
+        def forward(self, x):
+            out = x / self.scale
+            self.scale = 0.9 * self.scale + 0.1 * x.detach().abs().max().item()
+            return out
+
+    def __init__(self):
+        super().__init__()
+        self.part = self.Part()
+
+    def training_step(self, batch, batch_idx):
+        return self.loss((self.part(batch[0]), batch[1]))
+
+
+@case(data=even)
+class NumberThatAHookOfTheStepReads(Keeps):
+    def on_before_optimizer_step(self, optimizer):
+        self.mean = 0.5 * self.mean + 0.5 * self.net[0].weight.grad.norm().item()
+        self.log("gradient", self.mean)
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, closure=None):
+        optimizer.step(closure=closure)
+        self.mean = self.mean * 2
+
+
+@case(data=even)
+class NumberByHand(Keeps):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        loss = self.loss(batch)
+        optimizer.zero_grad()
+        self.manual_backward(loss * (1 + self.mean))
+        optimizer.step()
+        self.mean = 0.9 * self.mean + 0.1 * loss.item()
+
+
+class Reads(L.Callback):
+    """Keeps what it finds behind each batch, and sets it to something else now and then."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.found.append(module.mean)
+        if batch_idx == 9:
+            module.mean = 5.0
+
+    def on_train_end(self, trainer, module):
+        assert len(set(self.found)) > 4
+        module.last = sum(self.found)
+
+
+add("number that a callback reads and sets", MeanThatMoves, data=even, size=1, options={"callbacks": lambda: [Reads()]})
+
+
+class Validates(MeanThatMoves):
+    """Reads it in validation, and sets it there."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("kept", self.mean)
+        self.mean = self.mean / 2
+
+    def val_dataloader(self):
+        return even()
+
+
+add("number that validation reads and sets", Validates, data=even, options={"val_check_interval": 8})
+
+
+# -- what needs the number itself -------------------------------------------------------------------------------------
+
+
+@case(line="if loss.item() < self.best", **DECIDES)
+class NumberThatDecides(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        if loss.item() < self.best:
+            self.best = loss.item()
+        return 1
+
+
+@case(eager="`mean` decides what Python does", line="2 if self.mean", data=even)
+class KeptNumberThatDecides(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = 0.9 * self.mean + 0.1 * loss.item()
+        return 2 if self.mean > 1 else 1
+
+
+@case(line='f"{self.mean', **PLAINLY)
+class KeptNumberInAText(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = 0.9 * self.mean + 0.1 * loss.item()
+        return len(f"{self.mean:.3f}")
+
+
+@case(eager="a value of a tensor", data=even)
+class NumberThatDivides(Keeps):
+    """By zero it would be an error."""
+
+    def keep(self, loss, batch, batch_idx):
+        self.mean = 1.0 / loss.item()
+        return 1
+
+
+@case(eager="a value of a tensor", data=even)
+class NumberWithAPower(Keeps):
+    """Too large a one would be an error."""
+
+    def keep(self, loss, batch, batch_idx):
+        self.mean = loss.item() ** 2
+        return 1
+
+
+@case(eager="to what is no number of the same type as before", data=even)
+class NumberOfAnotherTypeEachTime(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = loss.item() if batch_idx % 2 else 1
+        return 1
