@@ -161,6 +161,29 @@ class KeepsItsLosses(MLP):
         return loss
 
 
+class AverageMeter:
+    def __init__(self) -> None:
+        self.last = self.sum = self.average = 0.0
+        self.count = 0
+
+    def update(self, value: float, count: int) -> None:
+        self.last = value
+        self.sum += value * count
+        self.count += count
+        self.average = self.sum / self.count
+
+
+class MeetsAMeter(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter = AverageMeter()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.meter.update(loss.item(), len(batch[0]))
+        return loss
+
+
 class Mixes(MLP):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
@@ -245,6 +268,7 @@ OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "an optimizer and a cosine schedule stepped by hand": (StepsItsSchedule, {}),
     "a warmup by hand in `optimizer_step`": (WarmsUp, {}),
     "its losses kept in a list": (KeepsItsLosses, {}),
+    "its loss in an `AverageMeter`": (MeetsAMeter, {}),
     "mixup by torch": (Mixes, {}),
     "a weight annealed over 6 epochs": (Anneals, {"max_epochs": 6}),
     "a weight that steps count for": (Ramps, {}),
