@@ -133,7 +133,8 @@ class _Watcher:
         """Takes note of the metrics as their own methods left them."""
         for metric in self._metrics.values():
             what = f"the step looks into the state of a `{type(metric).__name__}`"
-            self._tape.foreign(_tensors(metric), what)
+            # What a call has returned is the metric's, too, and is known by that call.
+            self._tape.foreign((own for own in _tensors(metric) if not self._calls.has_returned(own)), what)
         self._python = self._state()
 
     def _compare(self) -> None:

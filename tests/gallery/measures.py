@@ -243,6 +243,18 @@ class LossScaledByAMetric(Measured):
         return loss / (1 + self.metric(loss)).detach()
 
 
+@case(eager="the step computes with what `MeanMetric.forward()` returns", line="1 - found")
+class ComputesWithAMetricBehindAnotherOne(Measured):
+    def __init__(self):
+        super().__init__()
+        self.other = MeanMetric()
+
+    def measure(self, loss, logits, labels):
+        found = self.metric(loss)
+        self.other(loss)
+        self.log("one less", 1 - found)
+
+
 @case(eager="the step computes with what `MeanMetric.compute()` returns", line="self.metric.compute() > 1")
 class MetricThatDecides(Measured):
     def training_step(self, batch, batch_idx):
