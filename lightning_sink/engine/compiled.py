@@ -192,8 +192,9 @@ class CompiledEngine(Engine):
                 self._maker.lost(self.compiled_steps)
                 return False
             program.generation = self._generation
-        for tensor, get in (*program.counts, *program.kept):
+        for tensor, get in program.counts:
             tensor.fill_(get())
+        program.fill()
         self._outputs, verified = None, self._verified.get(program.text, 0)
         if verified < self._verify:
             if not verify_step(sink, step, program, verified, self._generators):

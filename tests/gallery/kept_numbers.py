@@ -1,7 +1,9 @@
 """Numbers of tensors' values that steps keep in attributes, and compute with (from Python 3.11 on)."""
 
 import lightning as L
+import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from gallery.case import Small, add, case
 from gallery.state import even
@@ -163,19 +165,42 @@ class WholeNumbers(Keeps):
         assert type(self.right) is int
 
 
-@case(data=even, inductor=True)
-class LeastLoss(Keeps):
+@case(data=even)
+class WholeNumbersThatAreAddedUp(Keeps):
+    """And divided by what Python counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
     def keep(self, loss, batch, batch_idx):
-        self.best = min(self.best, loss.item())
-        self.log("best", self.best)
+        self.right += self(batch[0]).argmax(1).eq(batch[1]).sum().item()
+        self.seen += len(batch[1])
+        self.log("accuracy", 100 * self.right / self.seen)
         return 1
 
 
 @case(data=even)
-class GreatestLoss(Keeps):
+class WholeNumbersOfWhichNobodyKnowsTheSize(Keeps):
     def keep(self, loss, batch, batch_idx):
-        self.mean = max(loss.item(), self.mean)
+        self.right = batch[1].max().item()
+        self.mean = 0.5 * self.right
         return 1
+
+
+def grows():
+    """Batches whose numbers are too large for float64 later."""
+    batches = list(even())
+    for index, (x, y) in enumerate(batches):
+        yield x, y, torch.full((8,), 3 + 19 * index**2)
+
+
+@case(eager="a value of a tensor", data=lambda: DataLoader([*grows()], batch_size=None))
+class WholeNumbersThatGrow(Keeps):
+    def training_step(self, batch, batch_idx):
+        number = batch[2].max().item()
+        self.mean = (number * number * number * number * number * number * number % 1000) / 1000
+        return self.loss(batch[:2]) * (1 + self.mean)
 
 
 @case(data=even)
@@ -184,6 +209,54 @@ class EachThirdStepKeepsItsNumber(Keeps):
         if batch_idx % 3 == 0:
             self.mean = loss.item()
         return 1 + 0.1 * self.mean
+
+
+@case(data=even)
+class NumberOfAnotherTypeEachTime(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = loss.item() if batch_idx % 2 else 1
+        return 1
+
+
+@case(data=even)
+class MeterThatIsResetEveryFewSteps(Keeps):
+    def __init__(self):
+        super().__init__()
+        self.meter = AverageMeter()
+
+    def keep(self, loss, batch, batch_idx):
+        self.meter.update(loss.item(), len(batch[1]))
+        if batch_idx % 5 == 4:
+            self.log("of five", self.meter.avg)
+            self.meter.reset()
+        return 1
+
+
+@case(data=even)
+class NumberThatIsTheSameAgain(Keeps):
+    """It is kept, although nothing shows that it changes."""
+
+    def keep(self, loss, batch, batch_idx):
+        self.right = (batch[1] > 99).sum().item()
+        self.mean = 0.0 * loss.item()
+        return 1
+
+
+@case(data=even)
+class NumberByAFunctionWhoseResultIsDropped(Keeps):
+    def put(self, value):
+        self.last = value
+        return value
+
+    def keep(self, loss, batch, batch_idx):
+        self.put(loss.item())
+        return 1
+
+
+@case(data=even)
+class LossByItsOwnNumber(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        return 1 + torch.clamp(loss.detach() / (2 + 3 * loss.item()), max=loss.item() + 0.01)
 
 
 @case(data=even)
@@ -315,8 +388,15 @@ class NumberWithAPower(Keeps):
         return 1
 
 
-@case(eager="to what is no number of the same type as before", data=even)
-class NumberOfAnotherTypeEachTime(Keeps):
+@case(line="min(self.best", **DECIDES)
+class LeastLoss(Keeps):
     def keep(self, loss, batch, batch_idx):
-        self.mean = loss.item() if batch_idx % 2 else 1
+        self.best = min(self.best, loss.item())
+        return 1
+
+
+@case(eager="to what is no number", data=even)
+class NumberOrText(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = loss.item() if batch_idx % 2 else "none"
         return 1

@@ -151,7 +151,7 @@ class Meter:
         self.seen.append(value)
 
 
-@case(eager="", data=even)
+@case(data=even)
 class MeterInAnObject(Small):
     def __init__(self):
         super().__init__()

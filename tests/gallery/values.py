@@ -126,7 +126,7 @@ class TheNumberIsUsedBesides(Small):
         return loss * (2 if number < 1.1 else 1)
 
 
-@case(eager=DECIDES, line="number = loss.item()")
+@case(eager=DECIDES, line="2 if number < 1.1")
 class TheNumberDecidesBehindTheLog(Small):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -151,7 +151,7 @@ class OnlySmallNumbersAreLogged(Small):
         return parts["loss"]
 
 
-@case(eager=DECIDES, line="1 / loss.item()")
+@case(eager="a value of a tensor is needed as a plain number", line="1 / loss.item()")
 class DividedByTheNumber(Small):
     """Which is an error where it is 0."""
 

@@ -12,7 +12,9 @@ from lightning_sink.engine.watch import Hazard
 _MOST_FUNCTIONS = 32
 """Compiled code is never given back, and memory must not grow with the training."""
 
-_TOO_MANY = Hazard(f"{_MOST_FUNCTIONS} programs are compiled already: shapes, attributes or values in batches keep changing")
+_TOO_MANY = Hazard(
+    f"{_MOST_FUNCTIONS} programs are compiled already: shapes, attributes or values in batches keep changing"
+)
 
 
 class Functions:

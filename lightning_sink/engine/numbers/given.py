@@ -37,8 +37,9 @@ def plain(item: Any) -> Any:
 def _given(number: Number) -> Any:
     if not isinstance(number.value, int):
         return Given(number.tensor, type(number.value))
-    # What is computed of whole numbers may be too large for float64 in later steps.
-    return number.freeze() if number.whole is None else Given(number.whole, type(number.value))
+    if number.whole is None and number.most is None:
+        return number.freeze()  # it may be too large for float64 in later steps
+    return Given(number.tensor if number.whole is None else number.whole, type(number.value))
 
 
 def _with(item: Any, function: Any) -> Any:

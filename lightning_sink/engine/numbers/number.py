@@ -24,6 +24,7 @@ from lightning_sink.engine.numbers.guards import Host, Uses
 from lightning_sink.engine.numbers.result_types import (
     COMPARE,
     DIVIDE,
+    MOST_WHOLE,
     REMAINDERS,
     are_whole,
     as_with_python_number,
@@ -35,6 +36,7 @@ from lightning_sink.engine.numbers.result_types import (
     is_zero_beside,
     kind_of,
     may_be_another_kind,
+    most_of,
     result_type_is_known,
 )
 from lightning_sink.engine.source import is_in_place
@@ -57,6 +59,7 @@ class Number:
         host: Gives its value in later steps; None where only the program knows that.
         counts: Whether it comes from a counter, so that users' arithmetic may have no value for a later one.
         plain: Tells whether what is computed of it and of another number is a stand-in again; None if it always is.
+        most: How large a whole number is at most that only the program knows; None where nobody knows that.
 
     Attributes:
         whole: Of a whole number that is nothing but what a tensor or a counter gives, this, in a type that has all of
@@ -73,9 +76,10 @@ class Number:
         counts: bool = False,
         whole: Tensor | None = None,
         plain: PlainUses | None = None,
+        most: int | None = None,
     ) -> None:
         self._tensor, self.value, self._uses, self._name = tensor, value, uses, name
-        self._host, self._counts, self.whole, self.plain = host, counts, whole, plain
+        self._host, self._counts, self.whole, self.plain, self.most = host, counts, whole, plain, most
         self._size = 1  # terms that it is computed of
         uses.add(self)
 
@@ -96,6 +100,12 @@ class Number:
     def host(self) -> Host | None:
         """What gives its value in later steps; None where only the program knows that."""
         return self._host
+
+    @property
+    def is_inexact(self) -> bool:
+        """Whether it may be a whole number by now that float64 has not, and is none that is only handed on."""
+        is_known = self.most is not None or self._host is not None or self.plain is None
+        return isinstance(self.value, int) and not is_known
 
     @property
     def computed_of(self) -> Any:
@@ -150,7 +160,7 @@ class Number:
             return symbol(*map(_frozen, operands))
         if isinstance(other, Tensor):
             whole = are_whole([other], [self.value])
-            if whole and symbol is operator.pow:
+            if (whole and symbol is operator.pow) or self.is_inexact:
                 return symbol(*map(_frozen, operands))
             divides = symbol is operator.truediv
             number = as_wrapped(self.tensor, self.value, [other], divides)
@@ -169,7 +179,9 @@ class Number:
             if not is_known or is_large(left) or is_large(right):
                 return symbol(*map(_frozen, operands))
             host = self._hosted(symbol, other, reflected)
-            if uses is not None and host is None and _may_fail_late(symbol, *operands):
+            is_of_step = uses is not None and host is None
+            most = _most_of(symbol, operands) if is_of_step else None
+            if is_of_step and most is None:
                 return symbol(*map(_frozen, operands))
             counts = self._counts or (type(other) is Number and other._counts)
             # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
@@ -186,7 +198,10 @@ class Number:
                 plain = _plain(other)
                 return _compute(symbol, plain, self.tensor) if reflected else _compute(symbol, self.tensor, plain)
 
-            known = Number(tensor, value, self._uses, name, host, counts, plain=uses)
+            known = Number(tensor, value, self._uses, name, host, counts, plain=uses, most=most)
+            if is_of_step and isinstance(value, int):  # 0 has no sign
+                known.whole = whole = symbol(*map(_whole, operands))
+                known._tensor = lambda: whole.to(torch.float64)
             known._size = size
             self._uses.memo[name] = known
         return known
@@ -230,19 +245,6 @@ class Number:
             known = Number(lambda: function(self.tensor), value, self._uses, key, later, counts, plain=uses)
             self._uses.memo[key] = known
         return known
-
-    def chosen(self, name: str, is_second: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-        """Returns the one of two floats, of which it is one, that the program chooses: the second if that is so."""
-        value = _value(second) if is_second(_value(second), _value(first)) else _value(first)
-        if self._uses.closed:
-            return value
-        of = [_plain(item) for item in (first, second)]
-
-        def tensor() -> Tensor:
-            return torch.where(is_second(of[1], of[0]), of[1], of[0])
-
-        plain = self.plain or (second.plain if type(second) is Number else None)
-        return Number(tensor, value, self._uses, (name, self._name, _key(first), _key(second)), plain=plain)
 
     @property
     def words(self) -> str:
@@ -305,7 +307,8 @@ class Number:
         rewritten. Anything else that refuses a tensor gets the plain number.
         """
         kwargs = dict(kwargs or {})
-        if all(item._uses.closed for item in (*args, *kwargs.values()) if type(item) is Number):
+        numbers_given = [item for item in (*args, *kwargs.values()) if type(item) is Number]
+        if all(item._uses.closed for item in numbers_given) or any(item.is_inexact for item in numbers_given):
             return func(*released(args), **released(kwargs))
         name = getattr(func, "__name__", "")
         if (
@@ -443,6 +446,30 @@ def _ended(value: Any) -> Any:
 
 def _value(value: Any) -> Any:
     return value.value if type(value) is Number else value
+
+
+def _bound(value: Any) -> int | None:
+    """Returns how large a whole number is at most in all steps; None where nobody knows that."""
+    if type(value) is Number:
+        return value.most if value.host is None else MOST_WHOLE >> 1  # larger ones are told by a guard
+    return abs(value) if isinstance(value, int) else None
+
+
+def _whole(value: Any) -> Any:
+    """Returns a whole number as the recording sees it, in a type that has all of them."""
+    if type(value) is not Number:
+        return value
+    return value.tensor.to(torch.int64) if value.whole is None else value.whole.to(torch.int64)
+
+
+def _most_of(symbol: Callable[..., Any], operands: tuple[Any, Any]) -> int | None:
+    """Returns how large at most what only the program knows is, if it is whole; None if Python is to compute it."""
+    if _may_fail_late(symbol, *operands):
+        return None
+    if not all(isinstance(item, int) for item in operands):
+        return 0
+    most = most_of(symbol, *map(_bound, operands))
+    return None if most is None or most > MOST_WHOLE else most
 
 
 def _may_fail_late(symbol: Callable[..., Any], left: Any, right: Any) -> bool:

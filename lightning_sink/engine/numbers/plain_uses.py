@@ -14,6 +14,7 @@ import ast
 import builtins
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -45,14 +46,12 @@ class PlainUses:
         handed: Told of functions that do nothing else with one, either.
 
     Attributes:
-        follows: Whether it is asked of what is computed of a value, too, and not only of the value.
-        kept: Whether something of it is put into such an attribute.
-        decides: Whether something is decided by it.
+        wanted: Attributes into which one would be put, if they might hold one.
     """
 
     def __init__(self, carries: Callable[[Any, str], bool], receives: Callable[[Getter], bool], handed: Handed) -> None:
         self.carries, self.receives, self.handed = carries, receives, handed
-        self.follows = self.kept = self.decides = False
+        self.wanted: list[tuple[Any, str]] = []
 
     def reads(self, frame: FrameType, attribute: str) -> bool:
         """Tells whether a frame reads an attribute, and uses it as a number and as nothing else."""
@@ -69,17 +68,14 @@ class PlainUses:
 
     def keeps(self, frame: FrameType) -> bool:
         """Tells whether what a frame's call gives is used so, decides nothing, and goes to an attribute."""
-        source, node = value_at([frame])
-        self.follows, self.kept, self.decides = True, False, False
-        try:
-            return node is not None and self._has(frame, source, node) and self.kept and not self.decides
-        finally:
-            self.follows = False
+        (source, node), way = value_at([frame]), _Way(follows=True)
+        return node is not None and self._has(frame, source, node, way) and way.is_kept and not way.decides
 
-    def _has(self, frame: FrameType, source: Source | None, node: ast.AST) -> bool:
+    def _has(self, frame: FrameType, source: Source | None, node: ast.AST, way: _Way | None = None) -> bool:
         if source is None or not self.handed.sees_calls:
             return False
-        uses = _Uses(self, source, frame.f_code, scopes_of([frame]), partial(self._is_returned, frame), frame)
+        way = way or _Way()
+        uses = _Uses(self, source, frame.f_code, scopes_of([frame]), partial(self._is_returned, frame, way), way, frame)
         try:
             found = uses.is_plain(node)
         except RecursionError:  # an expression as long as generated ones are
@@ -90,13 +86,28 @@ class PlainUses:
             self.handed.lines |= uses.handing
         return found
 
-    def _is_returned(self, frame: FrameType) -> bool:
+    def _is_returned(self, frame: FrameType, way: _Way) -> bool:
         """Tells whether the line that calls a frame's function, or asks for its property, uses what it returns so."""
         code, caller = frame.f_code, frame.f_back
         if caller is None or not is_user_frame(caller) or gives_later(code):
             return False
         source, value = value_at([caller])
-        return value is not None and is_of(value, scopes_of([caller]), code) and self._has(caller, source, value)
+        return value is not None and is_of(value, scopes_of([caller]), code) and self._has(caller, source, value, way)
+
+
+@dataclass
+class _Way:
+    """What becomes of one value, in all functions that it gets to.
+
+    Attributes:
+        follows: Whether it is asked of what is computed of the value, too; most often that is asked when it is there.
+        is_kept: Whether something of it is put into an attribute that may hold a stand-in.
+        decides: Whether something is decided by it.
+    """
+
+    follows: bool = False
+    is_kept: bool = False
+    decides: bool = False
 
 
 class _Uses:
@@ -106,6 +117,7 @@ class _Uses:
         code: The function's.
         scopes: The variables that they see.
         is_returned: Tells whether what the function returns is used so.
+        way: Takes note of what becomes of the value.
         frame: Where the function is by now; None where it does not run yet.
         calls: The calls on the way to one that does not run yet, and whose methods they call.
 
@@ -121,11 +133,12 @@ class _Uses:
         code: CodeType,
         scopes: Sequence[Mapping[str, Any]],
         is_returned: Callable[[], bool],
+        way: _Way,
         frame: FrameType | None = None,
         calls: frozenset[tuple[ast.AST, ast.AST, tuple[int, ...]]] = frozenset(),
     ) -> None:
         self._known, self._source, self._is_returned, self._frame = known, source, is_returned, frame
-        self._code = code
+        self._code, self._way = code, way
         self._scopes, self._calls = [*scopes, vars(builtins)], calls
         self._met: set[tuple[ast.AST, str]] = set()
         self._hidden: set[str] = set()  # variables that may be somebody else by then
@@ -140,13 +153,15 @@ class _Uses:
         if isinstance(parent, (ast.BinOp, ast.AugAssign)):
             return isinstance(parent.op, _OPERATIONS) and self._goes_on(parent)
         if isinstance(parent, ast.Compare):
-            self._known.decides = True
+            self._way.decides = True
             return _compares(parent)
         if isinstance(parent, ast.UnaryOp):
-            self._known.decides |= isinstance(parent.op, ast.Not)
+            self._way.decides |= isinstance(parent.op, ast.Not)
             return isinstance(parent.op, (ast.USub, ast.Not)) and self._goes_on(parent)
         if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and parent.test is node:
-            self._known.decides = True
+            self._way.decides = True
+            return True
+        if isinstance(parent, ast.Expr):
             return True
         if isinstance(parent, ast.IfExp):
             return self.is_plain(parent)
@@ -161,8 +176,7 @@ class _Uses:
         return self._is_received(node)
 
     def _goes_on(self, node: ast.AST) -> bool:
-        """Tells whether what is computed is used so; most often it is asked of when it is there."""
-        return not self._known.follows or self.is_plain(node)
+        return not self._way.follows or self.is_plain(node)
 
     def _target_of(self, node: ast.AST, item_of: ast.Tuple) -> ast.expr | None:
         """Returns what an item is put into by an assignment of several: `x, y = 1, 2`; None for any other tuple."""
@@ -179,7 +193,13 @@ class _Uses:
             function = self._source.function_of(target)
             return function is not None and self._is_plain_variable(function, target.id)
         path = path_of(target)
-        self._known.kept |= (carries := len(path) > 1 and self._known.carries(self._held(path[:-1]), path[-1]))
+        if len(path) < 2:
+            return False
+        holder = self._held(path[:-1])
+        carries = self._known.carries(holder, path[-1])
+        self._way.is_kept |= carries
+        if not carries:
+            self._known.wanted.append((holder, path[-1]))
         return carries
 
     def _is_received(self, node: Any) -> bool:
@@ -204,7 +224,7 @@ class _Uses:
         path, name = path_of(call.func), call.func.attr if isinstance(call.func, ast.Attribute) else ""
         called, holder = self._held(path), self._held(path[:-1])
         if called is min or called is max:
-            self._known.decides |= len(call.args) != 2
+            self._way.decides = True
             are_alone = not any(isinstance(item, ast.Starred) for item in call.args)
             return are_alone and len(call.args) > 1 and not call.keywords and self.is_plain(call)
         if holder is math:
@@ -233,7 +253,7 @@ class _Uses:
             return False
         first = dict(zip(code.co_varnames, before, strict=False))
         scopes, calls = [first, function.__globals__], self._calls | {key}
-        inside = _Uses(self._known, source, code, scopes, lambda: self.is_plain(call), calls=calls)
+        inside = _Uses(self._known, source, code, scopes, lambda: self.is_plain(call), self._way, calls=calls)
         inside._hidden = {*code.co_varnames, *code.co_freevars, *bound_in(node)} - first.keys()
         is_plain = inside._is_plain_variable(node, name)
         self.handed_to |= inside.handed_to | {(code, name)}

@@ -97,6 +97,17 @@ def may_be_another_kind(symbol: Callable[..., Any], right: Any, varies: bool) ->
     return varies and symbol in (operator.truediv, operator.floordiv, operator.mod)
 
 
+def most_of(symbol: Callable[..., Any], left: int | None, right: int | None) -> int | None:
+    """Returns how large whole numbers are at most in what is computed of two; None where that is not known."""
+    if left is None or right is None:
+        return None
+    if symbol in (operator.add, operator.sub):
+        return left + right
+    if symbol is operator.mul:
+        return left * right
+    return max(left, right) if symbol is operator.truediv else None
+
+
 def kind_of(host: Callable[[], Any]) -> type:
     """Returns the type of what a computation with numbers gives, or of its error."""
     try:

@@ -24,7 +24,8 @@ class Program:
     Args:
         function: Takes the inputs, writes in place what the step wrote in place, returns the outputs.
         counts: Inputs that stand for counters, with what gives their values.
-        kept: Inputs that have what attributes hold, and are written to, with what gives it before a step.
+        kept: Inputs that have what attributes hold, and may be written to, with what gives it before a step; None for
+            one that keeps what is there.
 
     Attributes:
         seconds: What a step took when one was last run.
@@ -45,8 +46,8 @@ class Program:
         observation: Observation,
         bindings: list[Binding],
         function: CompiledStep,
-        counts: list[tuple[Tensor, Callable[[], int]]],
-        kept: Sequence[tuple[Tensor, Callable[[], Any]]] = (),
+        counts: list[tuple[Tensor, Callable[[], Any]]],
+        kept: Sequence[tuple[Tensor, Callable[[], Any]]],
         lifted: Collection[Tensor] = (),
     ) -> None:
         recording = observation.recording
@@ -85,13 +86,15 @@ class Program:
         asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
         asks_what_it_writes |= len(self.counted) < len(recording.counts)
         left = {slot.name: there for slot, there in self.touches}
-        self._repeats = self.finds(left) and not (self.slots or self._reshaped or asks_what_it_writes)
+        once = bool(self.slots or self._reshaped or asks_what_it_writes or recording.is_alone)
+        self._repeats = self.finds(left) and not once
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
         self.num_losses = 0 if self.loss is None else 1
         self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
-        self.takes_turns = not (self._reshaped or self.questions or self._twins or self.appends or recording.counts)
+        asks = bool(self.questions or recording.counts)
+        self.takes_turns = not (self._reshaped or asks or self._twins or self.appends or recording.is_alone)
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
         self.generation, self.seconds, self.kept_bytes = -1, 1.0, 0
@@ -192,6 +195,12 @@ class Program:
                 return None
             arguments[position] = content.detach()
         return arguments
+
+    def fill(self) -> None:
+        """Gives the inputs that stand for what attributes hold what they hold."""
+        for tensor, get in self.kept:
+            if (value := get()) is not None:
+                tensor.fill_(value)
 
     def __call__(self, arguments: list[Tensor]) -> tuple[Tensor, ...]:
         """Runs the step on its inputs."""

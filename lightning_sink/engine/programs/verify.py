@@ -78,7 +78,7 @@ class _EagerTape(Tape):
     """
 
     def __init__(self, program: Program, arguments: list[Tensor]) -> None:
-        self._slots, self._kept = program.filled, program.kept
+        self._slots, self._fill = program.filled, program.fill
         # The tensors themselves where they stay in place: a step may give them other memory.
         stay = [binding.tensor for binding in program.bindings]
         self._inputs = [own if own is not None else given for own, given in zip(stay, arguments, strict=True)]
@@ -99,11 +99,6 @@ class _EagerTape(Tape):
         self.written = [tensor.detach().clone() for tensor in self._inputs]
         self.filled = [None if tensor is None else tensor.detach().clone() for tensor in self._contents()]
         return out
-
-    def _fill(self) -> None:
-        """Puts what attributes hold where a program would have put it."""
-        for tensor, get in self._kept:
-            tensor.fill_(get())
 
     def _contents(self) -> list[Tensor | None]:
         return [slot.get() for slot in self._slots]

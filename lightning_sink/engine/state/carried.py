@@ -43,6 +43,7 @@ class Carry(Left):
         key: The attribute's own name.
         place: Where programs put what only they know.
         is_of_tensors: Whether steps set it to that.
+        is_bounded: Whether it is known how much they add to a whole number.
         tensors: What may stand for it in programs, by the part of a step in which it is used.
         kept: What programs have it in that write to it, by its type.
     """
@@ -50,7 +51,8 @@ class Carry(Left):
     def __init__(self, name: str, holder: Any, key: str) -> None:
         super().__init__()
         self.name, self.holder, self.key = name, holder, key
-        self.place, self.is_of_tensors = Place(name, holder, key, is_last=True), False
+        self.place = Place(name, holder, key, is_last=True)
+        self.is_of_tensors, self.is_bounded = False, True
         self.tensors = [torch.zeros((), dtype=torch.float64) for _ in range(_PARTS)]
         self.kept: dict[type, Tensor] = {}
 
@@ -63,7 +65,7 @@ class Carry(Left):
         if self.is_of_tensors:
             types = {float: torch.float64, int: torch.int64}
             self.kept = self.kept or {kind: torch.zeros((), dtype=dtype) for kind, dtype in types.items()}
-            return TensorWatch(self.name, vars(self.holder), self.key, self.kept)
+            return TensorWatch(self.name, vars(self.holder), self.key, self.kept, self.is_bounded)
         return CarryWatch(self.name, vars(self.holder), self.key, self.found, self.tensors)
 
     def put(self, value: Any) -> None:
@@ -92,6 +94,10 @@ class Carried:
             return _NONE
         return frozenset(carry.key for carry in self._all if carry.holder is holder)
 
+    def places(self) -> set[tuple[int, str]]:
+        """Returns them by the identity of the dictionary that each is in, and its name there."""
+        return {(id(vars(carry.holder)), carry.key) for carry in self._all}
+
     def leave_out(self, names: Collection[str]) -> None:
         """Takes note of names of attributes that the owner asks for ahead of steps."""
         self._left_out |= {*names}
@@ -103,7 +109,7 @@ class Carried:
         Those of objects that are not among these, by identity, are forgotten.
         """
         self._all = [carry for carry in self._all if id(carry.holder) in holders]
-        return {carry.name: "carried" for carry in self._all}
+        return {carry.name: ("carried", carry.is_bounded) for carry in self._all}
 
     def learn(
         self, holders: Iterable[tuple[str, Any]], changed: Collection[str], codes: Collection[CodeType]
@@ -152,12 +158,18 @@ class Carried:
             for carry, watch in self._watches:
                 watch.end(reads_past)
                 carry.is_of_tensors |= watch.is_of_tensors
+                carry.is_bounded &= watch.is_bounded
             for before in on_class.values():
                 before.end()
 
     def leave(self) -> list[tuple[Place, Any]]:
         """Returns what the part that is being recorded has set them to, where only a program knows that."""
         return [(carry.place, item) for carry, watch in self._watches for item in watch.leave()]
+
+    @property
+    def changes_types(self) -> bool:
+        """Whether the recorded step leaves one with a number of another type than it finds."""
+        return any(isinstance(watch, TensorWatch) and watch.changes_type for _, watch in self._watches)
 
     def put_back(self) -> None:
         """Puts back what the present part of a step found, which is to be run again."""

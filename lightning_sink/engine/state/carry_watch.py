@@ -38,9 +38,10 @@ class AttributeInStep(ABC):
     Attributes:
         inputs: The tensors that stand for it in the program, with what gives their values before a step.
         is_of_tensors: Whether the step sets it to what only the program knows.
+        is_bounded: Whether it is known how much steps add to a whole number.
     """
 
-    is_of_tensors = False
+    is_of_tensors, is_bounded = False, True
 
     def __init__(self, name: str, held: dict[str, Any], key: str, present: Any) -> None:
         self._words, self._held, self._key = f"`{name}`", held, key

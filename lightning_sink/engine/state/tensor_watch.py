@@ -1,4 +1,4 @@
-"""What a recorded step does with an attribute whose number only the step knows: `self.loss = loss.item()`.
+"""What a recorded step does with an attribute whose number only the step knows: `self.last = loss.item()`.
 
 `self.mean = 0.9 * self.mean + 0.1 * loss.item()` is computed in the program, which has what the attribute holds in a
 tensor, and writes to that. Behind each step the attribute is given what is there, as what steps collect is
@@ -14,10 +14,15 @@ from torch import Tensor
 
 from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.given import given
+from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.numbers.number import Number, as_they_are
-from lightning_sink.engine.numbers.result_types import exactly, is_wide
+from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.carry_watch import NUMBERS, AttributeInStep
 from lightning_sink.engine.state.looks import Looks
+
+_MOST, _LITTLE = 1 << 46, 1 << 33
+"""How large a whole number is at most that a step finds, where each one adds little: programs are for half as much, and
+are asked no more than 2,048 steps ahead. A hundred times that is less than float64 has."""
 
 
 class TensorWatch(AttributeInStep):
@@ -25,41 +30,48 @@ class TensorWatch(AttributeInStep):
 
     Args:
         tensors: What the program has it in, by the number's type.
+        is_bounded: Whether it is known how much steps add to a whole number.
+
+    Attributes:
+        changes_type: Whether the step finds something else than a number of the type that it leaves.
     """
 
     is_of_tensors = True
 
-    def __init__(self, name: str, held: dict[str, Any], key: str, tensors: dict[type, Tensor]) -> None:
+    def __init__(
+        self, name: str, held: dict[str, Any], key: str, tensors: dict[type, Tensor], is_bounded: bool
+    ) -> None:
         super().__init__(name, held, key, held.get(key, ABSENT))
-        self._tensors = tensors
+        self._tensors, self.is_bounded, self.changes_type = tensors, is_bounded, False
 
     def begin(self, step: Looks) -> None:
         """A part of the step begins."""
         super().begin(step)
-        self._kind = type(self._found)
-        if self._kind in NUMBERS and not is_wide(self._found):
+        self._kind = _kind_of(self._found)
+        if self._kind in NUMBERS:
             self._tensors[self._kind].fill_(self._found)
 
     def _get(self, step: Looks, value: Any, frame: FrameType) -> Any:
         held, key = self._held, self._key
-        if self._kind not in NUMBERS or is_wide(value):
-            host = lambda: exactly(held.get(key, ABSENT))  # noqa: E731
-            step.uses.froze(f"{self._words} decides what Python does", (id(held), key), exactly(value), host)
+        if self._kind not in NUMBERS:
+            if self._found is ABSENT:
+                self.tell("where it is none of the object's own")
+            what, host = f"{self._words} decides what Python does", lambda: exactly(held.get(key, ABSENT))
+            step.uses.froze(what, (id(held), key), exactly(value), host)
             return value
         if self._number is None:
-            own = self._input(step).clone()  # what is there now: it is written to before the part ends
-            whole = own if self._kind is int else None
-            name = id(held), self._words
-            self._number = Number(own.double(), value, step.uses, name, whole=whole, plain=step.plain)
+            own = self._tensor(step, self._kind).clone()  # what is there now: it is written to before the part ends
+            whole, most = (own, _MOST if self.is_bounded else None) if self._kind is int else (None, None)
+            name, plain = (id(held), self._words), step.plain
+            self._number = Number(own.double(), value, step.uses, name, whole=whole, plain=plain, most=most)
         return self._number if step.plain.reads(frame, key) else self._number.freeze()
 
-    def _input(self, step: Looks) -> Tensor:
-        """Returns the tensor; the recording stands for steps that find a number of its type."""
-        held, key, tensor = self._held, self._key, self._tensors[self._kind]
-        if not self.inputs:
-            kind = lambda: None if is_wide(now := held.get(key)) else type(now)  # noqa: E731
-            step.uses.decide((id(held), key, "is a"), self._kind, kind)
-            self.inputs.append((tensor, lambda: held[key]))
+    def _tensor(self, step: Looks, kind: type) -> Tensor:
+        """Returns the tensor for a type of number; the recording stands for steps that find one of the present type."""
+        held, key, tensor = self._held, self._key, self._tensors[kind]
+        if all(known is not tensor for known, _ in self.inputs):
+            step.uses.decide((id(held), key, "is a"), self._kind, lambda: _kind_of(held.get(key, ABSENT)))
+            self.inputs.append((tensor, _of_kind(held, key, kind)))
         return tensor
 
     def leave(self) -> list[Any]:
@@ -67,11 +79,15 @@ class TensorWatch(AttributeInStep):
         step, value = self._step, self._held.get(self._key, ABSENT)
         if step is None or not self._is_set:
             return []
-        plain = as_they_are(value)
-        if type(plain) is not self._kind or self._kind not in NUMBERS or is_wide(plain):
-            self.tell("to what is no number of the same type as before")
+        kind = _kind_of(as_they_are(value))
+        if kind not in NUMBERS:
+            self.tell("to what is no number, or too large a one")
             return []
-        item, tensor = given(value), self._input(step)
+        self.changes_type |= kind is not self._kind
+        item, tensor = given(value), self._tensor(step, kind)
+        if kind is int:
+            most = value.most if type(value) is Number else 0
+            self.is_bounded &= most is not None and most <= _MOST + _LITTLE
         if type(value) is not Number:
             tensor.fill_(value)
         else:
@@ -80,3 +96,18 @@ class TensorWatch(AttributeInStep):
 
     def _is_left(self, value: Any, plain: Any) -> None:
         """The program has it, and gives it, by now."""
+
+
+def _kind_of(value: Any) -> type | None:
+    """Returns the type of what an attribute holds; None for what is too large to be computed with."""
+    return None if type(value) is int and abs(value) > _MOST >> 1 else type(value)
+
+
+def _of_kind(held: dict[str, Any], key: str, kind: type) -> Host:
+    """Returns what gives an attribute's number; None while it is of another type."""
+
+    def found() -> Any:
+        value = held.get(key, ABSENT)
+        return value if _kind_of(value) is kind else None
+
+    return found

@@ -52,21 +52,30 @@ def _places(holder: Any) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
 
 
 def learn(
-    parts: Parts, changed: Collection[str], attributes: Attributes, watched: Watched, codes: Collection[CodeType]
+    parts: Parts,
+    changed: Collection[str],
+    wanted: Collection[tuple[int, str]],
+    attributes: Attributes,
+    watched: Watched,
+    codes: Collection[CodeType],
 ) -> None:
     """Takes note of the attributes in which a step has collected, and of those that it has set.
 
     Args:
         parts: The training, which remembers them.
         changed: Names of Python values that are others behind the step.
+        wanted: Attributes that were given numbers of tensors, and may hold what they did before, by object and name.
         attributes: What the attributes held before it.
         watched: What it collected.
         codes: The code of the step.
     """
     if changed:
-        parts.collected.learn(parts.holders(), attributes.grown(), attributes.with_other_numbers(), codes)
+        numbers = attributes.with_other_numbers() - parts.carried.places()
+        parts.collected.learn(parts.holders(), attributes.grown(), numbers, codes)
     parts.collected.leave_out([place.key for place in watched.read])
     collecting = {place.name for place in parts.collected.places}
-    found = {*changed, *(place.name for place in watched.read)} - collecting
+    found = {*changed, *(place.name for place in watched.read)}
+    found |= {prefix + key for prefix, holder in parts.with_optimizers() for of, key in wanted if of == id(holder)}
+    found -= collecting
     for name in parts.carried.learn(parts.with_optimizers(), found, codes) if found else ():
         parts.varying.count(name)

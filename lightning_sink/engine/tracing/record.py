@@ -46,10 +46,11 @@ from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, place_of
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.apart import Apart
+from lightning_sink.engine.tracing.bounds import largest_in
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.left_behind import learn, release
 from lightning_sink.engine.tracing.moved import Moved
-from lightning_sink.engine.tracing.origins import Origins
+from lightning_sink.engine.tracing.origins import Origin, Origins
 from lightning_sink.engine.tracing.parts import in_parts
 from lightning_sink.engine.tracing.recorded_options import RecordedOptions
 from lightning_sink.engine.tracing.recording import Recording
@@ -115,9 +116,12 @@ class Recorder(TorchDispatchMode, Tape):
         self.moved = Moved(before, self._writer.age)
         apart = lambda: self._options.are_being_set  # noqa: E731
         self._handed = Handed()
-        plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
-        self._values = Values(self.recording, leaves, self._is_sum, self._uses, plain, self.paused)
-        self._looks = Looks(self._uses, self.ran, [], plain, apart)
+        # Which of both is made first is of no account: they ask each other while the step runs.
+        self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
+        most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
+        known = self._is_sum, self._uses, self._plain, self._origin, most
+        self._values = Values(self.recording, leaves, *known, self.paused)
+        self._looks = Looks(self._uses, self.ran, [], self._plain, apart)
         self._paused = False
         self._failed = False
         self._generators = Generators(before.parts.device)
@@ -135,7 +139,7 @@ class Recorder(TorchDispatchMode, Tape):
         present, attributes = self._before.again(), Attributes(parts)
         self._undo.forget()
         python = self._look()
-        called = self._handed.called if parts.carried or parts.varying.names else None
+        called = self._handed.called
         self._uses.closed = False
         try:
             with ExitStack() as stack:
@@ -214,7 +218,8 @@ class Recorder(TorchDispatchMode, Tape):
             self.hazard(DRAWN)
         if changed := changed_names(python, self._look()):
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
-        learn(self._before.parts, changed, attributes, self._watched, self.ran.values())
+        wanted = [(id(holder), key) for holder, key in self._plain.wanted]
+        learn(self._before.parts, changed, wanted, attributes, self._watched, self.ran.values())
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""
@@ -246,7 +251,7 @@ class Recorder(TorchDispatchMode, Tape):
 
     def _number(self, tensor: Tensor, caller: FrameType) -> Number | None:
         count = self._steps.number(tensor)
-        return self._values.number(tensor, caller) if count is None else count
+        return self._values.number(tensor, caller) if count is None and not self._paused else count
 
     def _put_data(self, put: Callable[..., None], tensor: Tensor, value: Any) -> None:
         """Gives a tensor other memory; a program has a copy to the memory that it has."""
@@ -339,6 +344,7 @@ class Recorder(TorchDispatchMode, Tape):
         recording.guards = list(self._uses.guards.values())
         recording.counts = [*self._steps.deciding(recording.guards), *counts]
         parts = self._before.parts
+        recording.is_alone = parts.carried.changes_types
         for carry, host, text in [*parts.carried.set_by_step(), *parts.drawn.left(self.hazard)]:
             recording.carries.append((carry, host))
             recording.text += f"\n{text}"
@@ -423,10 +429,13 @@ class Recorder(TorchDispatchMode, Tape):
             self._writer.write(func, node_args, node_kwargs, out, draws)
         return out
 
+    def _origin(self, tensor: Tensor) -> Origin | None:
+        self._writer.node(tensor)  # an input that stays as it is has to be known as one
+        return self._origins.of([tensor])
+
     def _places_of(self, mask: Tensor) -> list[Tensor] | None:
         """Returns the places of a mask's ones, by dimension; None for a mask that may be another one in other steps."""
-        self._writer.node(mask)  # an input that stays as it is has to be known as one
-        origin = self._origins.of([mask])
+        origin = self._origin(mask)
         if origin is None or origin.of_batch or mask.numel() == 0:
             return None
         self._values.look_at(origin, user_line() or innermost_line())

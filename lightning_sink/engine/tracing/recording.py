@@ -37,6 +37,7 @@ class Recording:
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
         counts: Numbers in tensors by which guards decide.
+        is_alone: Whether it stands for no step right behind another one that it stands for.
         carries: The attributes that the step sets and the generators that it draws from, with what gives the values.
         failed: Whether it failed, so that the step was run again.
         failed_by_raise: Whether by an error that code of the user's raised by itself.
@@ -61,6 +62,7 @@ class Recording:
     asked: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
+    is_alone: bool = False
     carries: list[tuple[Left, Host]] = field(default_factory=list)
     failed: bool = False
     failed_by_raise: bool = False

@@ -40,7 +40,9 @@ class Values:
     Args:
         is_sum: Tells whether an attribute of an object is a number that steps add to.
         uses: Told of what is done with numbers that go on.
-        plain: Tells where they go to attributes that steps set.
+        plain: Tells where nothing but arithmetic is done with them.
+        origin_of: Tells what a tensor's value comes from.
+        most_of: Tells how large a whole number in a tensor is at most; None where nobody knows.
     """
 
     def __init__(
@@ -50,11 +52,14 @@ class Values:
         is_sum: Callable[[Any, str], bool],
         uses: Uses,
         plain: PlainUses,
+        origin_of: Callable[[Tensor], Origin | None],
+        most_of: Callable[[Tensor], int | None],
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._recording = recording
         self._leaves, self._known = leaves, {id(leaf) for leaf in leaves}
         self._is_sum, self._uses, self._plain, self._paused = is_sum, uses, plain, paused
+        self._origin_of, self._most_of = origin_of, most_of
         self._takers: set[tuple[int, str]] = set()
         self._gone_on = 0
         self._read_at: dict[int, str] = {}
@@ -69,8 +74,8 @@ class Values:
         if not is_user_frame(caller) or not _is_number(tensor):
             return None
         getters = receivers(caller)
-        is_kept = not getters or not all(map(self.receives, getters))
-        if is_kept and not self._plain.keeps(caller):
+        is_plain = not getters or not all(map(self.receives, getters))
+        if is_plain and not self._may_be_plain(tensor, caller):
             return None
         with self._paused():
             value = tensor.item()
@@ -79,8 +84,16 @@ class Values:
         self._gone_on += 1
         name = self._gone_on, "a value of a tensor"
         copy = tensor.detach().reshape(()).to("cpu", copy=True)  # of what it holds now
-        whole, plain = copy if isinstance(value, int) else None, self._plain if is_kept else None
-        return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole, plain=plain)
+        whole, plain = copy if isinstance(value, int) else None, self._plain if is_plain else None
+        most = self._most_of(tensor) if is_plain else None
+        return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole, plain=plain, most=most)
+
+    def _may_be_plain(self, tensor: Tensor, caller: FrameType) -> bool:
+        """Tells whether all that is done with a number is arithmetic, as far as the source says."""
+        origin, is_whole = self._origin_of(tensor), not tensor.is_floating_point()
+        if origin is None or (origin.of_batch and not is_whole):
+            return self._plain.gives(caller)  # whoever decides by it cannot be helped
+        return self._plain.keeps(caller)
 
     def receives(self, getter: Getter) -> bool:
         """Tells whether somebody takes a stand-in, and decides nothing by it."""

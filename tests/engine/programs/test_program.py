@@ -34,7 +34,7 @@ def two(module, step, leaves=None):
 def program(module, step, **options):
     observation, bindings = two(module, step, **options)
     assert not isinstance(bindings[0], Hazard), bindings
-    return Program(observation, bindings, compile_traced(observation.recording), [])
+    return Program(observation, bindings, compile_traced(observation.recording), [], [])
 
 
 def run(made, *leaves):
