@@ -37,8 +37,10 @@ class AHookOfAnActivation(Small):
         return self.net[2](self.net[1](hidden))
 
 
-@case()
+@case(eager="has a gradient of its own in `hidden`")
 class AnActivationKeepsItsGradient(Small):
+    """It has it still when the epoch ends."""
+
     def training_step(self, batch, batch_idx):
         hidden = self.net[0](batch[0])
         hidden.retain_grad()

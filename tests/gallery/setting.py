@@ -123,6 +123,28 @@ class AMethodSetsTheRate(Setting):
         optimizer.step(closure=closure)
 
 
+@case(size=8)
+class RatesAndDecaysOfTables(Setting):
+    """Arrays, as DINO's have one for each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.decays = np.linspace(0.1, 0.01, 40), np.linspace(0.04, 0.4, 40)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        for index, group in enumerate(self.optimizers().param_groups):
+            group["lr"] = self.rates[self.trainer.global_step]
+            if index == 0:
+                group["weight_decay"] = self.decays[self.trainer.global_step]
+
+
+@case(eager="the step changes Python state: `rates`")
+class ATableThatTheStepChanges(RatesAndDecaysOfTables):
+    def training_step(self, batch, batch_idx):
+        self.rates[batch_idx:] *= 0.9
+        return self.loss(batch)
+
+
 @case()
 class MomentumIsSet(Setting):
     """A constant until it is seen to change."""

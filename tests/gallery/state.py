@@ -466,3 +466,42 @@ class CountingInAGlobal(Small):
 for way, find in OTHER_WAYS.items():
     told = way.split("()")[0]
     add(f"steps counted in a global found by {way}", lambda find=find: CountingInAGlobal(find), eager=told)
+
+
+# -- gradients of what is kept ----------------------------------------------------------------------------------------
+
+
+class Saliency(Small):
+    """Asks for the gradient of what the last step has kept, behind the epoch."""
+
+    def keep(self, hidden):
+        hidden.retain_grad()
+        return hidden
+
+    def training_step(self, batch, batch_idx):
+        hidden = self.keep(torch.tanh(self.net[0](batch[0])))
+        self.kept = hidden
+        return nn.functional.cross_entropy(self.net[2](hidden), batch[1])
+
+    def on_train_epoch_end(self):
+        self.log("saliency", self.kept.grad.norm())
+
+
+add("gradient of what is kept", Saliency, eager="has a gradient of its own in `kept`", data=even)
+
+
+@case(eager="has a gradient of its own in `kept`", data=even)
+class GradientOfAKeptInput(Saliency):
+    def keep(self, hidden):
+        return hidden.detach().requires_grad_()
+
+
+@case(data=even)
+class KeptWithItsGraph(Saliency):
+    """Whose values alone are looked at."""
+
+    def keep(self, hidden):
+        return hidden
+
+    def on_train_epoch_end(self):
+        self.log("norm", self.kept.detach().norm())

@@ -79,7 +79,7 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
             recorder.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
     for name in before.slots.keys() - after.slots.keys():
         recorder.hazard(f"{name} disappears")
-    _check_gradients(recorder, after, leaves)
+    _check_gradients(recorder, after, leaves, filled)
     _check_aliases(recorder, after, filled)
     appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))
     _check_collected(recorder, after, appends, collected)
@@ -112,8 +112,12 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     return Observation(*seen, spec, constants, *counts, result.note, gradients, unread)
 
 
-def _check_gradients(recorder: Recorder, after: Snapshot, leaves: list[Tensor]) -> None:
-    """A program fills the gradients of parameters; another tensor's would stay what it is."""
+def _check_gradients(recorder: Recorder, after: Snapshot, leaves: list[Tensor], filled: list[Slot]) -> None:
+    """A program fills the gradients of parameters; another tensor's would stay what it is, or be lost."""
+    for slot in filled:
+        kept = after.tensors[slot.name]
+        if kept is not None and kept.requires_grad and (kept.is_leaf or kept.retains_grad):
+            recorder.hazard(f"the step keeps a tensor that has a gradient of its own in `{slot.name}`")
     known = {id(tensor) for tensor in leaves} | {slot.owner_id for slot in after.slots.values() if slot.is_gradient}
     for tensor, where in zip(recorder.recording.inputs, recorder.recording.first_use, strict=True):
         if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None and id(tensor) not in known:

@@ -97,7 +97,7 @@ class Hyperparameters:
                     self.tensors[index].fill_(float(new))
                 continue
             stale = True
-            if index not in self.lifted_entries and type(new) is float and type(old) is float:
+            if index not in self.lifted_entries and isinstance(new, float) and isinstance(old, float):
                 self.lifted_entries.append(index)
         self.values = values
         for index in self.lifted_entries if stale else ():
