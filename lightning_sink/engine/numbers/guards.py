@@ -22,11 +22,13 @@ class Guard:
         name: What was decided, without the outcome; equal for the same decision in another step.
         outcome: How it came out.
         decide: Decides it for the step that is about to run.
+        why: What users are told of it; "" for what they need not know.
     """
 
     name: Any
     outcome: Any
     decide: Host
+    why: str = ""
 
     def holds(self) -> bool:
         """Tells whether it would come out the same in the step that is about to run."""
@@ -88,8 +90,8 @@ class Uses:
             self.leak(what)
         else:
             self.frozen(what)
-            self.decide(name, outcome, host)
+            self.decide(name, outcome, host, what)
 
-    def decide(self, name: Any, outcome: Any, host: Host) -> None:
+    def decide(self, name: Any, outcome: Any, host: Host, why: str = "") -> None:
         """Takes note of a decision."""
-        self.guards.setdefault(name, Guard(name, outcome, host))
+        self.guards.setdefault(name, Guard(name, outcome, host, why))

@@ -185,8 +185,10 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
     if first.note != second.note:
         return [], [Hazard("the step logs other names, or with other arguments, each time")]
     names = [slot.name for slot in (*first.filled, *first.cleared)]
-    if names != [slot.name for slot in (*second.filled, *second.cleared)]:
-        return [], [Hazard("the step fills other places each time")]
+    others = [slot.name for slot in (*second.filled, *second.cleared)]
+    if names != others:
+        name = min({*names} ^ {*others}, default=names[0])
+        return [], [Hazard(f"the step fills other places each time: {name} is one that not every step does")]
     found = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]
     hazards = [item for item in found if isinstance(item, Hazard)]
     if share_memory(second.recording.inputs, second.recording.written_inputs):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from lightning_sink.engine.programs.binding import Binding, Observation, bind
 from lightning_sink.engine.watch import Hazard
@@ -101,13 +102,20 @@ class Candidate:
             if not problems:
                 return bindings
         if not problems and self.recordings >= MOST_BRANCHES:
-            problems = observation.recording.frozen
+            problems = self._frozen(observation)
         # Way after way and none of them twice: that is why, should the kind be forgotten before there are many.
-        suspects = problems or (observation.recording.frozen if len(self.last) > 2 else [])
+        suspects = problems or (self._frozen(observation) if len(self.last) > 2 else [])
         self.problem = suspects[0] if suspects else None
         if problems and (self.recordings >= MAX_RECORDINGS or observation.recording.acts_twice):
             self.give_up(problems[0])
         return None
+
+    def _frozen(self, observation: Observation) -> list[Hazard]:
+        """Returns what froze numbers in a step, first what came out in the most ways in those like it."""
+        outcomes: dict[str, set[Any]] = {}
+        for guard in (guard for each in self.last.values() for guard in each.recording.guards):
+            outcomes.setdefault(guard.why, set()).add(guard.outcome)
+        return sorted(observation.recording.frozen, key=lambda hazard: -len(outcomes.get(hazard.what, ())))
 
     def found(self, observation: Observation) -> None:
         """Takes note that a step has a program."""
