@@ -127,6 +127,15 @@ class KeepsNumbers(Net):
         return loss / (1 + self.mean) + 0.01 * self.right
 
 
+class SetsItsRate(Net):
+    """Sets its rate in the step, which is a number of the host's."""
+
+    def training_step(self, batch, batch_idx):
+        for group in self.optimizers().param_groups:
+            group["lr"] = 0.05 / (1 + self.global_step)
+        return super().training_step(batch, batch_idx)
+
+
 class DrawsOnHost(Net):
     """Draws noise on the host for a step on the device."""
 
@@ -221,6 +230,7 @@ MODULES = {
     "two dropouts": TwoDropouts,
     "numbers on the host": lambda: HostNumbers("adam"),
     "draws on the host": DrawsOnHost,
+    "sets its rate": lambda: SetsItsRate("adam"),
     **({"numbers that are collected": CollectsNumbers, "numbers kept": KeepsNumbers} if positions.KNOWN else {}),
 }
 

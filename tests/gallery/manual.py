@@ -165,7 +165,7 @@ class ARawOptimizer(Manual):
         optimizer.step()
 
 
-@case(eager="the step sets the optimizer's 'lr'")
+@case(eager="`global_step` is needed as a plain number")
 class ReadsTheGlobalStep(Manual):
     """Warm-up by the number of optimizer steps, in the middle of a batch."""
 

@@ -5,10 +5,12 @@ from math import cos, pi
 
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import optim
 from torch.optim import lr_scheduler as schedules
 
 from gallery.case import Small, add, case
+from gallery.state import even
 
 
 class Setting(Small):
@@ -250,8 +252,10 @@ def and_logs_it(self, optimizer, closure):
     optimizer.step(closure=closure)
 
 
-for body in (by_a_tensor, by_an_attribute, by_what_was_logged, and_calls_the_closure, and_logs_it):
+for body in (by_an_attribute, by_what_was_logged):
     add(f"the rate is set {body.__name__.replace('_', ' ')}", set_by(body), eager="")
+for body in (by_a_tensor, and_calls_the_closure, and_logs_it):  # the hook is a part of the step
+    add(f"the rate is set {body.__name__.replace('_', ' ')}", set_by(body))
 
 
 class Holding:
@@ -261,7 +265,7 @@ class Holding:
         self.value = value
 
 
-@case(eager="the step sets the optimizer's 'lr'")
+@case()
 class ATensorInAnObjectSetsTheRate(Setting):
     def __init__(self):
         super().__init__()
@@ -272,7 +276,7 @@ class ATensorInAnObjectSetsTheRate(Setting):
         optimizer.step(closure=optimizer_closure)
 
 
-@case(eager="the step sets the optimizer's 'lr'")
+@case(eager="the step changes Python state: `counts`")
 class TheHookCountsInADictionary(Setting):
     def __init__(self):
         super().__init__()
@@ -292,7 +296,7 @@ class AnotherStepBelow(Setting):
                 self.net[0].weight.mul_(0.5)
 
 
-@case(eager="the step sets the optimizer's 'lr'")
+@case()
 class TheStepOfAClassBelowDoesMore(AnotherStepBelow):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
         optimizer.param_groups[0]["lr"] = self.peak / (1 + batch_idx)
@@ -325,8 +329,102 @@ class TheRateBeforeTheHookIsLogged(AWarmupBeforeTheStep):
         self.log("rate", self.optimizers().param_groups[0]["lr"])
 
 
-@case(eager="the step sets the optimizer's 'lr'")
-class TheStepSetsTheRate(Setting):
+# -- in the step ------------------------------------------------------------------------------------------------------
+
+
+class InTheStep(Setting):
+    """As nanoGPT sets it."""
+
+    def rate(self):
+        step = self.global_step
+        if step < 5:
+            return self.peak * (step + 1) / 5
+        if step > 14:
+            return 0.01
+        share = (step - 5) / 10
+        assert 0 <= share <= 1
+        return 0.01 + 0.5 * (1.0 + math.cos(math.pi * share)) * self.peak
+
     def training_step(self, batch, batch_idx):
-        self.optimizers().param_groups[0]["lr"] = self.peak / (1 + batch_idx)
+        rate = self.rate()
+        for group in self.optimizers().param_groups:
+            group["lr"] = rate
+        self.log("rate", rate)
+        return self.loss(batch)
+
+
+def monitor():
+    return LearningRateMonitor("step")
+
+
+add("the step sets the rate", InTheStep, data=even, inductor=True, size=8)
+add("the step sets the rate, in windows", InTheStep, data=even, options={"accumulate_grad_batches": 2})
+add("the step sets the rate, met by a monitor", InTheStep, data=even, options={"callbacks": lambda: [monitor()]})
+
+
+@case(data=even)
+class TheStepMultipliesTheRate(InTheStep):
+    def training_step(self, batch, batch_idx):
+        self.log("before", self.optimizers().param_groups[0]["lr"])
+        self.optimizers().param_groups[0]["lr"] *= 0.9
+        return self.loss(batch)
+
+
+@case(data=even)
+class SomeStepsSetTheRate(InTheStep):
+    """Others compute with what those have left."""
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx % 3 == 0:
+            self.optimizers().param_groups[0]["lr"] = self.rate()
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+        return self.loss(batch)
+
+
+@case(data=even)
+class TheStepSetsTheRateByHand(InTheStep):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.5 * self.rate()
+
+
+@case(data=even)
+class ACallbackOfTheStepSetsTheDecay(InTheStep):
+    def on_before_optimizer_step(self, optimizer):
+        optimizer.param_groups[0]["weight_decay"] = 0.1 * self.rate()
+
+
+class ScheduledToo(InTheStep):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": schedules.ExponentialLR(optimizer, 0.9), "interval": "step"}]
+
+
+add("the step sets the rate, and a schedule", ScheduledToo, data=even, eager="a schedule or a hook does so, too")
+
+
+@case(eager="a value of a tensor decides", data=even)
+class TheStepSetsTheRateByATensor(InTheStep):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.optimizers().param_groups[0]["lr"] = 0.1 * loss.detach()
+        return loss
+
+
+@case(eager="the step sets the optimizer's 'betas'", data=even)
+class TheStepSetsAPair(InTheStep):
+    def configure_optimizers(self):
+        return optim.AdamW(self.parameters(), lr=0.01)
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["betas"] = 0.9, 0.99 + 0.001 * (batch_idx % 2)
         return self.loss(batch)

@@ -160,6 +160,8 @@ class ProgramMaker:
         recorder = Recorder(self._hyper, self._counts, before, step.leaves, look, sink.sets_options)
         result = sink.run(step, recorder)
         self._granted.learn(recorder.ran)
+        if self._hyper.set_by_step() and (sink.sets_options or sink.schedules(result.note)):
+            recorder.hazard("the step sets the optimizer's options, and a schedule or a hook does so, too")
         observation = observe(recorder, before, Snapshot(self._parts), step, result)
         self._note_volatile(observation)
         recording = observation.recording
@@ -199,7 +201,8 @@ class ProgramMaker:
             self._candidates.drop(key)
         tensors = [binding.tensor for binding in bindings if binding.tensor is not None]
         parts = self._parts
-        counts = [*self._counts.among(tensors), *parts.carried.among(tensors), *parts.drawn.among(tensors)]
+        knowing = self._counts, parts.carried, parts.drawn, self._hyper
+        counts = [pair for each in knowing for pair in each.among(tensors)]
         lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
         kept = parts.carried.kept_in(tensors)
         self._programs.add(key, Program(observation, bindings, function, counts, kept, lifted))

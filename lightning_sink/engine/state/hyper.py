@@ -1,14 +1,15 @@
 """The optimizers' hyperparameters: which of them a program takes as inputs and which are constants in it.
 
 Owns the 0-dim float64 tensors that stand for lifted numbers. A learning rate is always lifted; any other number is a
-constant until it is seen to change (a schedule that cycles momentum, say), and is lifted from then on.
+constant until it is seen to change (a schedule that cycles momentum, say), and is lifted from then on. A step may set
+one itself (`group["lr"] = ...` in `training_step`) to what the host knows: it is carried then, as attributes are.
 """
 
 from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.guards import Host, Uses
 from lightning_sink.engine.numbers.number import Number, as_they_are
+from lightning_sink.engine.numbers.result_types import exactly
+from lightning_sink.engine.state.ahead import Left
 
 # The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart. Where none
 # is asked for, parameters on a GPU have another.
@@ -32,6 +35,22 @@ def _plain_form(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, bool]:
     if isinstance(optimizer, SGD) and group.get("nesterov") and not group.get("fused"):
         return {}
     return {key: value for key, value in _PLAIN_FORM.items() if key in group}
+
+
+class OptionLeft(Left):
+    """A lifted number that steps set."""
+
+    def __init__(self, group: dict[str, Any], key: str) -> None:
+        super().__init__()
+        self._group, self._key = group, key
+
+    def present(self) -> Any:
+        """Returns what it is."""
+        return self._group[self._key]
+
+    def put(self, value: Any) -> None:
+        """Sets it."""
+        self._group[self._key] = value
 
 
 class Hyperparameters:
@@ -49,6 +68,8 @@ class Hyperparameters:
         self._put_in: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         self._spent: set[int] = set()
         self._is_stale = False
+        self._left: dict[int, OptionLeft] = {}  # those that steps set
+        self._set: dict[int, tuple[Host, str]] = {}  # what the recorded step has set
         self.refresh()
 
     def refresh(self) -> bool:
@@ -64,6 +85,7 @@ class Hyperparameters:
         self.lifted_entries = [i for i, (_, key, _) in enumerate(self._entries) if key == "lr"]
         self.tensors = {}
         self._tensor_entries.clear()
+        self._left.clear()
         self.values = self.read()
         for index in self.lifted_entries:
             self._lift(index)
@@ -124,6 +146,7 @@ class Hyperparameters:
         `spent`: what is there now is not what the step computes with; that is set in the step.
         """
         self._spent = set(range(len(self._optimizers))) if spent else set()
+        self._set = {}
 
     def take(self) -> None:
         """What is there now is what the step computes with."""
@@ -182,10 +205,34 @@ class Hyperparameters:
         for group, before, put in self._put_in:
             # What the step itself wrote into a group stays; stand-ins do not.
             for key in [key for key in group if key not in put or group[key] is not put[key]]:
-                uses.leak(f"the step sets the optimizer's {key!r}")
+                if not self._is_set(group, key):
+                    uses.leak(f"the step sets the optimizer's {key!r}")
                 group[key] = as_they_are(group[key])
             group.update({key: before[key] for key in before if group[key] is put[key]})
         self._put_in = []
+
+    def _is_set(self, group: dict[str, Any], key: str) -> bool:
+        """Takes note that a step has set an entry; tells whether programs can do so."""
+        found = [i for i, (of, name, _) in enumerate(self._entries) if of is group and name == key]
+        index, value = found[0] if len(found) == 1 else -1, group[key]
+        plain = as_they_are(value)
+        host = value.host if type(value) is Number else lambda: plain
+        if index not in self.tensors or index in self._tensor_entries or type(plain) is not float or host is None:
+            return False
+        self._set[index] = host, f"{key} {index} = {value.computed_of if type(value) is Number else exactly(plain)!r}"
+        if index not in self._left:
+            self._left[index] = OptionLeft(group, key)
+            self._is_stale = True  # programs take it to stay as it is
+        return True
+
+    def set_by_step(self) -> list[tuple[OptionLeft, Host, str]]:
+        """Returns what the recorded step has set, with what gives the value in later steps, and a text."""
+        return [(self._left[index], host, text) for index, (host, text) in self._set.items()]
+
+    def among(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
+        """Returns those of some tensors that stand for entries which steps set, with what gives their values."""
+        asked = {id(tensor) for tensor in tensors}
+        return [(self.tensors[i], left.found) for i, left in self._left.items() if id(self.tensors.get(i)) in asked]
 
     def _number(self, index: int, present: Any, uses: Uses) -> Number:
         value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")
@@ -197,7 +244,9 @@ class Hyperparameters:
             return _spent(plain, uses, name)
         if isinstance(value, Tensor):
             return Number(self.tensors[index], float(plain), uses, name)
-        return Number(self.tensors[index], value, uses, name, lambda: self.values[index])
+        left = self._left.get(index)
+        host = (lambda: self.values[index]) if left is None else left.found
+        return Number(self.tensors[index], value, uses, name, host)
 
     def _put(self, index: int, number: Number) -> None:
         group, key, position = self._entries[index]

@@ -345,7 +345,8 @@ class Recorder(TorchDispatchMode, Tape):
         recording.counts = [*self._steps.deciding(recording.guards), *counts]
         parts = self._before.parts
         recording.is_alone = parts.carried.changes_types
-        for carry, host, text in [*parts.carried.set_by_step(), *parts.drawn.left(self.hazard)]:
+        carried = [*parts.carried.set_by_step(), *parts.drawn.left(self.hazard), *self._hyper.set_by_step()]
+        for carry, host, text in carried:
             recording.carries.append((carry, host))
             recording.text += f"\n{text}"
         for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):

@@ -7,6 +7,7 @@ from torch import nn
 
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.state.ahead import in_row
 from lightning_sink.engine.state.hyper import Hyperparameters
 
 
@@ -87,21 +88,43 @@ def test_stand_ins_are_gone_after_an_error():
 
 
 @pytest.mark.parametrize(
-    ("write", "left"),
+    ("write", "left", "known"),
     [
-        (lambda group: group.update(lr=group["lr"] * 0.5), {"lr": 0.05}),
-        (lambda group: group.update(lr=0.7), {"lr": 0.7}),
-        (lambda group: group.update(calls=3), {"calls": 3}),
-        (lambda group: group.update(betas=(group["lr"], 0.5)), {"betas": (0.1, 0.5)}),
+        (lambda group: group.update(lr=group["lr"] * 0.5), {"lr": 0.05}, True),
+        (lambda group: group.update(lr=0.7), {"lr": 0.7}, True),
+        (lambda group: group.update(lr=1), {"lr": 1}, False),
+        (lambda group: group.update(calls=3), {"calls": 3}, False),
+        (lambda group: group.update(betas=(group["lr"], 0.5)), {"betas": (0.1, 0.5)}, False),
     ],
 )
-def test_what_the_step_sets_stays_set_and_is_told(write, left):
+def test_what_the_step_sets_stays_set_and_is_told(write, left, known):
+    """A program can set what the host knows, and what is a float as before."""
     optimizer, hyper = adam()
     group, leaks = optimizer.param_groups[0], []
+    hyper.begin(spent=False)
     with hyper.lifted(Uses(leaks.append, leaks.append)):
         write(group)
     assert {key: group[key] for key in left} == left
-    assert len(leaks) == 1
+    assert len(leaks) == (not known)
+    assert [(carry.present(), host()) for carry, host, _ in hyper.set_by_step()] == [(left.get("lr"),) * 2] * known
+    assert not known or hyper.update(), "programs take it to stay as it is"
+
+
+def test_a_step_finds_what_the_one_before_has_set():
+    optimizer, hyper = adam()
+    group, uses = optimizer.param_groups[0], Uses(print, lambda what: None)
+    for _ in range(2):  # of the first one it is learned
+        hyper.begin(spent=False)
+        with hyper.lifted(uses):
+            group["lr"] = group["lr"] * 0.5
+        hyper.update()
+    ((carry, host, _),) = hyper.set_by_step()
+    ((tensor, found),) = hyper.among(hyper.tensors.values())
+    with in_row([carry], follows=False):
+        assert (found(), host()) == (0.025, 0.0125)
+        carry.set(host())
+        assert (found(), host()) == (0.0125, 0.00625)
+    assert group["lr"] == tensor.item() == 0.025
 
 
 def test_a_guard_holds_while_the_comparison_comes_out_the_same():
