@@ -112,10 +112,10 @@ def test_what_the_step_sets_stays_set_and_is_told(write, left, known):
 
 def test_a_step_finds_what_the_one_before_has_set():
     optimizer, hyper = adam()
-    group, uses = optimizer.param_groups[0], Uses(print, lambda what: None)
+    group = optimizer.param_groups[0]
     for _ in range(2):  # of the first one it is learned
         hyper.begin(spent=False)
-        with hyper.lifted(uses):
+        with hyper.lifted(Uses(print, lambda what: None)):
             group["lr"] = group["lr"] * 0.5
         hyper.update()
     ((carry, host, _),) = hyper.set_by_step()
