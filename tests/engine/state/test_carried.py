@@ -191,3 +191,50 @@ def test_objects_that_are_gone_are_let_go():
     assert carried.state(()) == {}
     del module
     assert held() is None
+
+
+# -- what only the step knows -----------------------------------------------------------------------------------------
+
+
+def mean(module):
+    module.steps = 0.5 * module.steps + 0.5 * module.value.sum().item()
+
+
+def recorded_mean(times=3, **attributes):
+    """Records a step that keeps a mean, until it is known what that is; returns the parts and the last recording."""
+    parts = Parts(Module(**attributes))
+    parts.module.value = torch.tensor([1.0, 2.0])
+    for _ in range(times):
+        recording = recorded(parts, lambda: mean(parts.module))
+    return parts, recording
+
+
+@positions.needed
+def test_a_number_of_a_tensor_is_kept_in_a_tensor():
+    parts, recording = recorded_mean(steps=1.0)
+    assert not recording.hazards
+    assert parts.module.steps == 1 / 8 + 3 * 7 / 8
+    ((tensor, get),) = parts.carried.kept_in(recording.inputs)
+    assert tensor.item() == get() == parts.module.steps
+    assert not recording.carries
+    assert not recording.is_alone
+
+
+@positions.needed
+@pytest.mark.parametrize(("value", "holds"), [(2.5, True), (2, False), (None, False), ("text", False)])
+def test_a_program_is_for_numbers_of_the_type_that_was_found(value, holds):
+    parts, recording = recorded_mean(steps=1.0)
+    ((tensor, get),) = parts.carried.kept_in(recording.inputs)
+    parts.module.steps = value
+    assert all(guard.holds() for guard in recording.guards) == holds
+    assert get() == (value if holds else None)
+
+
+@positions.needed
+def test_one_that_finds_another_type_stands_alone():
+    parts, _ = recorded_mean(steps=1.0)
+    parts.module.steps = 4
+    recording = recorded(parts, lambda: mean(parts.module))
+    assert not recording.hazards
+    assert recording.is_alone
+    assert parts.module.steps == 3.5
