@@ -245,8 +245,8 @@ def _computes(function: Any) -> bool:
 def _kind_of(value: Any) -> str:
     if type(value) in SCALARS or type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return NUMBER
-    if type(value).__module__ == "numpy" and len(getattr(value, "shape", ())) == 1 and value.dtype.kind in "fiu":
-        return TABLE  # of as many steps as a training has
+    if type(value).__module__ == "numpy" and len(getattr(value, "shape", ())) == 1 and str(value.dtype) == "float64":
+        return TABLE  # of as many steps as a training has; what is computed with narrower numbers is narrow
     if type(value) in (tuple, list, dict) and 0 < len(value) <= _MOST:  # an empty list may be one that steps fill
         items = value.values() if type(value) is dict else value
         return TABLE if all(type(item) in SCALARS for item in items) else ""

@@ -252,9 +252,8 @@ def and_logs_it(self, optimizer, closure):
     optimizer.step(closure=closure)
 
 
-for body in (by_an_attribute, by_what_was_logged):
-    add(f"the rate is set {body.__name__.replace('_', ' ')}", set_by(body), eager="")
-for body in (by_a_tensor, and_calls_the_closure, and_logs_it):  # the hook is a part of the step
+add("the rate is set by what was logged", set_by(by_what_was_logged), eager="")
+for body in (by_an_attribute, by_a_tensor, and_calls_the_closure, and_logs_it):  # the hook is a part of the step
     add(f"the rate is set {body.__name__.replace('_', ' ')}", set_by(body))
 
 
@@ -401,6 +400,85 @@ class TheStepSetsTheRateByHand(InTheStep):
 class ACallbackOfTheStepSetsTheDecay(InTheStep):
     def on_before_optimizer_step(self, optimizer):
         optimizer.param_groups[0]["weight_decay"] = 0.1 * self.rate()
+
+
+@case(data=even)
+class TheRateByACountOfItsOwn(InTheStep):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        rate = self.peak / (1 + self.steps)
+        for group in self.optimizers().param_groups:
+            group["lr"] = rate
+        self.optimizers().param_groups[0]["weight_decay"] = 0.01 * self.steps
+        return self.loss(batch)
+
+
+class OfWhatTheGroupHolds(InTheStep):
+    """Which is another after the first epoch."""
+
+    key = "initial_lr"
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.param_groups[0].update(initial_lr=0.05, table={"factor": [0.05]})
+        return optimizer
+
+    def base(self, group):
+        return group["initial_lr"]
+
+    def training_step(self, batch, batch_idx):
+        group = self.optimizers().param_groups[0]
+        group["lr"] = self.base(group) * 0.9**batch_idx
+        return self.loss(batch)
+
+    def on_train_epoch_end(self):
+        group = self.optimizers().param_groups[0]
+        group["initial_lr"] *= 0.1
+        group["table"]["factor"][0] *= 0.1
+
+
+class OfATableInTheGroup(OfWhatTheGroupHolds):
+    def base(self, group):
+        return group["table"]["factor"][0]
+
+
+add("the step sets the rate by what a scheduler keeps", OfWhatTheGroupHolds, data=even)
+add("the step sets the rate by what is in a table of the group", OfATableInTheGroup, data=even)
+
+
+@case(data=even)
+class RatesOfOtherTypesAreCollected(InTheStep):
+    """Each is of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.wide = [], np.float64(0.1)
+
+    def training_step(self, batch, batch_idx):
+        group = self.optimizers().param_groups[0]
+        self.rates.append(group["lr"])
+        group["lr"] = self.wide if batch_idx % 3 else 0.05
+        return self.loss(batch)
+
+    def on_train_epoch_end(self):
+        self.log("floats", float(sum(type(rate) is float for rate in self.rates)))
+
+
+@case(eager="not to a float that the host knows", data=even)
+class ARateThatIsATensorIsMultiplied(InTheStep):
+    def configure_optimizers(self):
+        return optim.SGD(self.parameters(), lr=torch.tensor(0.05))
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] *= 0.98
+        return self.loss(batch)
+
+    def on_train_epoch_end(self):
+        assert torch.is_tensor(self.optimizers().param_groups[0]["lr"])
 
 
 class ScheduledToo(InTheStep):

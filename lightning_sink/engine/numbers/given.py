@@ -35,6 +35,7 @@ def plain(item: Any) -> Any:
 
 
 def _given(number: Number) -> Any:
+    number.stays_of_its_type()
     if not isinstance(number.value, int):
         return Given(number.tensor, type(number.value))
     if number.whole is None and number.most is None:

@@ -121,6 +121,11 @@ class Number:
         self._uses.froze(f"{self.words} {PLAINLY}", (self._name, "is"), outcome, later)
         return self.value
 
+    def stays_of_its_type(self) -> None:
+        """Takes note that it is kept: an option may be another kind of number in later steps."""
+        if (host := self._host) is not None and not self._counts:
+            self._uses.decide((self._name, "is a"), type(self.value), lambda: type(host()))
+
     def _compare(self, symbol: Callable[[Any, Any], Any], other: Any) -> Any:
         other = _ended(other)
         if self._uses.closed:

@@ -165,6 +165,8 @@ class _Uses:
             return True
         if isinstance(parent, ast.IfExp):
             return self.is_plain(parent)
+        if isinstance(parent, ast.Assign) and all(map(self._is_option, parent.targets)):
+            return True
         if isinstance(parent, ast.Assign) and not isinstance(parent.targets[0], ast.Subscript):
             return all(map(self._is_put_into, parent.targets))
         if isinstance(parent, ast.Tuple) and (target := self._target_of(node, parent)) is not None:
@@ -187,6 +189,18 @@ class _Uses:
         items = [*item_of.elts, *targets[0].elts]
         are_alike = len(items) == 2 * len(item_of.elts) and not any(isinstance(item, ast.Starred) for item in items)
         return targets[0].elts[item_of.elts.index(node)] if are_alike else None  # type: ignore[arg-type]
+
+    def _is_option(self, target: ast.AST) -> bool:
+        """Tells whether something is an option of an optimizer's: `group["lr"]`."""
+        if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
+            return False
+        group = target.value
+        if isinstance(group, ast.Subscript):
+            return _are_groups(group.value)
+        function = self._source.function_of(group) if isinstance(group, ast.Name) else None
+        uses = self._source.uses(function, group.id) if function is not None else None  # type: ignore[attr-defined]
+        stores = [self._source.parents[node] for node in uses or () if isinstance(node.ctx, ast.Store)]
+        return bool(stores) and all(isinstance(loop, ast.For) and _are_groups(loop.iter) for loop in stores)
 
     def _is_put_into(self, target: ast.expr) -> bool:
         if isinstance(target, ast.Name):
@@ -278,6 +292,10 @@ class _Uses:
 
     def _held(self, path: tuple[str, ...]) -> Any:
         return ABSENT if not path or path[0] in self._hidden else found_behind(path, self._scopes)
+
+
+def _are_groups(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "param_groups"
 
 
 def _compares(node: ast.Compare) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from lightning_sink.engine.numbers.guards import Host, Uses
 from lightning_sink.engine.numbers.number import Number, as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.ahead import Left
+from lightning_sink.engine.state.attributes import SCALARS, fingerprint
 
 # The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart. Where none
 # is asked for, parameters on a GPU have another.
@@ -70,6 +71,7 @@ class Hyperparameters:
         self._is_stale = False
         self._left: dict[int, OptionLeft] = {}  # those that steps set
         self._set: dict[int, tuple[Host, str]] = {}  # what the recorded step has set
+        self._seen: list[Hashable] = []
         self.refresh()
 
     def refresh(self) -> bool:
@@ -77,7 +79,8 @@ class Hyperparameters:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         layout = [[*group, id(group), *map(id, group["params"])] for group in groups]
         if layout == self._layout:
-            return False
+            seen, self._seen = self._seen, self._look()
+            return seen != self._seen
         self._layout = layout
         numbered = [(number, group) for number, item in enumerate(self._optimizers) for group in item.param_groups]
         owned = [(number, entry) for number, group in numbered for entry in _entries(group)]
@@ -89,7 +92,15 @@ class Hyperparameters:
         self.values = self.read()
         for index in self.lifted_entries:
             self._lift(index)
+        self._seen = self._look()
         return True
+
+    def _look(self) -> list[Hashable]:
+        """Returns a fingerprint of what groups hold besides entries: what schedulers keep there, and what is inside."""
+        known = {(id(group), key) for group, key, _ in self._entries}
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        items = [(id(group), key, item) for group in groups for key, item in group.items() if key != "params"]
+        return [fingerprint(item) for of, key, item in items if (of, key) not in known or not _is_flat(item)]
 
     def read(self) -> list[Any]:
         """Returns the values of all entries as they are now; tensors stay tensors."""
@@ -206,8 +217,10 @@ class Hyperparameters:
             # What the step itself wrote into a group stays; stand-ins do not.
             for key in [key for key in group if key not in put or group[key] is not put[key]]:
                 if not self._is_set(group, key):
-                    uses.leak(f"the step sets the optimizer's {key!r}")
+                    uses.leak(f"the step sets the optimizer's {key!r}, and not to a float that the host knows")
                 group[key] = as_they_are(group[key])
+                if isinstance(tensor := before.get(key), Tensor) and not isinstance(group[key], Tensor):
+                    group[key] = tensor.fill_(group[key])
             group.update({key: before[key] for key in before if group[key] is put[key]})
         self._put_in = []
 
@@ -217,7 +230,7 @@ class Hyperparameters:
         index, value = found[0] if len(found) == 1 else -1, group[key]
         plain = as_they_are(value)
         host = value.host if type(value) is Number else lambda: plain
-        if index not in self.tensors or index in self._tensor_entries or type(plain) is not float or host is None:
+        if index not in self.tensors or index in self._tensor_entries or not isinstance(plain, float) or host is None:
             return False
         self._set[index] = host, f"{key} {index} = {value.computed_of if type(value) is Number else exactly(plain)!r}"
         if index not in self._left:
@@ -293,6 +306,12 @@ def _equal(old: Any, new: Any) -> bool:
         # One that is filled in place stays an input; another one is another value.
         return old is new or (_is_number(old) and _is_number(new) and bool(old == new))
     return old is new or bool(old == new)
+
+
+def _is_flat(value: Any) -> bool:
+    """Tells whether there is nothing inside of a value that changes."""
+    items = value if isinstance(value, (tuple, list)) else [value]
+    return all(type(item) in SCALARS or isinstance(item, (numbers.Real, Tensor)) for item in items)
 
 
 def _is_number(value: Any) -> bool:
