@@ -295,7 +295,7 @@ class HeldAndSteppedBeforeTheOptimizer(Held):
         Small.optimizer_step(self, *args, **kwargs)
 
 
-@case(eager="sets the optimizer's 'lr'")
+@case(eager="the optimizer's 'lr'")
 class OfAnOptimizerThatNobodyKnows(Held):
     """Its groups are those of the one that trains."""
 

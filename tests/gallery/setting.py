@@ -302,7 +302,7 @@ class TheStepOfAClassBelowDoesMore(AnotherStepBelow):
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
 
-@case(eager="")
+@case()
 class AHelperEndsTheEpoch(Setting):
     stop = -1
 
