@@ -3,18 +3,16 @@
 import collections
 import dataclasses
 import math
-from contextlib import nullcontext
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink import SinkStrategy
 from lightning_sink.engine.state.granted import Granted
-from lightning_sink.trainer import plain_step
 from parity import Net, assert_parity, both, compare, loader, once
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
@@ -206,80 +204,6 @@ def test_texts_that_change_with_each_batch_run_eagerly_and_that_is_said(come_aga
     _, sink = compare(Named, "inductor", 20, said, data=data, max_epochs=11)
     assert len([text for text in sink.warned if "runs eagerly" in text]) == 1
     assert sink.engine == "eager"
-
-
-class WithNames(Dataset):
-    """Samples with the names of the files that they are of."""
-
-    def __init__(self, kind):
-        self.kind, (self.x, self.y) = kind, loader(40, last=8).dataset.tensors
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        name = f"{index}.png"
-        return (
-            (self.x[index], self.y[index], name)
-            if self.kind is tuple
-            else {"x": self.x[index], "y": self.y[index], "name": name}
-        )
-
-
-class Hands(Net):
-    """Has names in its batches, and hands them on."""
-
-    def training_step(self, batch, batch_idx):
-        x, y, names = batch if isinstance(batch, (tuple, list)) else batch.values()
-        assert len(names) == len(x)
-        return super().training_step((x, y), batch_idx)
-
-
-class Looks(Hands):
-    """Looks at those of some batches."""
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        return loss * (3 if "24.png" in batch[2] else 1)
-
-
-class Writes(Hands):
-    """Keeps a name behind each batch."""
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.name = batch[2][0]
-
-
-def named(kind):
-    return DataLoader(WithNames(kind), batch_size=8, shuffle=True)
-
-
-@pytest.mark.parametrize("engine", ["traced", "inductor"])
-@pytest.mark.parametrize("kind", [tuple, dict])
-@pytest.mark.parametrize("size", [-1, 7])
-def test_names_that_no_step_looks_at_cost_nothing(kind, size, engine, chunks):
-    plain, sink = both(Hands, lambda: named(kind), SinkStrategy(size, epoch="dataset", engine=engine), max_epochs=2)
-    assert_parity(plain, sink)
-    assert sink.engine == engine
-    assert not [text for text in sink.warned if "runs eagerly" in text]
-    assert size > 0 or sum(chunks) > 20
-
-
-@pytest.mark.parametrize("make", [Looks, Writes])
-def test_steps_that_look_at_names_run_eagerly(make):
-    strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
-    plain, sink = both(make, lambda: named(tuple), strategy, max_epochs=2)
-    assert_parity(plain, sink)
-    assert getattr(plain.module, "name", "") == getattr(sink.module, "name", "")
-    assert any("the step looks at `batch[2]`, texts of the batch" in text for text in sink.warned)
-
-
-def test_control_a_look_that_nobody_tells_of_is_lost(monkeypatch):
-    monkeypatch.setattr(plain_step, "texts_watched", lambda batch, *_: nullcontext(batch))
-    strategy = SinkStrategy(-1, epoch="dataset", engine="traced", verify=0)
-    plain, sink = both(Looks, lambda: named(tuple), strategy, max_epochs=2)
-    with pytest.raises(AssertionError):
-        assert_parity(plain, sink)
 
 
 def test_numbers_that_come_again_in_a_sink_are_waited_for():

@@ -1,15 +1,13 @@
 """A batch seen as a flat list of tensors and a signature of everything else.
 
 Two batches with equal signatures have the same structure, the same shapes, dtypes, layouts and devices, and equal
-values in every place that holds no tensor; a step that was compiled for one of them is right for the other. Names of
-files and the like, which most steps hand on and do not look at, may be left out of it: `with_stand_ins` puts something
-in their place that sees whether a step does.
+values in every place that holds no tensor; a step that was compiled for one of them is right for the other.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import copysign
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
@@ -25,63 +23,19 @@ _DEEPEST = 4
 """Objects inside of objects that are looked into."""
 
 
-def flatten(batch: Any, texts: bool = True) -> tuple[list[Tensor], Signature]:
+def flatten(batch: Any) -> tuple[list[Tensor], Signature]:
     """Returns the tensors of a batch in a fixed order, and its signature.
 
     Goes through tuples, lists, mappings, named tuples, and the attributes of other objects. Anything else that is no
-    tensor is compared by value if it is hashable and by identity if not; with `texts=False` not the lists and tuples of
-    texts behind a tensor (of those before it, Lightning takes the batch's size).
+    tensor is compared by value if it is hashable and by identity if not.
     """
     kind: type[Any] = type(batch)
     if (kind is tuple or kind is list) and (signature := _signature_of_tensors(kind, batch)) is not None:
         return list(batch), signature
     leaves: list[Tensor] = []
     found: list[Hashable] = []
-    _walk(batch, leaves, found, texts=texts)
+    _walk(batch, leaves, found)
     return leaves, tuple(found)
-
-
-def are_texts(item: Any) -> bool:
-    """Tells whether something is a list or tuple of texts, of as many as a batch has samples, say."""
-    return type(item) in (tuple, list) and bool(item) and all(type(text) is str for text in item)
-
-
-def with_stand_ins(batch: Any, make: Callable[[str, Any], Any]) -> tuple[Any, Callable[[], None]]:
-    """Puts what `make` gives in the place of the texts that `flatten` may leave out.
-
-    `make` is given where they are, as users write it, and them. Lists and dictionaries are changed, tuples made anew.
-
-    Returns:
-        The batch, and what puts the texts back.
-    """
-    put_back: list[tuple[Any, Any, Any, Any]] = []
-    has_tensors = False
-
-    def walk(item: Any, place: str) -> Any:
-        nonlocal has_tensors
-        if has_tensors and are_texts(item):
-            return make(place, item)
-        if type(item) not in (tuple, list, dict):
-            has_tensors = has_tensors or bool(flatten(item)[0])
-            return item
-        keys = list(item) if type(item) is dict else range(len(item))
-        found = [walk(item[key], f"{place}[{key!r}]") for key in keys]
-        others = [(key, item[key], own) for key, own in zip(keys, found, strict=True) if own is not item[key]]
-        if others and type(item) is tuple:
-            return tuple(found)
-        put_back.extend((item, key, before, own) for key, before, own in others)
-        return item
-
-    watched = walk(batch, "batch")
-
-    def restore() -> None:
-        for held, key, before, own in put_back:
-            if (held.get(key) if type(held) is dict else held[key] if key < len(held) else None) is own:
-                held[key] = before
-
-    for held, key, _, own in put_back:
-        held[key] = own
-    return watched, restore
 
 
 def _signature_of_tensors(kind: type[Any], batch: Sequence[Any]) -> Signature | None:
@@ -156,12 +110,7 @@ def nbytes(batch: Any) -> int:
 
 
 def _walk(
-    item: Any,
-    leaves: list[Tensor],
-    signature: list[Hashable],
-    depth: int = _DEEPEST,
-    inside: bool = False,
-    texts: bool = True,
+    item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int = _DEEPEST, inside: bool = False
 ) -> None:
     children: list[Any] | None = None
     if isinstance(item, Tensor):
@@ -170,8 +119,6 @@ def _walk(
         if item.__dict__ and not inside:  # attributes of the user's; those of tensors among them are left alone
             signature.append(tuple(item.__dict__))
             children, depth, inside = list(item.__dict__.values()), min(depth, 1), True
-    elif not texts and leaves and are_texts(item):
-        signature.append((type(item), len(item), str))
     elif isinstance(item, (tuple, list)):
         signature.append((type(item), len(item)))
         children = list(item)
@@ -183,9 +130,8 @@ def _walk(
         children, depth = list(attributes.values()), depth - 1
     else:
         signature.append((type(item), _by_value(item)))
-    texts = texts or type(item) not in (tuple, list, dict)
     for child in children or ():
-        _walk(child, leaves, signature, depth, inside, texts)
+        _walk(child, leaves, signature, depth, inside)
 
 
 def _look_of(tensor: Tensor) -> Hashable:

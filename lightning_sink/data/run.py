@@ -82,12 +82,12 @@ class Run(ABC):
 
 
 class HeldRun(Run):
-    """A run of batches as they were fetched; their texts may be others, which no program sees."""
+    """A run of batches as they were fetched."""
 
     def __init__(self, found: Found) -> None:
         super().__init__()
         batch, note, size = found
-        leaves, self._signature = flatten(batch, texts=False)
+        leaves, self._signature = flatten(batch)
         self._kept.append((note, size, (batch, leaves)))
 
     def add(self, found: Found) -> bool:
@@ -95,7 +95,7 @@ class HeldRun(Run):
         batch, note, size = found
         if type(batch) is Gathered:
             return False
-        leaves, signature = flatten(batch, texts=False)
+        leaves, signature = flatten(batch)
         if signature != self._signature:
             return False
         self._kept.append((note, size, (batch, leaves)))

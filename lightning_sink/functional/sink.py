@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_sink.data.batch import flatten, values_in, with_stand_ins
+from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
 from lightning_sink.data.traversals import Traversals
@@ -17,7 +17,6 @@ from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes
 from lightning_sink.engine.step import Result, Sink, Step, Tape
-from lightning_sink.engine.tracing.texts_watch import texts_watched
 from lightning_sink.functional.batches import Signature, as_arguments
 from lightning_sink.functional.outputs import Outputs, values_of
 from lightning_sink.functional.state import State
@@ -69,7 +68,7 @@ class FunctionSink(Sink):
             arguments = as_arguments(self._next())
             if self._signature is not None:
                 self._signature.check(arguments, self._place)
-            leaves, signature = flatten(arguments, texts=False)
+            leaves, signature = flatten(arguments)
             yield Step(arguments, leaves, signature, "step")
 
     def _next(self) -> Any:
@@ -94,8 +93,7 @@ class FunctionSink(Sink):
 
     def run(self, step: Step, tape: Tape) -> Result:
         """Calls the function."""
-        with texts_watched(step.batch, with_stand_ins, tape) as batch:
-            output = tape.span(lambda: _detached(self._function(*batch)), lambda: None)
+        output = tape.span(lambda: _detached(self._function(*step.batch)), lambda: None)
         loss, named = values_of(output)
         result = Result(output, list(named.values()), note=tuple(named), loss=loss)
         self.account(step, lambda: result, loss, result.logged, result.note)
@@ -132,7 +130,7 @@ class FunctionSink(Sink):
             batches = self._queue.look_ahead(min(most, room), behind)
         finally:
             self._interrupt.held = True
-        is_alike = batches is not None and flatten(as_arguments(batches.batch(0)), texts=False)[1] == step.signature
+        is_alike = batches is not None and flatten(as_arguments(batches.batch(0)))[1] == step.signature
         return batches if is_alike else None
 
     def passing(self, steps: int, note: Any, seen: Callable[[], None]) -> Generator[None, None, None]:

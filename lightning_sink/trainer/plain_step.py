@@ -17,11 +17,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lightning.pytorch.trainer import call
-from lightning.pytorch.utilities import data
 
-from lightning_sink.data.batch import with_stand_ins
 from lightning_sink.engine.step import Tape
-from lightning_sink.engine.tracing.texts_watch import texts_watched
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.logging import StepLog, captured
@@ -67,7 +64,6 @@ class PlainStep:
         self._tape = tape
         self._batch = batch
         self._batch_idx = loop.batch_idx
-        self._runs_again = False
 
     def train(self) -> Any:
         """Trains the batch; returns what the step put out, None where `on_train_batch_start` ends the epoch."""
@@ -78,8 +74,8 @@ class PlainStep:
         self._tape.span(lambda: self._end(output), self._rewind(self.late_schedulers))
 
     def _train(self) -> Any:
-        loop, trainer = self._loop, self._trainer
-        with self._watched(self.schedulers) as (batch, batch_idx):
+        loop, trainer, batch = self._loop, self._trainer, self._batch
+        with self._watched(self.schedulers) as batch_idx:
             self._hooks.step("on_train_batch_start", batch, batch_idx)
             if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
                 return None
@@ -101,7 +97,7 @@ class PlainStep:
         kept = keep_results(loop), keep_metrics(loop.trainer.lightning_module), keep_schedules(loop.trainer)
 
         def rewind() -> None:
-            self._runs_again, self.log = True, logged
+            self.log = logged
             counters.restore(counted)
             for restore in kept:
                 restore()
@@ -110,23 +106,20 @@ class PlainStep:
         return rewind
 
     def _end(self, output: Any) -> None:
-        with self._watched(self.late_schedulers) as (batch, batch_idx):
-            self._hooks.step("on_train_batch_end", output, batch, batch_idx)
-            call._call_lightning_module_hook(self._trainer, "on_train_batch_end", output, batch, batch_idx)
+        with self._watched(self.late_schedulers) as batch_idx:
+            self._hooks.step("on_train_batch_end", output, self._batch, batch_idx)
+            call._call_lightning_module_hook(self._trainer, "on_train_batch_end", output, self._batch, batch_idx)
 
     @contextmanager
-    def _watched(self, stepped: list[Any]) -> Iterator[tuple[Any, Any]]:
-        """Notes what is logged and what is read; gives the batch and its index as the user's code sees them."""
+    def _watched(self, stepped: list[Any]) -> Iterator[Any]:
+        """Notes what is logged and which counters are read; gives the batch's index as the user's code sees it."""
         trainer, tape = self._trainer, self._tape
         module, log = trainer.lightning_module, self.log
         with ExitStack() as stack:
             stack.enter_context(captured(trainer, module, log, tape))
             if type(tape) is not Tape:  # also where a step is compared with a program's
                 stack.enter_context(noted(log.metrics, module, tape))
-            batch, batch_idx = self._batch, tape.watched("batch_idx", self._batch_idx)
-            if tape.records and not self._runs_again:
-                # `self.log` looks for the batch's size, which it takes of the first tensor.
-                batch = stack.enter_context(texts_watched(batch, with_stand_ins, tape, {data.__name__}))
+            batch_idx = tape.watched("batch_idx", self._batch_idx)
             if tape.records:
                 stack.enter_context(lifted_counters(trainer, tape, stepped, self._options.recorded(tape)))
-            yield batch, batch_idx
+            yield batch_idx

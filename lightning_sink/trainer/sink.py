@@ -144,7 +144,7 @@ class TrainerSink(Sink):
                     self._catch_up()
                     self._hand_over()
                     self._hooks.monitor(batch, loop.batch_idx)
-                leaves, signature = flatten(batch, texts=False)
+                leaves, signature = flatten(batch)
                 kind = self._kind()
                 is_met = self._meets_end and (self._last or self._may_be_due())
                 step = Step(batch, leaves, signature, kind, kind[0] and self._clears, is_met)
