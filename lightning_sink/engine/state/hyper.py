@@ -77,7 +77,7 @@ class Hyperparameters:
     def refresh(self) -> bool:
         """Looks at the groups anew; returns whether groups, parameters or options came, went or changed their place."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        layout = [[*group, id(group), *map(id, group["params"])] for group in groups]
+        layout = [[*group, id(group), *map(id, group["params"]), *_lengths(group)] for group in groups]
         if layout == self._layout:
             seen, self._seen = self._seen, self._look()
             return seen != self._seen
@@ -306,6 +306,10 @@ def _equal(old: Any, new: Any) -> bool:
         # One that is filled in place stays an input; another one is another value.
         return old is new or (_is_number(old) and _is_number(new) and bool(old == new))
     return old is new or bool(old == new)
+
+
+def _lengths(group: dict[str, Any]) -> list[int]:
+    return [len(value) for value in group.values() if isinstance(value, (tuple, list))]
 
 
 def _is_flat(value: Any) -> bool:

@@ -110,6 +110,29 @@ def test_what_the_step_sets_stays_set_and_is_told(write, left, known):
     assert not known or hyper.update(), "programs take it to stay as it is"
 
 
+def test_a_pair_that_becomes_a_single_one_is_another_layout():
+    optimizer, hyper = adam()
+    optimizer.param_groups[0]["names"] = "a", "b"
+    assert hyper.refresh()
+    optimizer.param_groups[0]["names"] = ("c",)
+    assert hyper.refresh()
+    assert not hyper.update()
+
+
+def test_what_is_inside_of_a_group_is_looked_at():
+    optimizer, hyper = adam()
+    group = optimizer.param_groups[0]
+    group.update(initial_lr=0.1, table={"factor": [1.0]})
+    assert hyper.refresh()
+    assert not hyper.refresh()
+    group["table"]["factor"][0] = 0.5
+    assert hyper.refresh()
+    group["initial_lr"] = 0.2
+    assert hyper.refresh()
+    group["lr"] = 0.3
+    assert not hyper.refresh()
+
+
 def test_a_step_finds_what_the_one_before_has_set():
     optimizer, hyper = adam()
     group = optimizer.param_groups[0]
