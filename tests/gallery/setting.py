@@ -487,6 +487,19 @@ class ScheduledToo(InTheStep):
         return [optimizer], [{"scheduler": schedules.ExponentialLR(optimizer, 0.9), "interval": "step"}]
 
 
+@case(eager="a schedule or a hook does so, too", data=even)
+class TheStepSetsTheRateBehindAHook(InTheStep):
+    """The group holds the step's when the epoch ends."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        for group in optimizer.param_groups:
+            group["lr"] = self.peak / (1 + batch_idx)
+        optimizer.step(closure=optimizer_closure)
+
+    def on_train_epoch_end(self):
+        self.log("at the end", self.optimizers().param_groups[0]["lr"])
+
+
 add("the step sets the rate, and a schedule", ScheduledToo, data=even, eager="a schedule or a hook does so, too")
 
 

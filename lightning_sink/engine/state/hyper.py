@@ -152,12 +152,17 @@ class Hyperparameters:
         return tuple(id(v) if isinstance(v, Tensor) else v for i, v in enumerate(values) if i not in self.tensors)
 
     def begin(self, spent: bool) -> None:
-        """A recording begins, or a part of it.
+        """A recording begins.
 
         `spent`: what is there now is not what the step computes with; that is set in the step.
         """
-        self._spent = set(range(len(self._optimizers))) if spent else set()
-        self._set = {}
+        self._spent, self._set = set(), {}
+        if spent:
+            self.spend()
+
+    def spend(self) -> None:
+        """What is there from now on is not what the step computes with."""
+        self._spent = set(range(len(self._optimizers)))
 
     def take(self) -> None:
         """What is there now is what the step computes with."""

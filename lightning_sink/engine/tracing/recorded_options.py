@@ -62,7 +62,7 @@ class RecordedOptions:
             with self._hyper.lifted(self._uses):
                 yield
         finally:
-            self._hyper.begin(spent=True)
+            self._hyper.spend()
             self.are_being_set = True
 
     def _take(self) -> None:
