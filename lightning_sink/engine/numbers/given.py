@@ -38,9 +38,8 @@ def _given(number: Number) -> Any:
     number.stays_of_its_type()
     if not isinstance(number.value, int):
         return Given(number.tensor, type(number.value))
-    if number.whole is None and number.most is None:
-        return number.freeze()  # it may be too large for float64 in later steps
-    return Given(number.tensor if number.whole is None else number.whole, type(number.value))
+    # What is computed of whole numbers may be too large for float64 in later steps.
+    return number.freeze() if number.whole is None else Given(number.whole, type(number.value))
 
 
 def _with(item: Any, function: Any) -> Any:
