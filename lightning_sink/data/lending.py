@@ -55,6 +55,11 @@ class Lending:
         return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
 
     @property
+    def gives_own(self) -> bool:
+        """Whether the last batch is nobody else's, as far as is known."""
+        return self._sent or self.are_copies or self._are_stacked
+
+    @property
     def in_a_row(self) -> int:
         """How many may be fetched in one go."""
         many = self.are_copies or self._many

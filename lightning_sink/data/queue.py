@@ -73,6 +73,11 @@ class BatchQueue:
         """Batches that can be taken without waiting."""
         return len(self._early) + self._producer.ready
 
+    @property
+    def gives_own(self) -> bool:
+        """Whether the last batch is known to lie in memory of its own, which nobody else holds."""
+        return self._lending.gives_own
+
     def horizon(self) -> int:
         """Returns how many batches, the one being fetched included, the present sink still needs."""
         if self._options.batches == 0:

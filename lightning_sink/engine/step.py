@@ -188,6 +188,11 @@ class Sink(ABC):
     def __init__(self) -> None:
         self.passages = Passages()
 
+    @property
+    def owns_batch(self) -> bool:
+        """Whether the present batch's tensors are known to be nobody else's, so that none of them comes again."""
+        return False
+
     @abstractmethod
     def steps(self) -> Iterator[Step]:
         """Yields each step when it is about to run; ends with the sink."""

@@ -60,6 +60,11 @@ class FunctionSink(Sink):
         """What the last step returned."""
         return self._result().output
 
+    @property
+    def owns_batch(self) -> bool:
+        """Whether the queue has made the batch, or torch's own code has for it."""
+        return self._queue.gives_own
+
     # -- the steps --------------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:

@@ -99,6 +99,11 @@ class TrainerSink(Sink):
         by_users_code = steps_by_users_code(self._trainer) or self._fetcher.changes
         self.disturbed = by_users_code or not self._transfer.is_plain
 
+    @property
+    def owns_batch(self) -> bool:
+        """Whether the queue has made the batch, or torch's own code has for it, and no hook has seen it since."""
+        return self._transfer.is_plain and bool(self._fetcher.queue.gives_own)
+
     # -- the steps --------------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:

@@ -216,6 +216,8 @@ def _bind(first: Observation, second: Observation, index: int, volatile: set[str
     if names and all(first.before.tensors.get(name) is old for name in names):
         return Binding(names[0], slot=homes[0], twins=homes[1:])
     where = second.recording.first_use[index]
+    if any(leaf.is_leaf and leaf.grad is new for leaf in second.leaves):
+        return Hazard("a tensor of the batch comes with a gradient that a step before has left on it", where)
     if first.recorder.made(new):
         return Hazard("a tensor of one step is used in the next, and no attribute holds it", where)
     if new.requires_grad or not torch.equal(new, old):

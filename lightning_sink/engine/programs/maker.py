@@ -162,6 +162,8 @@ class ProgramMaker:
         self._granted.learn(recorder.ran)
         if self._hyper.set_by_step() and (sink.sets_options or sink.schedules(result.note)):
             recorder.hazard("the step sets the optimizer's options, and a schedule or a hook does so, too")
+        if not sink.owns_batch:
+            recorder.batch_gradients.check(recorder.hazard)
         observation = observe(recorder, before, Snapshot(self._parts), step, result)
         self._note_volatile(observation)
         recording = observation.recording

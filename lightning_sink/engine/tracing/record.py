@@ -46,6 +46,7 @@ from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, place_of
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.apart import Apart
+from lightning_sink.engine.tracing.batch_gradients import BatchGradients
 from lightning_sink.engine.tracing.bounds import largest_in
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.left_behind import learn, release
@@ -81,6 +82,7 @@ class Recorder(TorchDispatchMode, Tape):
 
     Attributes:
         moved: The tensors to which the step gives other memory, and a program what that holds.
+        batch_gradients: What the step asks of the batch's own tensors.
     """
 
     records = True
@@ -113,6 +115,7 @@ class Recorder(TorchDispatchMode, Tape):
         changing = [*hyper.tensors.values(), *counts.begin(), *carried, *drawn, *varying.tensors]
         self._origins = Origins(leaves, changing)
         self._unfilled = Unfilled()
+        self.batch_gradients = BatchGradients(leaves)
         self.moved = Moved(before, self._writer.age)
         apart = lambda: self._options.are_being_set  # noqa: E731
         self._handed = Handed()
@@ -154,7 +157,7 @@ class Recorder(TorchDispatchMode, Tape):
                     watch_reads(self.hazard, parts.codes, self.ran, self._looks.past, called)
                 )
                 self._handed.hook = self._hook
-                stack.enter_context(StandInMode(self._number, self._put_data, self.paused))
+                stack.enter_context(StandInMode(self._number, self._put_data, self.batch_gradients.called, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(scaler_steps_by(self._scaled))
                 stack.enter_context(known_to_math())
