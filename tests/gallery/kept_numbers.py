@@ -3,6 +3,7 @@
 import lightning as L
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from gallery.case import Small, add, case
@@ -400,3 +401,19 @@ class NumberOrText(Keeps):
     def keep(self, loss, batch, batch_idx):
         self.mean = loss.item() if batch_idx % 2 else "none"
         return 1
+
+
+class ScalesInACheckpoint(Keeps):
+    """The part that runs again keeps another number; what was computed with the first one is what counts."""
+
+    def scaled(self, x):
+        hidden = torch.tanh(self.net[0](x))
+        self.mean = 0.9 * self.mean + hidden.square().mean().item()
+        return hidden * (1 + self.mean)
+
+    def training_step(self, batch, batch_idx):
+        hidden = checkpoint(self.scaled, batch[0], use_reentrant=False, preserve_rng_state=False)
+        return nn.functional.cross_entropy(self.net[2](hidden), batch[1])
+
+
+add("kept number in a checkpoint", ScalesInACheckpoint, line="hidden * (1", **PLAINLY)

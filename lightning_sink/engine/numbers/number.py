@@ -39,6 +39,7 @@ from lightning_sink.engine.numbers.result_types import (
     most_of,
     result_type_is_known,
 )
+from lightning_sink.engine.private import saves_by_hooks
 from lightning_sink.engine.source import is_in_place
 
 if TYPE_CHECKING:
@@ -108,6 +109,15 @@ class Number:
         return isinstance(self.value, int) and not is_known
 
     @property
+    def is_needed_plainly(self) -> bool:
+        """Whether tensors are computed with the number itself, and not with its tensor.
+
+        So they are where parts of the forward pass run again behind it. Python's number is with the graph of the first
+        run, and a tensor would be what the second one saves, when the number may be another.
+        """
+        return self.is_inexact or saves_by_hooks()
+
+    @property
     def computed_of(self) -> Any:
         """What tells it from what is computed otherwise."""
         return self._name
@@ -165,7 +175,7 @@ class Number:
             return symbol(*map(_frozen, operands))
         if isinstance(other, Tensor):
             whole = are_whole([other], [self.value])
-            if (whole and symbol is operator.pow) or self.is_inexact:
+            if (whole and symbol is operator.pow) or self.is_needed_plainly:
                 return symbol(*map(_frozen, operands))
             divides = symbol is operator.truediv
             number = as_wrapped(self.tensor, self.value, [other], divides)
@@ -313,7 +323,7 @@ class Number:
         """
         kwargs = dict(kwargs or {})
         numbers_given = [item for item in (*args, *kwargs.values()) if type(item) is Number]
-        if all(item._uses.closed for item in numbers_given) or any(item.is_inexact for item in numbers_given):
+        if all(item._uses.closed for item in numbers_given) or any(item.is_needed_plainly for item in numbers_given):
             return func(*released(args), **released(kwargs))
         name = getattr(func, "__name__", "")
         if (
