@@ -1,7 +1,8 @@
 """A batch seen as a flat list of tensors and a signature of everything else.
 
 Two batches with equal signatures have the same structure, the same shapes, dtypes, layouts and devices, and equal
-values in every place that holds no tensor; a step that was compiled for one of them is right for the other.
+values in every place that holds no tensor; a step that was compiled for one of them is right for the other. Lists of
+texts, names of files and the like, may be left out where no step looks at them (`listed_texts.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lightning_sink.data.listed_texts import Looked, are_texts, may_hold_texts
+
 Signature = tuple[Hashable, ...]
 
 _NO_RECORDS = (type, nn.Module, ModuleType, FunctionType, MethodType)
@@ -23,18 +26,19 @@ _DEEPEST = 4
 """Objects inside of objects that are looked into."""
 
 
-def flatten(batch: Any) -> tuple[list[Tensor], Signature]:
+def flatten(batch: Any, looked: Looked | None = None) -> tuple[list[Tensor], Signature]:
     """Returns the tensors of a batch in a fixed order, and its signature.
 
     Goes through tuples, lists, mappings, named tuples, and the attributes of other objects. Anything else that is no
-    tensor is compared by value if it is hashable and by identity if not.
+    tensor is compared by value if it is hashable and by identity if not. Of lists of texts only the length is compared,
+    but for those at which steps have `looked`; of all of them what they hold, where that is not said.
     """
     kind: type[Any] = type(batch)
     if (kind is tuple or kind is list) and (signature := _signature_of_tensors(kind, batch)) is not None:
         return list(batch), signature
     leaves: list[Tensor] = []
     found: list[Hashable] = []
-    _walk(batch, leaves, found)
+    _walk(batch, leaves, found, lists=None if looked is None else looked.numbered())
     return leaves, tuple(found)
 
 
@@ -51,10 +55,19 @@ def _signature_of_tensors(kind: type[Any], batch: Sequence[Any]) -> Signature | 
     return tuple(signature)
 
 
-def values_in(
-    item: Any, place: str = "batch", depth: int = _DEEPEST, inside: bool = False
+def values_in(batch: Any, looked: Looked | None = None) -> Iterator[tuple[str, Hashable]]:
+    """Yields what in a batch is compared by value or identity, with its place as users write it: "batch['name'][0]".
+
+    `looked` as for `flatten`.
+    """
+    return _values_in(batch, "batch", _DEEPEST, inside=False, lists=None if looked is None else looked.numbered())
+
+
+def _values_in(
+    item: Any, place: str, depth: int, inside: bool, lists: Iterator[bool] | None
 ) -> Iterator[tuple[str, Hashable]]:
-    """Yields what in a batch is compared by value or identity, with its place as users write it: "batch['name'][0]"."""
+    if lists is not None and are_texts(item) and not next(lists):
+        return
     if isinstance(item, Tensor):
         children = [] if inside else [(f"{place}.{name}", child) for name, child in item.__dict__.items()]
         depth, inside = min(depth, 1), True
@@ -67,8 +80,10 @@ def values_in(
     else:
         yield place, _by_value(item)
         return
+    if lists is not None and not may_hold_texts(item):
+        lists = None
     for where, child in children:
-        yield from values_in(child, where, depth, inside)
+        yield from _values_in(child, where, depth, inside, lists)
 
 
 def containers_in(item: Any, depth: int = _DEEPEST) -> Iterator[tuple[Any, list[Any]]]:
@@ -110,7 +125,12 @@ def nbytes(batch: Any) -> int:
 
 
 def _walk(
-    item: Any, leaves: list[Tensor], signature: list[Hashable], depth: int = _DEEPEST, inside: bool = False
+    item: Any,
+    leaves: list[Tensor],
+    signature: list[Hashable],
+    depth: int = _DEEPEST,
+    inside: bool = False,
+    lists: Iterator[bool] | None = None,
 ) -> None:
     children: list[Any] | None = None
     if isinstance(item, Tensor):
@@ -119,6 +139,8 @@ def _walk(
         if item.__dict__ and not inside:  # attributes of the user's; those of tensors among them are left alone
             signature.append(tuple(item.__dict__))
             children, depth, inside = list(item.__dict__.values()), min(depth, 1), True
+    elif lists is not None and are_texts(item):
+        signature.append((type(item), tuple(item) if next(lists) else len(item), str))
     elif isinstance(item, (tuple, list)):
         signature.append((type(item), len(item)))
         children = list(item)
@@ -130,8 +152,10 @@ def _walk(
         children, depth = list(attributes.values()), depth - 1
     else:
         signature.append((type(item), _by_value(item)))
+    if lists is not None and not may_hold_texts(item):
+        lists = None
     for child in children or ():
-        _walk(child, leaves, signature, depth, inside)
+        _walk(child, leaves, signature, depth, inside, lists)
 
 
 def _look_of(tensor: Tensor) -> Hashable:

@@ -13,6 +13,7 @@ from typing import Any
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.generators import watch_states
 from lightning_sink.data.lending import Lending
+from lightning_sink.data.listed_texts import Looked
 from lightning_sink.data.load import Load
 from lightning_sink.data.run import Early, Found, Part, count_of, notes_of
 from lightning_sink.data.streams import Arriving
@@ -36,13 +37,13 @@ class LookAhead:
         size: Bytes of the batch that was fetched last: those behind it are reckoned as large.
     """
 
-    def __init__(self, supply: Supply, lending: Lending) -> None:
+    def __init__(self, supply: Supply, lending: Lending, looked: Looked) -> None:
         fetches, options = supply.fetches, supply.options
         self._supply, self._lending, self._fetches, self._producer = supply, lending, fetches, supply.producer
         self._device, self._telemetry = fetches.device, fetches.telemetry
         self._room = options.buffer_bytes
         self._on_thread = options.timeout is not None
-        self._early = Early(lambda count, size: self._producer.hold(-count, -size))
+        self._early = Early(lambda count, size: self._producer.hold(-count, -size), looked)
         self._filling: Load | None = None  # what batches are packed into at present
         self._one_copy: int | None = None  # how many are sent at once; None for as many as there are
         self._failure: BaseException | None = None

@@ -19,6 +19,7 @@ from typing import Any
 from lightning_sink.data.device import Device
 from lightning_sink.data.fetches import Fetches
 from lightning_sink.data.lending import Lending
+from lightning_sink.data.listed_texts import Looked
 from lightning_sink.data.lookahead import LookAhead
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.report import QueueReport
@@ -42,6 +43,7 @@ class BatchQueue:
 
     Attributes:
         prepares: Whether batches are prepared where they are fetched.
+        looked: The lists of texts at which steps look.
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class BatchQueue:
         self._supply = Supply(self._fetches, options, in_step_because, say)
         self._telemetry, self._producer, self._pace = self._fetches.telemetry, self._supply.producer, self._supply.pace
         self._lending = Lending(self._supply)
-        self._early = LookAhead(self._supply, self._lending)
+        self.looked = Looked()
+        self._early = LookAhead(self._supply, self._lending, self.looked)
         self._last_take = self._began = self._waited = 0.0
 
     def __repr__(self) -> str:

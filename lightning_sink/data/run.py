@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.gathered import Gathered
+from lightning_sink.data.listed_texts import Looked
 
 Found = tuple[Any, Any, int]
 """A batch, its note and its bytes; or a `Gathered`, a list of the notes of its batches, and the bytes of all.
@@ -55,6 +56,11 @@ class Run(ABC):
         """The last batch's note."""
         return self._kept[-1][0]
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether all have the signature that the first of them has now."""
+        return True
+
     @abstractmethod
     def add(self, found: Found) -> bool:
         """Takes what was found as the last, unless it is not like the others, or there is no room."""
@@ -82,20 +88,26 @@ class Run(ABC):
 
 
 class HeldRun(Run):
-    """A run of batches as they were fetched."""
+    """A run of batches as they were fetched; their texts may be others, if no step has `looked` at them."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, looked: Looked) -> None:
         super().__init__()
         batch, note, size = found
-        leaves, self._signature = flatten(batch)
+        self._looked, self._as_of = looked, len(looked)
+        leaves, self._signature = flatten(batch, looked)
         self._kept.append((note, size, (batch, leaves)))
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether no step has looked at other texts since they were compared."""
+        return len(self._looked) == self._as_of
 
     def add(self, found: Found) -> bool:
         """Takes a batch as the last one, unless it is not like the others."""
         batch, note, size = found
         if type(batch) is Gathered:
             return False
-        leaves, signature = flatten(batch)
+        leaves, signature = flatten(batch, self._looked)
         if signature != self._signature:
             return False
         self._kept.append((note, size, (batch, leaves)))
@@ -186,8 +198,8 @@ class Early:
     `let_go` is told of those that are no longer kept here: how many, and their bytes.
     """
 
-    def __init__(self, let_go: Callable[[int, int], None]) -> None:
-        self._let_go = let_go
+    def __init__(self, let_go: Callable[[int, int], None], looked: Looked) -> None:
+        self._let_go, self._looked = let_go, looked
         self._runs: deque[Run] = deque()
 
     def __len__(self) -> int:
@@ -201,7 +213,7 @@ class Early:
     def hold(self, found: Found) -> None:
         """Takes batches as they are."""
         if not (self._runs and self._runs[-1].add(found)):
-            self._runs.append(GatheredRun(found) if type(found[0]) is Gathered else HeldRun(found))
+            self._runs.append(GatheredRun(found) if type(found[0]) is Gathered else HeldRun(found, self._looked))
 
     def append(self, run: Run) -> None:
         """Takes a run."""
@@ -211,7 +223,7 @@ class Early:
         """Returns batches that are alike, behind the first `begin` ones; None where there are none."""
         for run in self._runs:
             if begin < len(run):
-                end = min(len(run), begin + most)
+                end = min(len(run), begin + (most if run.are_alike else 1))
                 return Part(run, run.first + begin, run.first + end) if end > begin else None
             begin -= len(run)
         return None

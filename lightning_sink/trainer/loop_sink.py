@@ -116,7 +116,8 @@ class LoopSink(TrainerSink):
         if over := len(batches) % turns:
             batches = batches.cut(len(batches) - over)
         # Batches of the same signature lie in the same place.
-        return batches if flatten(batches.batch(0))[1] == step.signature else None
+        looked = self._fetcher.queue.looked
+        return batches if flatten(batches.batch(0), looked)[1] == step.signature else None
 
     def _is_attended(self, note: Note | TurnsNote) -> bool:
         """Tells whether the host has something to do after every step."""

@@ -149,7 +149,7 @@ class TrainerSink(Sink):
                     self._catch_up()
                     self._hand_over()
                     self._hooks.monitor(batch, loop.batch_idx)
-                leaves, signature = flatten(batch)
+                leaves, signature = flatten(batch, self._fetcher.queue.looked)
                 kind = self._kind()
                 is_met = self._meets_end and (self._last or self._may_be_due())
                 step = Step(batch, leaves, signature, kind, kind[0] and self._clears, is_met)
@@ -232,7 +232,7 @@ class TrainerSink(Sink):
 
     def values(self, step: Step) -> dict[str, Hashable]:
         """Returns what a step's batch holds besides tensors."""
-        return dict(values_in(step.batch))
+        return dict(values_in(step.batch, self._fetcher.queue.looked))
 
     def schedules(self, note: Note | TurnsNote) -> bool:
         """Tells whether schedulers are stepped between two steps, by Lightning or by the step itself."""
@@ -269,7 +269,8 @@ class TrainerSink(Sink):
         self._kind_of_all = None  # the user's code may set the trainer's options
         loop, trainer = self._loop, self._trainer
         batch, batch_idx = self._batch.get(), loop.batch_idx
-        counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
+        counted, looked = self._counters.optimization, self._fetcher.queue.looked
+        plain = PlainStep(loop, self._hooks, self._option_hooks, tape, batch, looked)
         forget_log = keep_results(loop) if self._may_skip else lambda: None
         output = plain.train()
         if output is None:

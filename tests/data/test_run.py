@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_sink.data.gathered import Gathered
+from lightning_sink.data.listed_texts import Looked
 from lightning_sink.data.run import Early, HeldRun, count_of, notes_of
 
 
@@ -39,14 +40,14 @@ def numbers_of(part):
 
 
 def held(lengths):
-    early = Early(Counted())
+    early = Early(Counted(), Looked())
     for number, length in enumerate(lengths):
         early.hold(found(number, length))
     return early
 
 
 def test_only_batches_of_one_signature_make_a_run():
-    run = HeldRun(found(0))
+    run = HeldRun(found(0), Looked())
     assert run.add(found(1))
     assert not run.add(found(2, length=3))
     assert not run.add((list(found(3)[0]), "a list", 0))
@@ -96,7 +97,7 @@ def test_a_part_ends_where_batches_are_another_way(lengths, begin, most, taken):
 
 def test_what_is_taken_is_let_go():
     let_go = Counted()
-    early = Early(let_go)
+    early = Early(let_go, Looked())
     for number, length in enumerate([2, 2, 2, 3]):
         early.hold(found(number, length))
     batch, notes = early.take(2)
@@ -138,7 +139,7 @@ def test_what_is_found_may_be_many():
     taken=st.integers(0, 16),
 )
 def test_batches_that_were_gathered_are_those_one_by_one(lengths, begin, most, taken):
-    early, groups, let_go = Early(Counted()), [], Counted()
+    early, groups, let_go = Early(Counted(), Looked()), [], Counted()
     early._let_go = let_go
     for count, length, together in lengths:
         numbers = range(len(groups), len(groups) + count)
@@ -161,7 +162,7 @@ def test_batches_that_were_gathered_are_those_one_by_one(lengths, begin, most, t
 
 
 def test_batches_that_were_gathered_at_once_stay_side_by_side():
-    early = Early(Counted())
+    early = Early(Counted(), Looked())
     early.hold(gathered(range(5)))
     early.hold(gathered(range(5, 8)))
     assert all(isinstance(column, torch.Tensor) for column in early.part(0, 5).columns())

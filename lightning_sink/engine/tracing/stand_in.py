@@ -30,8 +30,8 @@ class StandInMode(TorchFunctionMode):
     """Calls such functions in another way.
 
     `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none. `put_data` is
-    called in the place of what gives a tensor other memory, with that and its arguments; `gradient` before what asks for
-    a tensor's gradient, or sets it.
+    called in the place of what gives a tensor other memory, with that and its arguments; `gradient`, likewise, before
+    what asks for a tensor's gradient, or sets it.
     """
 
     def __init__(
