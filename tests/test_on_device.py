@@ -554,6 +554,35 @@ def test_batches_that_the_queue_does_not_move_are_not_looked_ahead_of(fake, monk
     assert looks.call_count > 0  # the control
 
 
+class ShownNames(L.Callback):
+    """Keeps the names of the batches that it is shown."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.seen.append((batch_idx, batch[2], batch[1].device.type))
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.seen.append((batch_idx, batch[2], batch[1].device.type))
+
+
+class HasNames(Still):
+    def training_step(self, batch, batch_idx):
+        return super().training_step((*batch[:2],), batch_idx)
+
+
+def test_names_in_batches_are_those_of_their_batch(fake, chunks):
+    given = [(x, y, [f"{number}.png"]) for number, (x, y) in enumerate(loader(40, last=8))]
+    shown = ShownNames()
+    data = lambda: DataLoader(given, batch_size=None)  # noqa: E731
+    found = compared(HasNames, "cudagraph", 20, data=data, callbacks=lambda: [shown])
+    assert not [text for text in found.warned if "runs eagerly" in text]
+    assert sum(chunks) > 50
+    assert {number for number, _, _ in shown.seen} >= {0, 19, 20, 39}
+    assert all((names, kind) == ([f"{number}.png"], "fake") for number, names, kind in shown.seen)
+
+
 class Hooked(Net):
     """Sees what the loader yields, and then what is on the device."""
 

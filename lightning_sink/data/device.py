@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.containers import is_plain, taken_apart
 from lightning_sink.data.gathered import Gathered
+from lightning_sink.data.listed_texts import Looked
 from lightning_sink.data.load import Load
 from lightning_sink.data.packing import address_of, compiled
 from lightning_sink.data.run import Found
@@ -50,20 +51,21 @@ class Device:
             address_of(tensor)  # without memory to copy from
         return Arriving(self._streams, [self._streams.pinned(tensor).copy_(tensor) for tensor in tensors], rebuild)
 
-    def load(self, found: Found, batches: int, room: int) -> Load | None:
+    def load(self, found: Found, batches: int, room: int, looked: Looked) -> Load | None:
         """Returns what sends batches like this first one that programs will use at once; None if it is not sent.
 
-        There may be so many batches, and the copy have so many bytes; a batch that is larger has one of its own.
+        There may be so many batches, and the copy have so many bytes; a batch that is larger has one of its own. Steps
+        have `looked` at some of the lists of texts in batches.
         """
         batch = found[0].batch(0) if type(found[0]) is Gathered else found[0]
         apart = taken_apart(batch, _can_be_sent)
         if apart is None:
             return None
-        leaves, signature = flatten(batch)
+        leaves, _ = flatten(batch)
         tensors, rebuild = apart
         if list(map(id, leaves)) != list(map(id, tensors)):
             return None  # a container that one of the two ways through a batch looks into otherwise, or not at all
-        return Load(self._streams, found, batch, leaves, signature, rebuild, batches, room)
+        return Load(self._streams, found, batch, leaves, rebuild, batches, room, looked)
 
 
 def _can_be_sent(item: Any) -> bool:

@@ -82,3 +82,15 @@ def with_stand_ins(batch: Any, looked: Looked, make: Make) -> tuple[Any, Callabl
     for held, key, _, own in put_back:
         held[key] = own
     return watched, restore
+
+
+def texts_of(batch: Any, looked: Looked) -> dict[int, Any]:
+    """Returns copies of a batch's lists of texts, but for those at which steps have `looked`, by number."""
+    found: dict[int, Any] = {}
+    with_stand_ins(batch, looked, lambda number, place, texts: found.setdefault(number, texts) and texts)
+    return {number: type(texts)(texts) for number, texts in found.items()}
+
+
+def with_texts(batch: Any, texts: dict[int, Any]) -> Any:
+    """Returns a batch with such lists in the place of its own."""
+    return with_stand_ins(batch, Looked(), lambda number, place, own: texts.get(number, own))[0]

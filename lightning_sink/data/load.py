@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.data.batch import Signature
+from lightning_sink.data.batch import flatten
 from lightning_sink.data.gathered import Gathered
+from lightning_sink.data.listed_texts import Looked, texts_of, with_texts
 from lightning_sink.data.packing import Column, packer
 from lightning_sink.data.run import Found, Run, count_of
 from lightning_sink.data.streams import Arriving, Streams
@@ -32,9 +33,9 @@ class Load(Run):
     Args:
         found: The first of them.
         batch: One like them.
-        signature: What batches have in common that are like it.
         rebuild: Makes a batch of others in their place.
         most: How many there may be.
+        looked: The lists of texts at which steps look; others may differ.
 
     Attributes:
         fit: How many such batches have room there.
@@ -47,24 +48,31 @@ class Load(Run):
         found: Found,
         batch: Any,
         leaves: list[Tensor],
-        signature: Signature,
         rebuild: Callable[[list[Tensor]], Any],
         most: int,
         room: int,
+        looked: Looked,
     ) -> None:
         super().__init__()
-        self._streams, self._rebuild, self._signature = streams, rebuild, signature
+        self._streams, self._rebuild, self._looked, self._as_of = streams, rebuild, looked, len(looked)
+        self._signature = flatten(batch, looked)[1]
+        self._has_texts = bool(texts_of(batch, looked))
         self._layouts = [*map(_Layout, leaves)]
         fit = room // sum(layout.step for layout in self._layouts)
         self.fit = max(1, fit - fit % _ROW if fit > _ROW else fit)
         self._most = max(count_of(found), min(most, self.fit))
         # One that comes twice is sent twice, as `Tensor.to` makes two of it.
         self._memory = [_Memory(streams, *both, self._most) for both in zip(leaves, self._layouts, strict=True)]
-        self._pack = packer(batch, leaves, signature, [memory.column for memory in self._memory])
+        self._pack = packer(batch, leaves, self._signature, [memory.column for memory in self._memory], looked)
         self.size = found[2] // count_of(found)
         self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
         self.add(found)
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether no step has looked at other texts since they were compared."""
+        return len(self._looked) == self._as_of
 
     def add(self, found: Found) -> bool:
         """Takes what was found as the last, whose memory may be filled again then.
@@ -90,7 +98,8 @@ class Load(Run):
         number = len(self._kept)
         if number >= self._most or not self._pack(batch, number):
             return False
-        self._kept.append((note, self.size if size is None else size, None))
+        texts = texts_of(batch, self._looked) if self._has_texts else None
+        self._kept.append((note, self.size if size is None else size, texts))
         return True
 
     def send(self) -> None:
@@ -111,7 +120,9 @@ class Load(Run):
     def batch(self, number: int) -> Any:
         """Returns a batch, on the device."""
         # Each tensor counts its own writes, which views would share.
-        return self._rebuild([column[number].data for column in self._arrive()])
+        batch = self._rebuild([column[number].data for column in self._arrive()])
+        texts = self._kept[number - self.first][2]
+        return batch if texts is None else with_texts(batch, texts)
 
     def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
         """Returns each tensor of some batches, side by side."""

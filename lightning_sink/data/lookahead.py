@@ -43,6 +43,7 @@ class LookAhead:
         self._device, self._telemetry = fetches.device, fetches.telemetry
         self._room = options.buffer_bytes
         self._on_thread = options.timeout is not None
+        self._looked = looked
         self._early = Early(lambda count, size: self._producer.hold(-count, -size), looked)
         self._filling: Load | None = None  # what batches are packed into at present
         self._one_copy: int | None = None  # how many are sent at once; None for as many as there are
@@ -218,7 +219,7 @@ class LookAhead:
         if self._device is None or type(found[0]) is Arriving:
             return None
         try:
-            return self._device.load(found, count_of(found) + more, min(self._room, _COPY))
+            return self._device.load(found, count_of(found) + more, min(self._room, _COPY), self._looked)
         except BaseException as error:
             self._fetches.note_place(error, notes_of(found)[0])
             raise

@@ -13,7 +13,7 @@ import subprocess
 import sysconfig
 from collections.abc import Callable, Sequence
 from ctypes import memmove
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from lightning_sink.data.batch import Signature, flatten
+from lightning_sink.data.listed_texts import Looked
 from lightning_sink.data.private import likeness
 
 Pack = Callable[[Any, int], bool]
@@ -65,14 +66,19 @@ class Column(NamedTuple):
     places: Sequence[Tensor] | None
 
 
-def packer(batch: Any, leaves: list[Tensor], signature: Signature, columns: list[Column]) -> Pack:
-    """Returns what packs batches like this one, which has these tensors and signature, into columns."""
+def packer(
+    batch: Any, leaves: list[Tensor], signature: Signature, columns: list[Column], looked: Looked | None = None
+) -> Pack:
+    """Returns what packs batches like this one, which has these tensors and signature, into columns.
+
+    `looked` is what the signature was made with.
+    """
     items = batch if type(batch) in (tuple, list) else batch.values() if type(batch) is dict else ()
     is_flat = len(items) == len(leaves) and all(type(item) is Tensor for item in items)
     kind, names = type(batch) if is_flat else None, tuple(batch) if is_flat and type(batch) is dict else None
     native = compiled() if is_flat and all(column.places is None for column in columns) else None
     if native is None or len(leaves) > native.MOST or any(type(name) is not str for name in names or ()):
-        return _Packer(kind, names, leaves, signature, columns)
+        return _Packer(kind, names, leaves, partial(flatten, looked=looked), signature, columns)
     packed: Pack = native.Packer(kind, names, Tensor, likeness(leaves), [column[:3] for column in columns])
     return packed
 
@@ -80,7 +86,8 @@ def packer(batch: Any, leaves: list[Tensor], signature: Signature, columns: list
 class _Packer:
     """What packs batches in Python.
 
-    `kind` is the type of a batch that holds tensors and nothing else, None for others; `names` are the keys of a dict.
+    `kind` is the type of a batch that holds tensors and nothing else, None for others, which `flatten` gives the
+    signature of; `names` are the keys of a dict.
     """
 
     def __init__(
@@ -88,10 +95,11 @@ class _Packer:
         kind: type[Any] | None,
         names: tuple[Any, ...] | None,
         leaves: list[Tensor],
+        flatten: Callable[[Any], tuple[list[Tensor], Signature]],
         signature: Signature,
         columns: list[Column],
     ) -> None:
-        self._kind, self._signature, self._columns = kind, signature, columns
+        self._kind, self._flatten, self._signature, self._columns = kind, flatten, signature, columns
         self._names = None if names is None else [(type(name), name) for name in names]
         self._are_alike = likeness(leaves)
 
@@ -115,7 +123,7 @@ class _Packer:
 
     def _leaves(self, batch: Any) -> Sequence[Any] | None:
         if type(batch) is not self._kind:
-            leaves, signature = flatten(batch)
+            leaves, signature = self._flatten(batch)
             return leaves if signature == self._signature else None
         if self._names is None:
             return batch  # type: ignore[no-any-return]

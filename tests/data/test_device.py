@@ -24,6 +24,7 @@ from test_queue import LONG, Failure, FakePace, Numbers, queue_of, settle, shown
 
 from lightning_sink.data import lookahead
 from lightning_sink.data.device import Device
+from lightning_sink.data.listed_texts import Looked
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.streams import Streams
 
@@ -391,7 +392,7 @@ def alone(fake, batch):
 
 
 def with_others(fake, batch):
-    load = Device(fake).load((batch, 0, 0), 3, 1 << 20)
+    load = Device(fake).load((batch, 0, 0), 3, 1 << 20, Looked())
     if load is None:
         return batch
     assert load.add((batch, 1, 0))
@@ -444,7 +445,7 @@ def loaded(fake, given, room):
         if not (loads and loads[-1].add((batch, number, 0))):
             if loads:
                 loads[-1].send()
-            loads.append(Device(fake).load((batch, number, 0), max(16, len(given)), room))
+            loads.append(Device(fake).load((batch, number, 0), max(16, len(given)), room, Looked()))
     loads[-1].send()
     return [load.batch(number) for load in loads for number in range(len(load))]
 
@@ -463,6 +464,37 @@ def assert_loads_send(given, sends):
 def test_batches_that_are_not_alike_are_sent_apart(kind):
     given = [(X, Y), (X + 1, Y), OTHERS[kind], OTHERS[kind], (X, Y)]
     assert_loads_send(given, sends=3)
+
+
+def test_texts_at_which_no_step_looks_may_be_others():
+    """Each batch arrives with its own."""
+    given = [{"x": X + number, "names": [f"{number}.png", "b"], "y": Y} for number in range(4)]
+    assert_loads_send(given, sends=1)
+    assert_loads_send([*given, {"x": X, "names": ["a", "b", "c"], "y": Y}], sends=2)
+    assert_loads_send([(("a",), X, (Y, ["b"])), (("c",), X, (Y, ["d"])), (("e",), X, (Y, ["f", "g"]))], sends=2)
+
+
+def test_texts_at_which_steps_look_are_compared():
+    looked = Looked()
+    load = Device(Fake([COPY])).load(((X, ["a"], ["b"]), 0, 0), 9, 1 << 20, looked)
+    assert load.add(((X, ["c"], ["d"]), 1, 0))
+    assert load.are_alike
+    looked.add(1)
+    assert not load.are_alike
+    load = Device(Fake([COPY])).load(((X, ["a"], ["b"]), 0, 0), 9, 1 << 20, looked)
+    assert load.add(((X, ["c"], ["b"]), 1, 0))
+    assert not load.add(((X, ["c"], ["d"]), 1, 0))
+
+
+def test_texts_of_a_list_that_is_filled_again_are_those_of_their_batch():
+    fake, names, arrived = Fake([COPY]), ["a"], []
+    load = Device(fake).load(((X, names), 0, 0), 9, 1 << 20, Looked())
+    names[0] = "b"
+    assert load.add(((X, names), 1, 0))
+    names[0] = "c"
+    load.send()
+    arrived = [load.batch(number)[1] for number in range(2)]
+    assert arrived == [["a"], ["b"]]
 
 
 def test_batches_with_gaps_are_sent_in_one_go():
@@ -484,7 +516,7 @@ def test_what_only_says_that_it_is_another_is_not_sent_as_those_before_it(kind):
     plain = torch.empty_like(lazy).set_(
         lazy.resolve_conj().resolve_neg().untyped_storage(), 0, lazy.shape, lazy.stride()
     )
-    load = Device(Fake()).load(((plain, Y), 0, 0), 3, 1 << 20)
+    load = Device(Fake()).load(((plain, Y), 0, 0), 3, 1 << 20, Looked())
     assert load.add(((plain, Y), 1, 0))
     assert not load.add(((lazy, Y), 2, 0))
     assert len(load) == 2
@@ -561,14 +593,14 @@ torch.utils._pytree.register_pytree_node(Bag, lambda bag: ([bag.x], None), lambd
     "make", [lambda: (X, collections.deque([Y])), lambda: Bag(X), lambda: (X, collections.deque([X]))]
 )
 def test_what_only_one_way_through_a_batch_looks_into_is_not_sent_with_others(make):
-    assert Device(Fake()).load((make(), 0, 0), 3, 1 << 20) is None
+    assert Device(Fake()).load((make(), 0, 0), 3, 1 << 20, Looked()) is None
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 @pytest.mark.parametrize("make", [lambda: torch.nested.nested_tensor([X, X[:1]]), X.to_sparse_csr, X.to_sparse])
 def test_what_has_no_strides_is_not_taken_for_those_before_it(make):
-    load = Device(Fake()).load(((X, Y), 0, 0), 3, 1 << 20)
+    load = Device(Fake()).load(((X, Y), 0, 0), 3, 1 << 20, Looked())
     assert not load.add(((make(), Y), 1, 0))
     assert len(load) == 1
 
@@ -746,20 +778,20 @@ def test_a_copy_that_fails_is_an_error_in_its_turn(at, ahead, groups):
 def test_a_copy_that_cannot_take_all_is_cut_where_steps_in_a_row_are():
     """A batch takes 256 bytes there."""
     for room, batches, expected in ((256 * 41, 100, 32), (256 * 41, 20, 20), (256 * 15, 100, 15), (256 * 16, 100, 16)):
-        load = Device(Fake()).load(((torch.zeros(8),), 0, 0), batches, room)
+        load = Device(Fake()).load(((torch.zeros(8),), 0, 0), batches, room, Looked())
         while load.add(((torch.zeros(8),), 0, 0)):
             pass
         assert len(load) == expected
 
 
 def test_a_load_that_was_sent_takes_no_more():
-    load = Device(Fake()).load(((X,), 0, 0), 3, 1000)
+    load = Device(Fake()).load(((X,), 0, 0), 3, 1000, Looked())
     load.send()
     assert not load.add(((X,), 1, 0))
 
 
 def test_what_arrives_must_have_been_sent():
-    load = Device(Fake()).load(((X,), 0, 0), 1, 100)
+    load = Device(Fake()).load(((X,), 0, 0), 1, 100, Looked())
     with pytest.raises(AssertionError, match="sent"):
         load.batch(0)
 
