@@ -8,6 +8,7 @@ branches that numbers decide, and `_state`, looked at when a sink begins.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -15,7 +16,8 @@ from typing import Any
 
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, TurnTaking
 from lightning_sink.engine.eager import EagerEngine
-from lightning_sink.engine.failures import note_step, with_type
+from lightning_sink.engine.failures import AssumptionFailedError, note_step, with_type
+from lightning_sink.engine.programs.candidates import PATIENCE
 from lightning_sink.engine.programs.chunks import Call, most, pass_through
 from lightning_sink.engine.programs.maker import ProgramMaker
 from lightning_sink.engine.programs.program import Program
@@ -32,6 +34,10 @@ from lightning_sink.engine.watch import Hazard
 _SHORT = 1e-3
 """Seconds of a step that is long beside what it takes to begin a thread for each sink, 0.2 ms. The memory that such
 steps need is theirs no longer than the sink lasts; that of shorter ones is little, and stays until the end."""
+
+_MOST_FAILING = 1 / 3
+"""How many steps may go another way for each that a program runs. Their time is lost, which of large ones is as much as
+that of the plain way; of small ones it is next to nothing."""
 
 _FREE_SECONDS, _MOST_LOOKING = 0.2, 0.05
 """What looking at all that is Python may take while no step has a program: so long, and this part of the time."""
@@ -79,6 +85,8 @@ class CompiledEngine(Engine):
         self._began, self._looking_seconds = time.perf_counter(), 0.0
         self._is_checked = False  # whether what programs take for granted has been looked at since
         self._error: Exception | None = None
+        self._let_go = Counter[Key]()  # kinds of steps that had programs which often failed
+        self._otherwise: Program | Window | None = None  # what the next step goes another way than
         self._outputs: tuple[Any, ...] | None = None  # what a program gave that steps in a row may follow
         self._row_runner: CompiledStep | TurnTaking | None = None
         self._ran: Program | None = None
@@ -127,6 +135,11 @@ class CompiledEngine(Engine):
                 if sink.disturbed and not self._maker.has_given_up and (self._programs or self._may_look()):
                     self._look(sink)
                 key = step.key
+                if self._otherwise is not None:  # a row has ended at it
+                    ended, self._otherwise = self._otherwise, None
+                    self._goes_otherwise(key, ended)
+                    sink.run(step, Tape())
+                    continue
                 if step.is_met and self._programs.have(key):
                     self._leave_programs()
                     sink.run(step, Tape())
@@ -142,7 +155,7 @@ class CompiledEngine(Engine):
                 else:
                     self._run_ahead(sink, step, self._repeating(sink, step, program))
         finally:
-            self._error = self._outputs = None  # the error of a step that this sink had no turn for
+            self._error = self._otherwise = self._outputs = None  # of a step that this sink had no turn for
 
     def _sets_options(self, sink: Sink, key: Key) -> bool:
         """Has the options set for the next step, where they are set in each; tells whether programs may be right."""
@@ -184,6 +197,8 @@ class CompiledEngine(Engine):
         self._is_checked = False
 
     def _run(self, sink: Sink, step: Step, program: Program) -> bool:
+        if program.needs_own_batch and not sink.owns_batch:
+            return False
         if program.generation != self._generation:
             if self._parted != self._generation:
                 self._programs.part_memory()
@@ -197,7 +212,11 @@ class CompiledEngine(Engine):
         program.fill()
         self._outputs, verified = None, self._verified.get(program.text, 0)
         if verified < self._verify:
-            if not verify_step(sink, step, program, verified, self._generators):
+            fitted = verify_step(sink, step, program, verified, self._generators)
+            if fitted is None:
+                self._goes_otherwise(step.key, program)
+                return True
+            if not fitted:
                 return False
             self._users_code_ran()
             self._verified[program.text] = verified + 1
@@ -208,6 +227,10 @@ class CompiledEngine(Engine):
         began = time.perf_counter()
         try:
             outputs = program(arguments)
+        except AssumptionFailedError:
+            self._goes_otherwise(step.key, program)
+            sink.run(step, Tape())
+            return True
         except Exception as error:
             named = self._failed(sink, step, with_type(error))
             if named is error:
@@ -217,6 +240,7 @@ class CompiledEngine(Engine):
         program.store(outputs)
         self._outputs = None if sink.disturbed else outputs
         self.compiled_steps += 1
+        program.steps += 1
         if self._ran is not program:
             self._ran = program
             self._programs.look_again(program)
@@ -228,6 +252,18 @@ class CompiledEngine(Engine):
         sink.account(step, partial(program.result, outputs), loss, logged, program.note)
         program.collect(outputs, late=True)
         return True
+
+    def _goes_otherwise(self, key: Key, program: Program | Window) -> None:
+        """Takes note of a step that goes another way than programs for it; one that often fails is let go of."""
+        self._leave_programs()
+        for each in program.turns:
+            each.failed += 1
+            # It may have been made of the first steps, which went a way that later ones do not; the next one was not.
+            if each.assumed and each.failed > PATIENCE and each.failed > _MOST_FAILING * each.steps:
+                self._programs.discard(each)
+                self._let_go[key] += 1
+                if self._let_go[key] > 1:
+                    self._maker.gives_up(key, Hazard(each.assumed[0].what, each.assumed[0].where))
 
     @staticmethod
     def _failed(sink: Sink, step: Step, error: Exception) -> Exception:
@@ -280,6 +316,8 @@ class CompiledEngine(Engine):
             self._row_runner = None
 
     def _prepare(self, sink: Sink, step: Step, program: Program | Window, steps: int, behind: int = 0) -> Call | None:
+        if any(each.needs_own_batch for each in program.turns) and not sink.owns_batch:
+            return None
         batches = sink.ahead(step, program.note, steps, behind)
         if batches is None or not program.takes(columns := batches.columns()):
             return None
@@ -332,8 +370,13 @@ class CompiledEngine(Engine):
         return following
 
     def _account(self, sink: Sink, program: Program | Window, call: Call) -> None:
-        self._error = call.error
+        if isinstance(call.error, AssumptionFailedError):
+            self._otherwise = program
+        else:
+            self._error = call.error
         if call.done:
+            for each in program.turns:
+                each.steps += call.done // len(program.turns)
             for which, outputs in call.left or ():
                 which.store(outputs)
             self.compiled_steps += call.done

@@ -12,6 +12,14 @@ OUT_OF_BOUNDS = "index out of bounds"
 INVALID_VALUES = "but found invalid values"
 """What torch says, at its end, of the parameters or the value that a distribution refuses."""
 
+ASSUMED = "a value by which the recorded step went its way is another one"
+"""What a program says that has done nothing, since its step goes another way."""
+
+
+class AssumptionFailedError(Exception):
+    """A compiled step goes another way than the recorded one, and has changed nothing."""
+
+
 _LINALG = ("linalg.", "torch.linalg.")
 _NOTE = (
     "[lightning_sink] in a compiled step, of {}: it may have changed weights or buffers before it failed."
@@ -26,6 +34,8 @@ def error_of(message: str) -> Exception:
         return IndexError(f"{found}{condition}")
     if message.endswith(INVALID_VALUES):
         return ValueError(message)
+    if ASSUMED in message:
+        return AssumptionFailedError(message)
     return LinAlgError(message) if message.startswith(_LINALG) else RuntimeError(message)
 
 

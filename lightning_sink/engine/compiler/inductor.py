@@ -42,7 +42,7 @@ NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts
 
 def compile_traced(recording: Recording) -> CompiledStep:
     """Returns the graph as it is, uncompiled: for debugging and for tests."""
-    return CompiledStep(graph_module(recording).forward)
+    return CompiledStep(graph_module(recording).forward, assumes=bool(recording.assumed))
 
 
 def compile_inductor(recording: Recording) -> CompiledStep:
@@ -60,7 +60,9 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     if keeps_layouts(recording.graph):
         options["layout_optimization"] = False
     inputs = [tensor.detach() for tensor in recording.inputs]
-    draws = hoist_draws(recording.graph)
+    draws, assumes = hoist_draws(recording.graph), bool(recording.assumed)
+    if assumes and any(node.meta.get("draws") for node in recording.graph.nodes):
+        raise ValueError("what depends on a tensor is drawn, and a value decides what Python does")
     keep_value_checks(recording.graph)
     copy_joins_of_one(recording.graph)
     keep_factors(recording.graph)
@@ -70,8 +72,8 @@ def compile_inductor(recording: Recording) -> CompiledStep:
         beside = Beside(_HEADERS, step, _text(_RUNTIME), _CALLS)
         function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, beside)
     if loop is None:
-        return CompiledStep(function, draws, one_thread=small)
-    return NativeStep(function, loop, draws, one_thread=small)
+        return CompiledStep(function, draws, one_thread=small, assumes=assumes)
+    return NativeStep(function, loop, draws, one_thread=small, assumes=assumes)
 
 
 def keep_freed_memory() -> None:

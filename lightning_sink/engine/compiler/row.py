@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.compiler.native import NativeLoop, NativeTurn
-from lightning_sink.engine.failures import error_of, with_type
+from lightning_sink.engine.failures import AssumptionFailedError, error_of, with_type
 from lightning_sink.engine.step import Column, taken_apart
 
 Outputs = tuple[Tensor, ...]
@@ -174,7 +174,7 @@ class NativeRow(Row):
         done, outputs, seconds, message = self._loop.wait(self._run)
         error = None if message is None else error_of(message)
         if error is not None and self._draw_again is not None:
-            self._draw_again(done + 1)
+            self._draw_again(done + (not isinstance(error, AssumptionFailedError)))
         turns = len(self._kept_values)
         kept = [
             values[: -(-(done - which) // turns)]

@@ -54,7 +54,8 @@ class Observation:
         """What must be equal for two steps to have done the same: branches, and gradients that were there before."""
         branches = tuple((guard.name, guard.outcome) for guard in self.recording.guards)
         answers = tuple((question.name, question.value) for question in self.recording.questions)
-        return branches, answers, tuple((slot.name, there) for slot, there in self.gradients)
+        truths = tuple((assumed.where, assumed.outcome) for assumed in self.recording.assumed)
+        return branches, answers, truths, tuple((slot.name, there) for slot, there in self.gradients)
 
     @property
     def same_leaves(self) -> list[tuple[int, int]]:
@@ -216,8 +217,6 @@ def _bind(first: Observation, second: Observation, index: int, volatile: set[str
     if names and all(first.before.tensors.get(name) is old for name in names):
         return Binding(names[0], slot=homes[0], twins=homes[1:])
     where = second.recording.first_use[index]
-    if any(leaf.is_leaf and leaf.grad is new for leaf in second.leaves):
-        return Hazard("a tensor of the batch comes with a gradient that a step before has left on it", where)
     if first.recorder.made(new):
         return Hazard("a tensor of one step is used in the next, and no attribute holds it", where)
     if new.requires_grad or not torch.equal(new, old):

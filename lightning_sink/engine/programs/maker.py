@@ -33,6 +33,11 @@ _TOO_MANY_ANSWERS = f"{OF_BATCH} decides what Python does, and there are {MOST_A
 
 _SHORT_LIVED = "tensors that the step takes to stay as they are, or whose values decide what Python does, keep changing"
 
+_ON_BATCH = (
+    "the step leaves a gradient, or what asks for one, on a tensor of the batch, and there it is when the batch comes"
+    " again; `x = x.detach().requires_grad_()` leaves none"
+)
+
 _MOST_NAMES = 3
 """Names of what keeps changing that are said."""
 
@@ -146,6 +151,10 @@ class ProgramMaker:
             self._reported.add(what)
             self._fallback(hazard)
 
+    def gives_up(self, key: Hashable, hazard: Hazard) -> None:
+        """Leaves a kind of steps to the plain way, and says why."""
+        self._fail(key, hazard, _MOST_FAILURES)
+
     def _fail(self, key: Hashable, hazard: Hazard, times: int = 1) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + times
         if failures >= _MOST_FAILURES:
@@ -162,8 +171,10 @@ class ProgramMaker:
         self._granted.learn(recorder.ran)
         if self._hyper.set_by_step() and (sink.sets_options or sink.schedules(result.note)):
             recorder.hazard("the step sets the optimizer's options, and a schedule or a hook does so, too")
-        if not sink.owns_batch:
-            recorder.batch_gradients.check(recorder.hazard)
+        if recorder.batch_gradients.are_left():
+            recorder.recording.needs_own_batch = True
+            if not sink.owns_batch:
+                recorder.hazard(_ON_BATCH)
         observation = observe(recorder, before, Snapshot(self._parts), step, result)
         self._note_volatile(observation)
         recording = observation.recording

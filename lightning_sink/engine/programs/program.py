@@ -38,6 +38,10 @@ class Program:
         touches: The slots that a step fills, or clears, with whether there is something in them then.
         moved: The tensors to which the step gives other memory, and it what that holds.
         takes_turns: Whether steps that it is for may take turns with others in a row.
+        needs_own_batch: Whether it is for batches only that are nobody else's.
+        assumed: The truths that it finds out by itself.
+        steps: How many it has run.
+        failed: How many it has left, since they go another way.
         generation: For whoever runs it: as of when it has last taken its tensors anew (`refresh`).
     """
 
@@ -98,6 +102,8 @@ class Program:
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
         self.generation, self.seconds, self.kept_bytes = -1, 1.0, 0
+        self.needs_own_batch = recording.needs_own_batch
+        self.assumed, self.steps, self.failed = recording.assumed, 0, 0
 
     def finds(self, left: dict[str, bool]) -> bool:
         """Tells whether it finds gradients where there were some, behind steps that leave these slots so."""

@@ -55,6 +55,12 @@ class Programs:
         """Forgets one program."""
         self._known[key].remove(program)
 
+    def discard(self, program: Program) -> None:
+        """Forgets one program, of whichever kind, if it is known."""
+        for programs in self._known.values():
+            if program in programs:
+                programs.remove(program)
+
     def look_again(self, ran: Program) -> None:
         """Has those look again at what they take for granted that a program writes to which has run."""
         for program in (program for programs in self._known.values() for program in programs):

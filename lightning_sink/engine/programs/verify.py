@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.compiler.copies import copy_of, refill
+from lightning_sink.engine.failures import AssumptionFailedError
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.default_generators import Generators
@@ -113,12 +114,12 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
     return torch.equal(first, second) or (wide and torch.allclose(first, second, 0.0, 0.0, equal_nan=True))
 
 
-def verify_step(sink: Sink, step: Step, program: Program, count: int, generators: Generators) -> bool:
+def verify_step(sink: Sink, step: Step, program: Program, count: int, generators: Generators) -> bool | None:
     """Runs a step eagerly, for the training, and compiled, on copies; compares everything.
 
     So many compiled steps (`count`) were verified before this one. False where the program does not fit the step, which
     has then not been run. True also where a callback changed what the step works on in its middle, and nothing was
-    compared.
+    compared; None where the program has found out that the step goes another way, which has been run eagerly.
 
     Raises:
         VerificationError: Names the tensor, the step and the size of the difference.
@@ -131,6 +132,10 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
     generated = generators.state()
     try:
         outputs = program(copies)
+    except AssumptionFailedError:
+        generators.restore(generated)
+        sink.run(step, Tape())
+        return None
     except Exception:
         generators.restore(generated)
         sink.run(step, Tape())  # raises what is wrong with the batch, in its own words

@@ -1,46 +1,63 @@
-"""Gradients of a batch's own tensors: `x.requires_grad_()` in a step.
+"""What autograd leaves on a batch's own tensors: `x.requires_grad_()` in a step, its gradient, hooks on it.
 
-The step leaves them on the batch, and there they are when it comes again, as it does from a list of batches; autograd
-adds to them. A program leaves none. So a step that looks at them is right in a program only where the batch is nobody
-else's, or the step takes them away first.
+There they are when the batch comes again, as it does from a list of batches, and autograd adds to them; code outside of
+the step may look at them, too. A program leaves none of it. So a step that leaves something is one for programs only
+where the batch is known to be nobody else's. One that is run again finds its batch as the first run did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from lightning_sink.engine.watch import user_line
+from lightning_sink.engine.private import tensor_hooks
 
 
-def is_gradient(func: Any) -> bool:
-    """Tells whether a function is what `tensor.grad` or `tensor.grad = ...` calls."""
-    return getattr(func, "__self__", None) is torch.Tensor.grad
+class _Look(NamedTuple):
+    """What is on a tensor.
+
+    Attributes:
+        version: Of the gradient, which counts what is added to it.
+        hooks: Of each kind, by their numbers.
+    """
+
+    requires_grad: bool
+    gradient: Tensor | None
+    version: int
+    hooks: list[dict[int, Any]]
+
+    @classmethod
+    def at(cls, tensor: Tensor) -> _Look:
+        gradient = tensor.grad if tensor.is_leaf else None
+        hooks = [dict(held or {}) for held in tensor_hooks(tensor)]
+        return cls(tensor.requires_grad, gradient, 0 if gradient is None else gradient._version, hooks)
+
+    def is_as(self, other: _Look) -> bool:
+        return self.gradient is other.gradient and (*self[:1], *self[2:]) == (*other[:1], *other[2:])
 
 
 class BatchGradients:
-    """Sees which of a batch's tensors a recorded step asks for their gradients."""
+    """What is on a batch's tensors before a step."""
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
-        self._leaves = {id(leaf): leaf for leaf in leaves if leaf.is_leaf}
-        self._asked: dict[int, str] = {}
-        # That of one that came with a gradient is no constant, but an input of the program's.
-        self._known = {key for key, leaf in self._leaves.items() if leaf.grad is not None}
+        self._before = [(leaf, _Look.at(leaf)) for leaf in leaves if leaf.is_leaf]
 
-    def called(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Takes note of what asks for a gradient, or sets it."""
-        if id(args[0]) not in self._leaves:
-            return
-        if func.__name__ == "__get__":
-            self._asked.setdefault(id(args[0]), user_line())
-        elif id(args[0]) not in self._asked:  # what there was before is gone
-            self._known.add(id(args[0]))
+    def are_left(self) -> bool:
+        """Tells whether the step has left something there."""
+        return not all(_Look.at(leaf).is_as(look) for leaf, look in self._before)
 
-    def check(self, hazard: Callable[[str, str], None]) -> None:
-        """Calls `hazard`, with the line, for one that was asked for and has a gradient behind the step."""
-        for key, where in self._asked.items():
-            if key not in self._known and self._leaves[key].grad is not None:
-                hazard("the step looks at the gradient that steps leave on a batch, which may come again", where)
+    def restore(self) -> None:
+        """Puts back what was there; what a gradient holds is put back with other memory."""
+        for leaf, look in self._before:
+            if _Look.at(leaf).is_as(look):
+                continue
+            if not leaf.is_leaf and leaf._base is None:  # what asks for a gradient was written into it
+                leaf.detach_()
+            for held, before in zip(tensor_hooks(leaf), look.hooks, strict=True):
+                for number in (held or {}).keys() - before.keys():
+                    del held[number]
+            if leaf.is_leaf:
+                leaf.requires_grad_(look.requires_grad)
+                leaf.grad = look.gradient

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -60,6 +61,18 @@ class GraphWriter:
         cast.meta["layout"] = (*node.meta["layout"][:2], dtype, *node.meta["layout"][3:])
         self._lines.append(f"{node} as {dtype}")
         return cast
+
+    def derive(self, func: Any, args: tuple[Any, ...], layout: Any) -> fx.Node:
+        """Writes an operation down that is none of the step's, and returns it; its result looks so."""
+        node = self._recording.graph.call_function(func, args)
+        node.meta["draws"], node.meta["layout"] = False, layout
+        self._lines.append(f"{func.name()}{args!r}")
+        return node
+
+    def at_the_start(self) -> AbstractContextManager[Any]:
+        """For what comes before all operations of the step."""
+        insertion: AbstractContextManager[Any] = self._recording.graph.inserting_after(self._anchor)
+        return insertion
 
     def made(self, tensor: Tensor) -> bool:
         """Tells whether an operation gave the tensor."""

@@ -46,6 +46,7 @@ from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, place_of
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.apart import Apart
+from lightning_sink.engine.tracing.assumptions import Assumptions
 from lightning_sink.engine.tracing.batch_gradients import BatchGradients
 from lightning_sink.engine.tracing.bounds import largest_in
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
@@ -83,7 +84,7 @@ class Recorder(TorchDispatchMode, Tape):
 
     Attributes:
         moved: The tensors to which the step gives other memory, and a program what that holds.
-        batch_gradients: What the step asks of the batch's own tensors.
+        batch_gradients: What was on the batch's own tensors before the step.
     """
 
     records = True
@@ -123,7 +124,9 @@ class Recorder(TorchDispatchMode, Tape):
         # Which of both is made first is of no account: they ask each other while the step runs.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
         most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
-        known = self._is_sum, self._uses, self._plain, self._origin, most
+        # What runs programs on a device has several of them on their way, and is told of a failure late.
+        self._assumptions = Assumptions(self.recording, self._writer, before.parts.device.type == "cpu")
+        known = self._is_sum, self._uses, self._plain, self._origin, most, self._assumptions.takes
         self._values = Values(self.recording, leaves, *known, self.paused)
         self._looks = Looks(self._uses, self.ran, [], self._plain, apart)
         self._paused = False
@@ -158,7 +161,7 @@ class Recorder(TorchDispatchMode, Tape):
                     watch_reads(self.hazard, parts.codes, self.ran, self._looks.past, called)
                 )
                 self._handed.hook = self._hook
-                stack.enter_context(StandInMode(self._number, self._put_data, self.batch_gradients.called, self.paused))
+                stack.enter_context(StandInMode(self._number, self._put_data, self.paused))
                 stack.enter_context(self)
                 stack.enter_context(scaler_steps_by(self._scaled))
                 stack.enter_context(known_to_math())
@@ -180,6 +183,7 @@ class Recorder(TorchDispatchMode, Tape):
             self._fails(error)
         self._undo.restore()
         present.restore()
+        self.batch_gradients.restore()
         attributes.restore()
         parts.carried.put_back()
         parts.drawn.put_back()
@@ -350,6 +354,7 @@ class Recorder(TorchDispatchMode, Tape):
     def finish(self, outputs: list[Tensor]) -> Recording:
         """Ends the recording; `outputs` are the tensors that its program shall return."""
         recording = self.recording
+        self._assumptions.finish()
         self._writer.finish(outputs)
         counts = self._values.check()
         recording.guards = list(self._uses.guards.values())

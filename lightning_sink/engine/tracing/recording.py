@@ -15,6 +15,21 @@ from lightning_sink.engine.tracing.questions import Question
 from lightning_sink.engine.watch import Hazard, user_line
 
 
+@dataclass(frozen=True)
+class Assumed:
+    """A truth that a recorded step has come by.
+
+    Attributes:
+        what: How Python came by it, for users.
+        where: The user's line.
+        outcome: How it came out.
+    """
+
+    what: str
+    where: str
+    outcome: bool
+
+
 @dataclass
 class Recording:
     """The graph of one step.
@@ -39,6 +54,8 @@ class Recording:
         counts: Numbers in tensors by which guards decide.
         is_alone: Whether it stands for no step right behind another one that it stands for.
         carries: The attributes that the step sets and the generators that it draws from, with what gives the values.
+        assumed: The truths that it has come by in its midst, which its program finds out by itself.
+        needs_own_batch: Whether the step leaves something on a batch that must be nobody else's.
         failed: Whether it failed, so that the step was run again.
         failed_by_raise: Whether by an error that code of the user's raised by itself.
         acts_twice: Whether not all that it had done by then was undone, as far as one can tell.
@@ -64,6 +81,8 @@ class Recording:
     counts: list[Count] = field(default_factory=list)
     is_alone: bool = False
     carries: list[tuple[Left, Host]] = field(default_factory=list)
+    assumed: list[Assumed] = field(default_factory=list)
+    needs_own_batch: bool = False
     failed: bool = False
     failed_by_raise: bool = False
     acts_twice: bool = False

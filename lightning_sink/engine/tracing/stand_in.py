@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 from lightning_sink.engine.failures import INVALID_VALUES
 from lightning_sink.engine.numbers.number import Number, released, tensor_of
 from lightning_sink.engine.private import assert_async, is_all_true
-from lightning_sink.engine.tracing.batch_gradients import is_gradient
 from lightning_sink.engine.tracing.moved import puts_data
 from lightning_sink.engine.tracing.of_torchmetrics import CALLED, OfTorchmetrics
 
@@ -30,19 +29,17 @@ class StandInMode(TorchFunctionMode):
     """Calls such functions in another way.
 
     `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none. `put_data` is
-    called in the place of what gives a tensor other memory, with that and its arguments; `gradient`, likewise, before
-    what asks for a tensor's gradient, or sets it.
+    called in the place of what gives a tensor other memory, with that and its arguments.
     """
 
     def __init__(
         self,
         number: Callable[[Tensor, FrameType], Number | None],
         put_data: Callable[..., None],
-        gradient: Callable[[Any, tuple[Any, ...]], None],
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
         super().__init__()
-        self._number, self._put_data, self._gradient, self._paused = number, put_data, gradient, paused
+        self._number, self._put_data, self._paused = number, put_data, paused
         self._of_torchmetrics = OfTorchmetrics(paused)
 
     def __torch_function__(
@@ -66,8 +63,6 @@ class StandInMode(TorchFunctionMode):
                 return _one_hot(args[0], classes)
         elif puts_data(func):
             return self._put_data(func, *args)
-        elif is_gradient(func):
-            self._gradient(func, args)
         elif func is is_all_true:
             return self._is_all_true(func, args[0], sys._getframe(1))
         elif func in CALLED:

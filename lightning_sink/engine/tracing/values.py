@@ -43,6 +43,7 @@ class Values:
         plain: Tells where nothing but arithmetic is done with them.
         origin_of: Tells what a tensor's value comes from.
         most_of: Tells how large a whole number in a tensor is at most; None where nobody knows.
+        assumes: Tells whether a program finds out by itself that a value is another one.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class Values:
         plain: PlainUses,
         origin_of: Callable[[Tensor], Origin | None],
         most_of: Callable[[Tensor], int | None],
+        assumes: Callable[[Any, tuple[Any, ...], Any, str, str], bool],
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._recording = recording
         self._leaves, self._known = leaves, {id(leaf) for leaf in leaves}
         self._is_sum, self._uses, self._plain, self._paused = is_sum, uses, plain, paused
-        self._origin_of, self._most_of = origin_of, most_of
+        self._origin_of, self._most_of, self._assumes = origin_of, most_of, assumes
         self._takers: set[tuple[int, str]] = set()
         self._gone_on = 0
         self._read_at: dict[int, str] = {}
@@ -112,7 +114,9 @@ class Values:
         if origin is not None and origin.of_batch and not origin.is_written and isinstance(value, int):
             asked = question(func, args, kwargs, value, where, self._recording.inputs, self._leaves)
         if origin is None or (origin.of_batch and asked is None):
-            self._recording.hazard(f"{_OF_STEP} {_DECIDES}", where)
+            what = f"{_OF_STEP} {_DECIDES}"
+            if not self._assumes(func, args, value, what, where):
+                self._recording.hazard(what, where)
             return
         if asked is not None:
             self._recording.questions.append(asked)

@@ -1,0 +1,61 @@
+"""Truths that Python takes out of what a step has computed: `if torch.isnan(loss):`, `assert out.isfinite().all()`.
+
+No program can know them before its step. But most of them come out the same nearly always, so a program is made for
+steps in which they come out as in the recorded ones, and finds out by itself: where one does not, it puts back whatever
+it has written to, fails, and the step is run the plain way in its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from lightning_sink.engine.failures import ASSUMED
+from lightning_sink.engine.tracing.graph_writer import GraphWriter
+from lightning_sink.engine.tracing.recording import Assumed, Recording
+
+_aten = torch.ops.aten
+
+
+class Assumptions:
+    """The truths of one recording.
+
+    Args:
+        allowed: Whether what runs programs can have one fail and be done again.
+    """
+
+    def __init__(self, recording: Recording, writer: GraphWriter, allowed: bool) -> None:
+        self._recording, self._writer, self._allowed = recording, writer, allowed
+        self._hold: list[fx.Node] = []
+
+    def takes(self, func: Any, args: tuple[Any, ...], outcome: Any, what: str, where: str) -> bool:
+        """Takes a value that an operation has given to Python; tells whether a program can find out by itself."""
+        if not self._allowed or func is not _aten._local_scalar_dense.default or type(outcome) is not bool:
+            return False
+        truth = self._write(_aten.all.default, args[0])  # of one: as it is now, whatever is written to it later
+        self._hold.append(truth if outcome else self._write(_aten.logical_not.default, truth))
+        self._recording.assumed.append(Assumed(what, where, outcome))
+        return True
+
+    def finish(self) -> None:
+        """Has the program find out, and put back what was there before."""
+        if not self._hold:
+            return
+        holds, *others = self._hold
+        for other in others:
+            holds = self._write(_aten.logical_and.default, holds, other)
+        for place in sorted(self._recording.written_inputs):
+            given = self._writer.node(self._recording.inputs[place])
+            with self._writer.at_the_start():
+                before = self._write(_aten.clone.default, given)
+            kept = self._write(_aten.where.self, holds, given, before, like=given)
+            self._write(_aten.copy_.default, given, kept)
+        self._writer.derive(_aten._assert_async.msg, (holds, ASSUMED), None)
+
+    def _write(self, func: Any, *args: fx.Node, like: fx.Node | None = None) -> fx.Node:
+        shape, stride, dtype, device = (like or args[0]).meta["layout"]
+        if func is _aten.all.default:
+            shape, stride = (), ()
+        return self._writer.derive(func, args, (shape, stride, dtype, device))
