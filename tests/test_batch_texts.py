@@ -1,13 +1,11 @@
 """Names of files and other texts in batches: free where no step looks at them, right where one does."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_sink import SinkStrategy, data_sink
-from lightning_sink.engine.tracing.record import Recorder
+from lightning_sink import SinkStrategy
+from lightning_sink.trainer.batch_reads import BatchReads
 from parity import Net, assert_parity, both, compare, loader
 
 CHANGES = "batches hold values that keep changing and are no tensors, each of which would need a program of its own"
@@ -40,20 +38,28 @@ class Hands(Net):
     """Has names in its batches, and hands them on."""
 
     def training_step(self, batch, batch_idx):
-        names, x, y = batch.values() if isinstance(batch, dict) else (batch[2], *batch[:2])
-        assert len(names) == len(x)
-        self.log("loss", loss := super().training_step((x, y), batch_idx))
+        x, y, names = batch
+        if len(names) != len(x):
+            raise ValueError("names")
+        loss = super().training_step((x, y), batch_idx)
         return self.used(loss, names, batch_idx)
 
     def used(self, loss, names, batch_idx):
         return loss
 
 
+class ByKeys(Net):
+    """Asks for what it needs."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+
 @pytest.mark.parametrize("engine", ["traced", "inductor"])
-@pytest.mark.parametrize("kind", [tuple, dict])
+@pytest.mark.parametrize(("make", "kind"), [(Hands, tuple), (ByKeys, dict)])
 @pytest.mark.parametrize("size", [-1, 7])
-def test_names_that_no_step_looks_at_cost_nothing(kind, size, engine, chunks):
-    plain, sink = both(Hands, named(kind), SinkStrategy(size, epoch="dataset", engine=engine), max_epochs=2)
+def test_names_that_no_step_looks_at_cost_nothing(make, kind, size, engine, chunks):
+    plain, sink = both(make, named(kind), SinkStrategy(size, epoch="dataset", engine=engine), max_epochs=2)
     assert_parity(plain, sink)
     assert sink.engine == engine
     assert not [text for text in sink.warned if "runs eagerly" in text]
@@ -151,35 +157,9 @@ def test_looks_at_some_steps_are_right(size):
     assert_parity(plain, sink)
 
 
-def test_control_a_look_that_nobody_tells_of_is_lost(monkeypatch):
-    monkeypatch.setattr(Recorder, "given", lambda self, batch, *_: nullcontext(batch))
+def test_control_a_look_that_nobody_finds_is_lost(monkeypatch):
+    monkeypatch.setattr(BatchReads, "paths", lambda self, trainer: frozenset())
     strategy = SinkStrategy(-1, epoch="dataset", engine="traced", verify=0)
     plain, sink = both(Weighs, named(), strategy, max_epochs=2)
     with pytest.raises(AssertionError):
         assert_parity(plain, sink)
-
-
-@pytest.mark.parametrize("looks", [False, True])
-def test_names_in_a_loop_of_ones_own(looks, chunks):
-    weights = {}
-    for engine in ("eager", "traced"):
-        torch.manual_seed(3)
-        net = torch.nn.Linear(6, 3)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-        def step(x, y, names, net=net, optimizer=optimizer):
-            loss = torch.nn.functional.cross_entropy(net(x), y)
-            optimizer.zero_grad()
-            (loss * number_of(names[0]) if looks else loss).backward()
-            optimizer.step()
-            return loss
-
-        sink = data_sink(step, named(shuffle=False)(), sink_size=20, engine=engine)
-        if looks and engine == "traced":
-            with pytest.warns(UserWarning, match=CHANGES):
-                [sink() for _ in range(4)]
-        else:
-            [sink() for _ in range(4)]
-        weights[engine] = net.weight.detach()
-        assert looks or sink.active_engine == engine
-    torch.testing.assert_close(weights["eager"], weights["traced"])

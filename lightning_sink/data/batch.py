@@ -2,7 +2,7 @@
 
 Two batches with equal signatures have the same structure, the same shapes, dtypes, layouts and devices, and equal
 values in every place that holds no tensor; a step that was compiled for one of them is right for the other. Lists of
-texts, names of files and the like, may be left out where no step looks at them (`listed_texts.py`).
+texts at which no step looks may be left out (`listed_texts.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_sink.data.listed_texts import Looked, are_texts, may_hold_texts
+from lightning_sink.data.listed_texts import Looked, Path, are_texts, parts_of, texts_of, with_texts
 
 Signature = tuple[Hashable, ...]
 
@@ -30,15 +30,15 @@ def flatten(batch: Any, looked: Looked | None = None) -> tuple[list[Tensor], Sig
     """Returns the tensors of a batch in a fixed order, and its signature.
 
     Goes through tuples, lists, mappings, named tuples, and the attributes of other objects. Anything else that is no
-    tensor is compared by value if it is hashable and by identity if not. Of lists of texts only the length is compared,
-    but for those at which steps have `looked`; of all of them what they hold, where that is not said.
+    tensor is compared by value if it is hashable and by identity if not. Of lists of texts at which no step has
+    `looked` only the length is; of all of them what they hold, where that is not said.
     """
     kind: type[Any] = type(batch)
     if (kind is tuple or kind is list) and (signature := _signature_of_tensors(kind, batch)) is not None:
         return list(batch), signature
     leaves: list[Tensor] = []
     found: list[Hashable] = []
-    _walk(batch, leaves, found, lists=None if looked is None else looked.numbered())
+    _walk(batch, leaves, found, looked=looked)
     return leaves, tuple(found)
 
 
@@ -60,14 +60,11 @@ def values_in(batch: Any, looked: Looked | None = None) -> Iterator[tuple[str, H
 
     `looked` as for `flatten`.
     """
-    return _values_in(batch, "batch", _DEEPEST, inside=False, lists=None if looked is None else looked.numbered())
+    texts = {} if looked is None else texts_of(batch, looked)
+    return _values_in(with_texts(batch, dict.fromkeys(texts, ())) if texts else batch, "batch", _DEEPEST, inside=False)
 
 
-def _values_in(
-    item: Any, place: str, depth: int, inside: bool, lists: Iterator[bool] | None
-) -> Iterator[tuple[str, Hashable]]:
-    if lists is not None and are_texts(item) and not next(lists):
-        return
+def _values_in(item: Any, place: str, depth: int, inside: bool) -> Iterator[tuple[str, Hashable]]:
     if isinstance(item, Tensor):
         children = [] if inside else [(f"{place}.{name}", child) for name, child in item.__dict__.items()]
         depth, inside = min(depth, 1), True
@@ -80,10 +77,8 @@ def _values_in(
     else:
         yield place, _by_value(item)
         return
-    if lists is not None and not may_hold_texts(item):
-        lists = None
     for where, child in children:
-        yield from _values_in(child, where, depth, inside, lists)
+        yield from _values_in(child, where, depth, inside)
 
 
 def containers_in(item: Any, depth: int = _DEEPEST) -> Iterator[tuple[Any, list[Any]]]:
@@ -130,7 +125,8 @@ def _walk(
     signature: list[Hashable],
     depth: int = _DEEPEST,
     inside: bool = False,
-    lists: Iterator[bool] | None = None,
+    looked: Looked | None = None,
+    path: Path = (),
 ) -> None:
     children: list[Any] | None = None
     if isinstance(item, Tensor):
@@ -139,8 +135,9 @@ def _walk(
         if item.__dict__ and not inside:  # attributes of the user's; those of tensors among them are left alone
             signature.append(tuple(item.__dict__))
             children, depth, inside = list(item.__dict__.values()), min(depth, 1), True
-    elif lists is not None and are_texts(item):
-        signature.append((type(item), tuple(item) if next(lists) else len(item), str))
+    elif looked is not None and are_texts(item) and not looked.at(path):
+        signature.append((type(item), len(item), str))
+        return
     elif isinstance(item, (tuple, list)):
         signature.append((type(item), len(item)))
         children = list(item)
@@ -152,10 +149,12 @@ def _walk(
         children, depth = list(attributes.values()), depth - 1
     else:
         signature.append((type(item), _by_value(item)))
-    if lists is not None and not may_hold_texts(item):
-        lists = None
+    if looked is not None and (parts := [*parts_of(item, path)]):
+        for place, part in parts:
+            _walk(part, leaves, signature, depth, inside, looked, place)
+        return
     for child in children or ():
-        _walk(child, leaves, signature, depth, inside, lists)
+        _walk(child, leaves, signature, depth, inside)
 
 
 def _look_of(tensor: Tensor) -> Hashable:

@@ -54,7 +54,7 @@ class Load(Run):
         looked: Looked,
     ) -> None:
         super().__init__()
-        self._streams, self._rebuild, self._looked, self._as_of = streams, rebuild, looked, len(looked)
+        self._streams, self._rebuild, self._looked, self._as_of = streams, rebuild, looked, looked.changes
         self._signature = flatten(batch, looked)[1]
         self._has_texts = bool(texts_of(batch, looked))
         self._layouts = [*map(_Layout, leaves)]
@@ -72,7 +72,7 @@ class Load(Run):
     @property
     def are_alike(self) -> bool:
         """Whether no step has looked at other texts since they were compared."""
-        return len(self._looked) == self._as_of
+        return self._looked.changes == self._as_of
 
     def add(self, found: Found) -> bool:
         """Takes what was found as the last, whose memory may be filled again then.

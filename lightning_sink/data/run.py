@@ -93,14 +93,14 @@ class HeldRun(Run):
     def __init__(self, found: Found, looked: Looked) -> None:
         super().__init__()
         batch, note, size = found
-        self._looked, self._as_of = looked, len(looked)
+        self._looked, self._as_of = looked, looked.changes
         leaves, self._signature = flatten(batch, looked)
         self._kept.append((note, size, (batch, leaves)))
 
     @property
     def are_alike(self) -> bool:
         """Whether no step has looked at other texts since they were compared."""
-        return len(self._looked) == self._as_of
+        return self._looked.changes == self._as_of
 
     def add(self, found: Found) -> bool:
         """Takes a batch as the last one, unless it is not like the others."""

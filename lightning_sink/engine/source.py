@@ -22,7 +22,7 @@ _Span = tuple[int | None, int | None, int | None, int | None]
 _VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
-_SHOW_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
+SHOW_VARIABLES = frozenset(["locals", "vars", "eval", "exec", "dir"])
 
 
 def operation_at(frame: FrameType) -> str:
@@ -109,7 +109,7 @@ class Source:
     def uses(self, function: ast.AST, name: str) -> list[ast.Name] | None:
         """Returns where a function names a variable; None where others may see the variable, too."""
         own, inner = scope_of(function)
-        if name in inner or _SHOW_VARIABLES & {node.id for node in own}:
+        if name in inner or SHOW_VARIABLES & {node.id for node in own}:
             return None
         return [node for node in own if node.id == name]
 

@@ -109,19 +109,6 @@ class Tape:
         """
         return value
 
-    def given(
-        self, batch: Any, stand_ins: Callable[..., tuple[Any, Callable[[], None]]], looked_at: Callable[[int], None]
-    ) -> AbstractContextManager[Any]:
-        """Gives the batch for a part of a span; where that is recorded, one that tells who looks at its texts.
-
-        Args:
-            batch: The batch.
-            stand_ins: Puts what a function gives for each of its lists of texts in their place, and returns the batch
-                and what puts them back. The function is given a list's number, where it is and the list.
-            looked_at: Called with the number of a list at which the step has looked, or may have.
-        """
-        return nullcontext(batch)
-
     def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
         """Takes note of a question of the owner's on whose answer depends what the step does.
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from functools import partial
 from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 
 from lightning_sink.data.batch import flatten, values_in
-from lightning_sink.data.listed_texts import with_stand_ins
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
 from lightning_sink.data.traversals import Traversals
@@ -75,7 +73,7 @@ class FunctionSink(Sink):
             arguments = as_arguments(self._next())
             if self._signature is not None:
                 self._signature.check(arguments, self._place)
-            leaves, signature = flatten(arguments, self._queue.looked)
+            leaves, signature = flatten(arguments)
             yield Step(arguments, leaves, signature, "step")
 
     def _next(self) -> Any:
@@ -96,23 +94,15 @@ class FunctionSink(Sink):
 
     def values(self, step: Step) -> dict[str, Hashable]:
         """Returns what a step's batch holds besides tensors."""
-        batch = step.batch[0] if len(step.batch) == 1 else step.batch
-        return dict(values_in(batch, self._queue.looked))
+        return dict(values_in(step.batch[0] if len(step.batch) == 1 else step.batch))
 
     def run(self, step: Step, tape: Tape) -> Result:
         """Calls the function."""
-        output = tape.span(lambda: self._call(step.batch, tape), lambda: None)
+        output = tape.span(lambda: _detached(self._function(*step.batch)), lambda: None)
         loss, named = values_of(output)
         result = Result(output, list(named.values()), note=tuple(named), loss=loss)
         self.account(step, lambda: result, loss, result.logged, result.note)
         return result
-
-    def _call(self, batch: Any, tape: Tape) -> Any:
-        looked = self._queue.looked
-        with tape.given(batch, partial(with_stand_ins, batch, looked), looked.add) as arguments:
-            output = _detached(self._function(*arguments))
-            del arguments
-        return output
 
     def account(
         self, step: Step, result: Callable[[], Result], loss: Tensor | None, logged: list[Tensor], note: Any
@@ -145,9 +135,8 @@ class FunctionSink(Sink):
             batches = self._queue.look_ahead(min(most, room), behind)
         finally:
             self._interrupt.held = True
-        if batches is None or flatten(as_arguments(batches.batch(0)), self._queue.looked)[1] != step.signature:
-            return None
-        return batches
+        is_alike = batches is not None and flatten(as_arguments(batches.batch(0)))[1] == step.signature
+        return batches if is_alike else None
 
     def passing(self, steps: int, note: Any, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Steps the schedulers behind each of some steps, before these are run."""

@@ -28,6 +28,7 @@ from lightning_sink.errors import EmptyDatasetError, warn_at
 from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
 from lightning_sink.trainer.batch_hooks import Compared
+from lightning_sink.trainer.batch_reads import BatchReads
 from lightning_sink.trainer.fetcher import SinkFetcher
 from lightning_sink.trainer.loaders import LoaderSource, TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
@@ -46,7 +47,7 @@ def take_over(trainer: Trainer, strategy: Any) -> None:
     fit_loop: Any = trainer.fit_loop
     fit_loop.__class__, fit_loop.epoch_loop.__class__ = SinkFitLoop, SinkEpochLoop
     fit_loop.sink_strategy = fit_loop.epoch_loop.sink_strategy = strategy
-    fit_loop.epoch_loop.compared = Compared()
+    fit_loop.epoch_loop.compared, fit_loop.epoch_loop.batch_reads = Compared(), BatchReads()
     tell_of_reads(trainer, strategy)
 
 

@@ -14,12 +14,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 from lightning.pytorch.trainer import call
 
-from lightning_sink.data.listed_texts import Looked, with_stand_ins
 from lightning_sink.engine.step import Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
@@ -50,16 +48,13 @@ class PlainStep:
     Args:
         tape: Runs the parts, and may record them.
         batch: The batch as the user's hooks see it.
-        looked: At which of the lists of texts in batches steps look.
 
     Attributes:
         schedulers: Schedulers that it stepped by hand and that only compute, where it is recorded.
         late_schedulers: Those that `on_train_batch_end` stepped.
     """
 
-    def __init__(
-        self, loop: Any, hooks: BatchHooks, options: OptionHooks, tape: Tape, batch: Any, looked: Looked
-    ) -> None:
+    def __init__(self, loop: Any, hooks: BatchHooks, options: OptionHooks, tape: Tape, batch: Any) -> None:
         self.log = StepLog()
         self.schedulers: list[Any] = []
         self.late_schedulers: list[Any] = []
@@ -67,7 +62,7 @@ class PlainStep:
         self._trainer = loop.trainer
         self._hooks, self._options = hooks, options
         self._tape = tape
-        self._batch, self._looked = batch, looked
+        self._batch = batch
         self._batch_idx = loop.batch_idx
 
     def train(self) -> Any:
@@ -79,8 +74,8 @@ class PlainStep:
         self._tape.span(lambda: self._end(output), self._rewind(self.late_schedulers))
 
     def _train(self) -> Any:
-        loop, trainer = self._loop, self._trainer
-        with self._watched(self.schedulers) as (batch, batch_idx):
+        loop, trainer, batch = self._loop, self._trainer, self._batch
+        with self._watched(self.schedulers) as batch_idx:
             self._hooks.step("on_train_batch_start", batch, batch_idx)
             if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
                 return None
@@ -111,13 +106,13 @@ class PlainStep:
         return rewind
 
     def _end(self, output: Any) -> None:
-        with self._watched(self.late_schedulers) as (batch, batch_idx):
-            self._hooks.step("on_train_batch_end", output, batch, batch_idx)
-            call._call_lightning_module_hook(self._trainer, "on_train_batch_end", output, batch, batch_idx)
+        with self._watched(self.late_schedulers) as batch_idx:
+            self._hooks.step("on_train_batch_end", output, self._batch, batch_idx)
+            call._call_lightning_module_hook(self._trainer, "on_train_batch_end", output, self._batch, batch_idx)
 
     @contextmanager
-    def _watched(self, stepped: list[Any]) -> Iterator[tuple[Any, Any]]:
-        """Notes what is logged and what is read; gives the batch and its index as the user's code sees them."""
+    def _watched(self, stepped: list[Any]) -> Iterator[Any]:
+        """Notes what is logged and which counters are read; gives the batch's index as the user's code sees it."""
         trainer, tape = self._trainer, self._tape
         module, log = trainer.lightning_module, self.log
         with ExitStack() as stack:
@@ -127,6 +122,4 @@ class PlainStep:
             batch_idx = tape.watched("batch_idx", self._batch_idx)
             if tape.records:
                 stack.enter_context(lifted_counters(trainer, tape, stepped, self._options.recorded(tape)))
-            stand_ins = partial(with_stand_ins, self._batch, self._looked)
-            with tape.given(self._batch, stand_ins, self._looked.add) as batch:
-                yield batch, batch_idx
+            yield batch_idx

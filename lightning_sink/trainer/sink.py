@@ -89,6 +89,7 @@ class TrainerSink(Sink):
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
         self._result: Callable[[], Result] = lambda: Result(None, [])
+        fetcher.queue.looked.see(loop.batch_reads.paths(self._trainer))
         self._look_at_schedules()
 
     def _look_at_schedules(self) -> None:
@@ -269,8 +270,7 @@ class TrainerSink(Sink):
         self._kind_of_all = None  # the user's code may set the trainer's options
         loop, trainer = self._loop, self._trainer
         batch, batch_idx = self._batch.get(), loop.batch_idx
-        counted, looked = self._counters.optimization, self._fetcher.queue.looked
-        plain = PlainStep(loop, self._hooks, self._option_hooks, tape, batch, looked)
+        counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
         forget_log = keep_results(loop) if self._may_skip else lambda: None
         output = plain.train()
         if output is None:

@@ -438,6 +438,12 @@ OTHERS = {
 }
 
 
+def nothing_looked_at():
+    looked = Looked()
+    looked.see(frozenset())
+    return looked
+
+
 def loaded(fake, given, room):
     """Sends batches as the queue does; returns them as they arrive."""
     loads = []
@@ -445,7 +451,7 @@ def loaded(fake, given, room):
         if not (loads and loads[-1].add((batch, number, 0))):
             if loads:
                 loads[-1].send()
-            loads.append(Device(fake).load((batch, number, 0), max(16, len(given)), room, Looked()))
+            loads.append(Device(fake).load((batch, number, 0), max(16, len(given)), room, nothing_looked_at()))
     loads[-1].send()
     return [load.batch(number) for load in loads for number in range(len(load))]
 
@@ -475,11 +481,11 @@ def test_texts_at_which_no_step_looks_may_be_others():
 
 
 def test_texts_at_which_steps_look_are_compared():
-    looked = Looked()
+    looked = nothing_looked_at()
     load = Device(Fake([COPY])).load(((X, ["a"], ["b"]), 0, 0), 9, 1 << 20, looked)
     assert load.add(((X, ["c"], ["d"]), 1, 0))
     assert load.are_alike
-    looked.add(1)
+    looked.see(frozenset([(2,)]))
     assert not load.are_alike
     load = Device(Fake([COPY])).load(((X, ["a"], ["b"]), 0, 0), 9, 1 << 20, looked)
     assert load.add(((X, ["c"], ["b"]), 1, 0))
@@ -488,7 +494,7 @@ def test_texts_at_which_steps_look_are_compared():
 
 def test_texts_of_a_list_that_is_filled_again_are_those_of_their_batch():
     fake, names, arrived = Fake([COPY]), ["a"], []
-    load = Device(fake).load(((X, names), 0, 0), 9, 1 << 20, Looked())
+    load = Device(fake).load(((X, names), 0, 0), 9, 1 << 20, nothing_looked_at())
     names[0] = "b"
     assert load.add(((X, names), 1, 0))
     names[0] = "c"

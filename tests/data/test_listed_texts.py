@@ -1,80 +1,78 @@
-"""Lists of texts: stand-ins are where signatures leave them out, and nowhere else."""
+"""Lists of texts: left out of a signature where no step looks at them, and only there."""
 
 import collections
-import copy
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lightning_sink.data.batch import flatten
-from lightning_sink.data.listed_texts import Looked, with_stand_ins
+from lightning_sink.data.batch import flatten, values_in
+from lightning_sink.data.listed_texts import Looked, texts_of, with_texts
 
 Pair = collections.namedtuple("Pair", "x y")
-
-TEXTS = st.one_of(st.lists(st.text(max_size=2), max_size=3), st.tuples(st.text(max_size=2)))
-PARTS = st.one_of(TEXTS, st.just(torch.ones(2)), st.integers(0, 2), st.text(max_size=1), st.none())
-BATCHES = st.recursive(
-    PARTS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(st.text(max_size=1), inner, max_size=3),
-        st.tuples(inner, inner).map(lambda two: Pair(*two)),
-    ),
-)
+X = torch.ones(2)
 
 
-def looked_at(*numbers):
+def looked_at(*paths):
     looked = Looked()
-    for number in numbers:
-        looked.add(number)
+    looked.see(frozenset(paths))
     return looked
 
 
-@given(BATCHES, st.sets(st.integers(0, 3)))
-def test_stand_ins_are_where_the_signature_leaves_texts_out(batch, numbers):
-    """Batches that differ there have one signature, and others do not."""
-    before, made, looked = copy.deepcopy(batch), [], looked_at(*numbers)
+def alike(one, other, *paths):
+    return flatten(one, looked_at(*paths))[1] == flatten(other, looked_at(*paths))[1]
 
-    def make(number, place, texts):
-        made.append(number)
-        return type(texts)(f"{text} otherwise" for text in texts)
 
-    other, restore = with_stand_ins(batch, looked, make)
-    assert numbers.isdisjoint(made)
-    assert flatten(other, looked)[1] == flatten(before, looked)[1]
-    assert (flatten(other)[1] == flatten(before)[1]) == (not made)
-    if made:
-        assert flatten(other, looked_at(*numbers, made[0]))[1] != flatten(before, looked_at(*numbers, made[0]))[1]
-    restore()
-    assert flatten(batch)[1] == flatten(before)[1]
+def test_as_long_as_nothing_is_known_all_is_looked_at():
+    looked = Looked()
+    assert flatten((X, ["a"]), looked)[1] != flatten((X, ["b"]), looked)[1]
+    assert flatten((X, ["a"]))[1] != flatten((X, ["b"]))[1]
+    looked.see(frozenset())
+    assert flatten((X, ["a"]), looked)[1] == flatten((X, ["b"]), looked)[1]
+
+
+def test_what_is_looked_at_is_compared():
+    one, other = (
+        (["a"], X, {"name": ["a"], "more": (["a"], ("a",))}),
+        (["b"], X, {"name": ["b"], "more": (["b"], ("b",))}),
+    )
+    assert alike(one, other)
+    assert alike(one, other, (1,), (2, "image"))
+    for path in [(), (0,), (0, 0), (2,), (2, "name"), (2, "name", 0), (2, "more"), (2, "more", 0), (2, "more", 1, 0)]:
+        assert not alike(one, other, path), path
 
 
 def test_what_else_a_batch_holds_is_compared():
-    x = torch.ones(2)
-
-    def alike(one, other):
-        return flatten(one, Looked())[1] == flatten(other, Looked())[1]
-
-    assert alike((x, ["a"]), (x, ["b"]))
-    assert alike((["a"], x), (["b"], x))
-    assert not alike((x, "a"), (x, "b"))
-    assert not alike((x, ["a"]), (x, ["a", "b"]))
-    assert not alike((x, ["a"]), (x, ("a",)))
-    assert not alike((x, ["a", 1]), (x, ["b", 1]))
-    assert not alike(Pair(x, ["a"]), Pair(x, ["b"]))
+    assert not alike((X, "a"), (X, "b"))
+    assert not alike((X, ["a"]), (X, ["a", "b"]))
+    assert not alike((X, ["a"]), (X, ("a",)))
+    assert not alike((X, ["a", 1]), (X, ["b", 1]))
+    assert not alike((X, []), (X, [[]]))
+    assert not alike(Pair(X, ["a"]), Pair(X, ["b"]))
+    assert not alike(["a", "b"], ["a", "c"])
+    assert not alike({"x": X, "name": ["a"]}, {"x": X, "names": ["a"]})
 
 
-def test_where_they_are_is_said_as_users_write_it():
-    places = []
-    with_stand_ins(
-        [torch.ones(2), {"name": ["a"], "more": (("b",), ["c"])}],
-        looked_at(1),
-        lambda number, place, texts: places.append((number, place)) or texts,
-    )
-    assert places == [(0, "batch[1]['name']"), (2, "batch[1]['more'][1]")]
+def test_what_steps_look_at_grows_only():
+    looked = looked_at((0,))
+    assert looked.changes == 1
+    looked.see(frozenset([(0,)]))
+    looked.see(frozenset())
+    assert (looked.changes, looked.at((0,)), looked.at((1,))) == (1, True, False)
+    looked.see(frozenset([("name",)]))
+    assert (looked.changes, looked.at((0,)), looked.at(("name",))) == (2, True, True)
+    assert repr(looked) == "Looked(('name',), (0,))"
 
 
-def test_it_says_at_which_steps_look():
-    assert repr(looked_at(3, 1)) == "Looked([1, 3])"
+def test_the_values_that_are_named_are_those_that_are_compared():
+    batch = {"x": X, "name": ["a"], "about": {"of": ["b"]}, "kind": "c"}
+    assert dict(values_in(batch, looked_at(("about", "of")))) == {"batch['about']['of'][0]": "b", "batch['kind']": "c"}
+    assert len(dict(values_in(batch))) == 3
+
+
+def test_texts_are_taken_out_and_put_in_again():
+    batch = {"x": X, "names": ["a"], "more": (("b",), ["c"], 1)}
+    texts = texts_of(batch, looked_at(("more", 1)))
+    assert texts == {("names",): ["a"], ("more", 0): ("b",)}
+    assert texts[("names",)] is not batch["names"]
+    other = with_texts({"x": X, "names": ["u"], "more": (("v",), ["w"], 2)}, texts)
+    assert other["x"] is X
+    assert {**other, "x": 0} == {"x": 0, "names": ["a"], "more": (("b",), ["w"], 2)}

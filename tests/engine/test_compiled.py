@@ -172,8 +172,6 @@ ESCAPES = {
     "item in a set": lambda batch, i: len({1.0, batch[0][0, 0].item()}),
     "item as an index": lambda batch, i: LONG[(batch[1][0] + 0 * torch.randint(2, ())).item()],
     "item of many digits": lambda batch, i: (batch[1].sum() + 2**60 + torch.randint(9, ())).item() % 7,
-    "boolean item": lambda batch, i: 1 + ((batch[0] + torch.rand(())).sum() > 0).item(),
-    "bool": lambda batch, i: 2 if (batch[0] + torch.rand(())).sum() > 0 else 1,
     "tolist": lambda batch, i: sum(batch[1].tolist()),
     "numpy": lambda batch, i: float(batch[0].numpy().sum()),
     "numpy function": lambda batch, i: 2 if np.asarray(batch[0]).sum() < 1e6 else 1,

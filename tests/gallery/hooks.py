@@ -85,7 +85,7 @@ class LogsGradientNorms(Small):
         self.log_dict(grad_norm(self.net, norm_type=2))
 
 
-@case(eager="a value of a tensor decides")
+@case()
 class StopsAtAGradientThatIsNotFinite(Small):
     def on_after_backward(self):
         for gradient in gradients(self):

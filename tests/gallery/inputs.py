@@ -126,8 +126,8 @@ class Hooked(Small):
         return loss + slope.square().sum()
 
 
-add("hooks on batches", Hooked, eager="")
-add("hooks on batches that come again", Hooked, data=Kept, eager="")
+add("hooks on batches", Hooked)
+add("hooks on batches that come again", Hooked, data=Kept, eager=LEFT)
 
 
 class Changes(Adversarial):

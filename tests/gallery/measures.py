@@ -306,7 +306,7 @@ class MetricThatGetsAnObject(Measured):
         self.metric.update(loss, self.other[0])
 
 
-@case(eager="a value of a tensor decides")
+@case(eager="changes Python state: `unseen`")
 class MetricInAPlainList(Measured):
     """It is no part of the module: nobody moves, saves or resets it either."""
 

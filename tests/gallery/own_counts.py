@@ -47,6 +47,7 @@ ASKED = {
     "count that is divided": lambda steps: steps / 3 > 2,
     "rate of a count": lambda steps: (1 + steps) / (10 + steps) < 0.5,
     "root of a count": lambda steps: steps.float().sqrt().mul(0.1) < 0.3,
+    "count that is drawn for": lambda steps: steps * torch.rand(()) > 2,
     "larger of a count and a number": lambda steps: max(steps, 7) > 7,
     "truths of a count": lambda steps: torch.logical_and(steps > 3, torch.logical_not(steps > 9)),
 }
@@ -56,7 +57,6 @@ for name, asks in ASKED.items():
 NOT_ASKED = {
     "count that is true": lambda steps: not steps,
     "count as a number": lambda steps: int(steps) % 2,
-    "count that is drawn for": lambda steps: steps * torch.rand(()) > 2,
     "count beside a number of a batch": lambda steps: steps * torch.ones(2).sum() > 9,
 }
 for name, asks in NOT_ASKED.items():

@@ -277,7 +277,7 @@ class LooksAtABatchThatItWritesTo(Small):
         return loss
 
 
-@case(eager="a value of a tensor decides")
+@case()
 class LooksAtWhatItHasWrittenTo(Small):
     def training_step(self, batch, batch_idx):
         mask = torch.ones(len(batch[1]))
@@ -291,13 +291,13 @@ class MeasuresTheBatch(Small):
         return self.loss(batch) * float(batch[0].abs().mean())
 
 
-@case(eager="a value of a tensor decides")
+@case()
 class LooksAtTheBatchAndAWeight(Small):
     def training_step(self, batch, batch_idx):
         return self.loss(batch) * (2.0 if batch[0].sum() > self.net[0].bias.detach().sum() else 1.0)
 
 
-@case(eager="a value of a tensor decides")
+@case()
 class LooksAtADrawBesideTheBatch(Small):
     def training_step(self, batch, batch_idx):
         return self.loss(batch) * (2.0 if (batch[0] + torch.randn_like(batch[0])).sum() > 0 else 1.0)
@@ -343,7 +343,7 @@ class LooksAtTheBatchInInferenceMode(Small):
         return self.loss(batch) * factor / classes
 
 
-@case(eager="a value of a tensor decides")
+@case()
 class LooksAtAWeightInInferenceMode(Small):
     def training_step(self, batch, batch_idx):
         with torch.inference_mode():

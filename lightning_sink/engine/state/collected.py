@@ -242,7 +242,7 @@ class Watched:
             owner = [self._lists.popitem()[1]]
             owner[0].end()
             if is_held(owner):
-                put_in_place_of(owner, [owner[0].held])
+                put_in_place_of(owner[0], owner[0].held)
         for _, held in self._sums:
             held.changed()
         for watch in self._watches.values():

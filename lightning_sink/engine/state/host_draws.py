@@ -62,7 +62,7 @@ def _let_go(functions: list[_Function]) -> None:
     while functions:
         owner = [functions.pop()]
         if is_held(owner):
-            put_in_place_of(owner, [owner[0].function])
+            put_in_place_of(owner[0], owner[0].function)
 
 
 class HostDraws:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
 
-def referrers(held: Sequence[Any]) -> list[Any]:
-    """Returns the objects that hold any of some others; not the sequence of these."""
+def referrers(*held: Any) -> list[Any]:
+    """Returns the objects that hold any of some others."""
     _unfreeze()
-    own = tuple(held)  # a tuple is handed on as it is, and is no other holder
-    return [holder for holder in gc.get_referrers(*own) if holder is not own and holder is not held]
+    return [holder for holder in gc.get_referrers(*held) if holder is not held]
 
 
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
@@ -49,26 +48,40 @@ def _count(owner: list[Any]) -> int:
 _ALONE = _count([object()])
 
 
-def put_in_place_of(held: Sequence[Any], new: Sequence[Any]) -> None:
-    """Puts values in the place of others, one for each: in objects, closures, containers, tuples in those.
+def put_in_place_of(held: Any, new: Any) -> None:
+    """Puts a value in the place of another one: in objects, closures, containers, tuples in those.
 
-    No closure of this function may hold one: its cell would be among them.
+    No closure of this function may hold it: its cell would be among them.
     """
-    others = dict(zip(map(id, held), new, strict=True))
-    tuples = []
     for holder in referrers(held):
         if type(holder) is tuple:
-            tuples.append(holder)
+            put_in_place_of(holder, _with(holder, held, new))
         elif isinstance(holder, CellType):
-            holder.cell_contents = others.get(id(holder.cell_contents), holder.cell_contents)
+            holder.cell_contents = new
         elif isinstance(holder, set):
-            for item in [item for item in holder if id(item) in others]:
-                holder.discard(item)
-                holder.add(others[id(item)])
+            holder.discard(held)
+            holder.add(new)
         else:
             items = holder if isinstance(holder, (dict, list, deque)) else getattr(holder, "__dict__", {})
             for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
-                if id(item) in others:
-                    items[key] = others[id(item)]
-    if tuples:
-        put_in_place_of(tuples, [tuple(others.get(id(item), item) for item in each) for each in tuples])
+                if item is held:
+                    _put(items, key, new)
+
+
+def _put(items: Any, key: Any, new: Any) -> None:
+    """Puts a value into a container. What a class has, code that looks it up remembers, and does not hold."""
+    owner = _class_with(items, key) if type(items) is dict else None
+    if owner is None:
+        items[key] = new
+    else:
+        type.__setattr__(owner, key, new)
+
+
+def _class_with(attributes: dict[Any, Any], name: Any) -> type | None:
+    """Returns the class of whose attributes this is the dictionary itself; None where it is no class's."""
+    holders = (holder for holder in referrers(attributes) if isinstance(holder, type))
+    return next((kind for kind in holders if vars(kind).get(name) is attributes[name]), None)
+
+
+def _with(items: tuple[Any, ...], held: Any, new: Any) -> tuple[Any, ...]:
+    return tuple(new if item is held else item for item in items)

@@ -27,7 +27,7 @@ def release(uses: Uses, known: Collection[Number], parts: Parts, say: Callable[[
         gc.collect()  # what is left of the step may hold some in cycles
     for number in uses.kept(known):
         say(f"the step keeps {number.words}")
-        put_in_place_of([number], [number.value])
+        put_in_place_of(number, number.value)
 
 
 def _release_attributes(known: set[int], parts: Parts, say: Callable[[str], None]) -> None:

@@ -60,7 +60,6 @@ from lightning_sink.engine.tracing.rewritten import by_places, with_types
 from lightning_sink.engine.tracing.scaled_steps import ScaledSteps
 from lightning_sink.engine.tracing.stand_in import StandInMode
 from lightning_sink.engine.tracing.step_counts import StepCounts
-from lightning_sink.engine.tracing.texts_watch import StandIns, asks_for_types, texts_watched
 from lightning_sink.engine.tracing.undo import Attributes, Undo
 from lightning_sink.engine.tracing.unrepeatable import Unfilled, why_unrepeatable
 from lightning_sink.engine.tracing.values import Values
@@ -232,13 +231,6 @@ class Recorder(TorchDispatchMode, Tape):
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""
         return value if self._failed or self._options.are_being_set else self._counts.number(name, value, self._uses)
-
-    def given(self, batch: Any, stand_ins: StandIns, looked_at: Callable[[int], None]) -> AbstractContextManager[Any]:
-        """Gives the batch with stand-ins for its texts, or as it is once recording has failed."""
-        if self._failed:
-            return nullcontext(batch)
-        asks = lambda: any(map(asks_for_types, [*self.ran.values()]))  # noqa: E731
-        return texts_watched(stand_ins, looked_at, self.hazard, asks)
 
     def goes_to(self, holder: Any, method: str) -> None:
         """Takes note of a method of the owner's that does the same with a stand-in for a number."""

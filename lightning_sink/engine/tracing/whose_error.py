@@ -8,7 +8,6 @@ from types import FrameType
 from typing import Any
 
 from lightning_sink.engine.numbers.number import Number
-from lightning_sink.engine.tracing.texts_watch import Word
 from lightning_sink.engine.watch import is_user_frame, is_users, module_of
 
 _MAY_BE_OURS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError)
@@ -30,8 +29,7 @@ def may_be_ours(error: Exception) -> bool:
             return False
     names = [frame.f_globals.get("__name__", "") for frame in frames][1:]
     # As code in C names the type that it does not take; `sqlite3` of Python 3.10 has no name for it.
-    words = f"'{Number.__name__}'", Word.__name__, "unsupported type"
-    is_of_stand_in = any(text in str(error) for text in words)
+    is_of_stand_in = any(text in str(error) for text in (f"'{Number.__name__}'", "unsupported type"))
     is_through_us = any(name.startswith("lightning_sink.engine") for name in names)
     return isinstance(error, _MAY_BE_OURS) or is_of_stand_in or is_through_us
 
@@ -52,7 +50,7 @@ def _has_stand_ins(frame: FrameType) -> bool:
 
 
 def _holds_stand_in(value: Any, deep: int) -> bool:
-    if type(value) in (Number, Word):
+    if type(value) is Number:
         return True
     if type(value) in (list, tuple):
         held = value

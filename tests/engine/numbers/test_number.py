@@ -368,7 +368,7 @@ def test_a_number_that_is_kept_is_a_plain_one_when_the_step_has_ended():
     stand_in = Number(torch.tensor(3.0, dtype=torch.float64), 3, uses, "`n`")
     held = Held(stand_in)
     uses.closed = True
-    put_in_place_of([stand_in], [3])
+    put_in_place_of(stand_in, 3)
     inner = (held.attribute, held.list[0], held.deque[0], held.mapping["key"], held.pair[1], held.nested[0][1][0])
     assert [type(value) for value in (*inner, *held.set, held.closure())] == [int] * 8
 

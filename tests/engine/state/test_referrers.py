@@ -19,7 +19,7 @@ old, new, holder = Held(), Held(), [None]
 holder[0] = old
 gc.freeze()
 assert not [found for found in gc.get_referrers(old) if found is holder]
-put_in_place_of([old], [new])
+put_in_place_of(old, new)
 assert holder == [new]
 
 gc.freeze()
@@ -31,14 +31,14 @@ assert functions_of([function.__code__]) == [function]
 def test_holders_are_found():
     held, other = object(), object()
     inside, outside = [held], [other]
-    found = referrers([held])
+    found = referrers(held)
     assert any(holder is inside for holder in found)
     assert not any(holder is outside for holder in found)
 
 
 def test_a_tuple_of_the_searchs_own_is_none():
     held = [object()]
-    assert not [holder for holder in referrers([held, held]) if type(holder) is tuple]
+    assert not [holder for holder in referrers(held) if type(holder) is tuple]
 
 
 def test_functions_are_found_by_their_code():

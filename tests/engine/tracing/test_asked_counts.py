@@ -150,7 +150,8 @@ def test_others_are_told(what):
         made.count += 1
 
     recording = recorded(made, step)
-    assert [hazard.what for hazard in recording.hazards] == [
+    told = [*recording.hazards, *recording.assumed]
+    assert [each.what for each in told] == [
         "a value of a tensor decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
     ]
     assert recording.guards == recording.counts == []

@@ -22,7 +22,8 @@ def hazards(step):
     recorder = Recorder(Hyperparameters([optimizer]), Counts({}), Snapshot(Parts(module, [optimizer])), [x])
     output = recorder.span(lambda: step(module, x), lambda: None)
     recording = recorder.finish([output])
-    return [hazard.what for hazard in recording.hazards], len(recording.questions)
+    told = [hazard.what for hazard in recording.hazards] + [assumed.what for assumed in recording.assumed]
+    return told, len(recording.questions)
 
 
 def filled(tensor, value):

@@ -58,7 +58,7 @@ def test_each_input_knows_the_users_line():
     ("body", "word"),
     [
         (lambda x: x * float(x.sum()), "a value of a tensor"),
-        (lambda x: x * 2 if (x + torch.rand(3)).sum() > 0 else x, "a value of a tensor"),
+        (lambda x: x * int((x + torch.rand(3)).sum()), "a value of a tensor"),
         (lambda x: x[x > 0], "shape that depends on the data"),
         (lambda x: torch.rand(3, generator=torch.Generator()), "a generator of its own"),
         (lambda x: x.to_sparse().to_dense(), "layout"),
