@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from lightning_sink.engine.state.referrers import functions_of, referrers
+from lightning_sink.engine.state.referrers import functions_of, put_in_place_of, referrers
 
 FROZEN = """
 import gc
@@ -49,3 +49,20 @@ def test_functions_are_found_by_their_code():
 
 def test_what_is_frozen_is_found():
     subprocess.run([sys.executable, "-c", FROZEN], check=True, timeout=120)
+
+
+class Registry:
+    last = None
+
+
+def test_what_a_class_holds_is_put_there_for_code_that_has_looked_it_up():
+    def looked_up():
+        return [Registry.last for _ in range(1000)][-1]
+
+    Registry.last = held = [object()]
+    looked_up()
+    new = [1]
+    put_in_place_of(held, new)
+    del held
+    assert looked_up() is new
+    Registry.last = None
