@@ -51,11 +51,10 @@ def test_what_is_frozen_is_found():
     subprocess.run([sys.executable, "-c", FROZEN], check=True, timeout=120)
 
 
-class Registry:
-    last = None
-
-
 def test_what_a_class_holds_is_put_there_for_code_that_has_looked_it_up():
+    class Registry:
+        last = None
+
     def looked_up():
         return [Registry.last for _ in range(1000)][-1]
 
@@ -65,4 +64,3 @@ def test_what_a_class_holds_is_put_there_for_code_that_has_looked_it_up():
     put_in_place_of(held, new)
     del held
     assert looked_up() is new
-    Registry.last = None
