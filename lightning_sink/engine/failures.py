@@ -17,7 +17,7 @@ ASSUMED = "a value by which the recorded step went its way is another one"
 
 
 class AssumptionFailedError(Exception):
-    """A compiled step goes another way than the recorded one, and has changed nothing."""
+    """A compiled step goes another way than the recorded one, or fails on it, and has changed nothing."""
 
 
 _LINALG = ("linalg.", "torch.linalg.")

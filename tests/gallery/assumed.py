@@ -189,3 +189,50 @@ add(
     size=10,
     options={"callbacks": lambda: [Sees()]},
 )
+
+
+class Probable(Guarded):
+    """A loss that refuses what is no probability, on one of two ways; statistics are written before that is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def training_step(self, batch, batch_idx):
+        x = self.norm(batch[0])
+        wide = torch.where(batch[0].amax() > 2.6, 2.0, 0.9)
+        chances = torch.sigmoid(self(x)) * wide.detach()
+        target = nn.functional.one_hot(batch[1], 3).float()
+        if (chances.detach().amax() * 0 + wide) > 1:
+            return chances.square().mean()
+        return nn.functional.binary_cross_entropy(chances, target)
+
+
+add("another way where this one would be refused", Probable, data=many, size=10, inductor=True)
+
+
+class Embeds(Guarded):
+    """Looks up what there is; on the other way there would be none of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 6)
+
+    def training_step(self, batch, batch_idx):
+        far = (batch[0].amax() > 2.6).long() * 100
+        if (self.net[0].weight.sum() * 0 + far) > 50:
+            return self.loss(batch)
+        return self.loss((batch[0] + self.table(batch[1] + far), batch[1]))
+
+
+add("another way where this one has no place", Embeds, data=many, size=10, inductor=True)
+
+
+@case(data=many, size=10, raises="between 0 and 1")
+class RefusesOnItsWay(Probable):
+    def training_step(self, batch, batch_idx):
+        x = self.norm(batch[0])
+        chances = torch.sigmoid(self(x)) * torch.where(batch[0].amax() > 2.6, 5.0, 0.9)
+        if torch.isnan(chances).any():
+            return chances.square().mean()
+        return nn.functional.binary_cross_entropy(chances, nn.functional.one_hot(batch[1], 3).float())

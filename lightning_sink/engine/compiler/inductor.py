@@ -42,7 +42,22 @@ NO_ASSERTS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts
 
 def compile_traced(recording: Recording) -> CompiledStep:
     """Returns the graph as it is, uncompiled: for debugging and for tests."""
-    return CompiledStep(graph_module(recording).forward, assumes=bool(recording.assumed))
+    function = graph_module(recording).forward
+    if not recording.assumed:
+        return CompiledStep(function)
+    written = sorted(recording.written_inputs)
+
+    def changing_nothing(*inputs: torch.Tensor) -> Any:
+        """Runs it; an operation that fails leaves what was written before it, which is put back here."""
+        before = [inputs[place].clone() for place in written]
+        try:
+            return function(*inputs)
+        except Exception:
+            for place, content in zip(written, before, strict=True):
+                inputs[place].copy_(content)
+            raise
+
+    return CompiledStep(changing_nothing, assumes=True)
 
 
 def compile_inductor(recording: Recording) -> CompiledStep:

@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_sink.engine.compiler.masks import RowDraws, draw_in_a_row
 from lightning_sink.engine.compiler.native import NativeLoop
 from lightning_sink.engine.compiler.row import Layout, NativeRow, Outputs, Row, Turn, layout_of, on_one_thread
-from lightning_sink.engine.failures import AssumptionFailedError, with_type
+from lightning_sink.engine.failures import AssumptionFailedError
 from lightning_sink.engine.step import Column
 from lightning_sink.engine.tracing.draws import Draw
 from lightning_sink.engine.tracing.recording import Recording
@@ -30,7 +30,7 @@ class CompiledStep:
     Args:
         function: Takes the inputs; writes in place what the step wrote in place, returns the outputs.
         draws: What makes the inputs behind those that are given: random draws, in the step's order.
-        assumes: Whether it may find out that the step goes another way.
+        assumes: Whether it may find out that the step goes another way; it changes nothing then, nor where it fails.
 
     Attributes:
         rounding: By how much of a gradient's largest number its gradients may differ from the step's, where that is
@@ -47,7 +47,7 @@ class CompiledStep:
         one_thread: bool = False,
         assumes: bool = False,
     ) -> None:
-        self._function, self._draws, self.one_thread, self._assumes = function, draws, one_thread, assumes
+        self._function, self._draws, self.one_thread, self.assumes = function, draws, one_thread, assumes
 
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step.
@@ -55,16 +55,14 @@ class CompiledStep:
         Raises:
             AssumptionFailedError: The step goes another way, and nothing has been changed, or drawn.
         """
-        if not self._assumes:
+        if not self.assumes:
             return self._run(inputs)
         generated = torch.get_rng_state()
         try:
             return self._run(inputs)
-        except Exception as error:
-            named = with_type(error)
-            if isinstance(named, AssumptionFailedError):
-                torch.set_rng_state(generated)
-            raise named from error
+        except Exception as error:  # whatever it is: what fails here may not be done at all on the other way
+            torch.set_rng_state(generated)
+            raise AssumptionFailedError(str(error)) from error
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Outputs:
         drawn = [draw() for draw in self._draws]
@@ -171,6 +169,7 @@ class TurnTaking:
             steps,
             one_thread=all(step.one_thread for step in native),
             beside=self.overlaps,
+            assumes=any(step.assumes for step in native),
             draw_again=None if generator is None else draw_again,
         )
 

@@ -124,6 +124,7 @@ class NativeRow(Row):
         layouts: What the outputs of each turn look like of which every step's is wanted.
         beside: Whether to run them beside the thread that launches them, behind the row that was launched before; they
             are not run where that fails.
+        assumes: Whether a step that fails goes another way, or may, and has changed nothing.
         draw_again: Has the random generator draw what so many of the steps draw, as if nothing else had been drawn
             since; None where they draw nothing.
     """
@@ -137,9 +138,11 @@ class NativeRow(Row):
         *,
         one_thread: bool,
         beside: bool,
+        assumes: bool,
         draw_again: Callable[[int], None] | None,
     ) -> None:
         self._loop, self._one_thread, self._beside, self._draw_again = loops[0], one_thread, beside, draw_again
+        self._assumes = assumes
         rounds = steps // len(turns)
         self._kept_values = [
             [torch.empty((rounds, *layouts[which][index][1]), dtype=layouts[which][index][0], device="cpu")
@@ -172,9 +175,9 @@ class NativeRow(Row):
     def wait(self) -> Repeated:
         """Waits for their end; returns what became of them."""
         done, outputs, seconds, message = self._loop.wait(self._run)
-        error = None if message is None else error_of(message)
+        error = None if message is None else AssumptionFailedError(message) if self._assumes else error_of(message)
         if error is not None and self._draw_again is not None:
-            self._draw_again(done + (not isinstance(error, AssumptionFailedError)))
+            self._draw_again(done + (not self._assumes))
         turns = len(self._kept_values)
         kept = [
             values[: -(-(done - which) // turns)]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lightning_sink.engine.failures import OUT_OF_BOUNDS
+from lightning_sink.engine.failures import ASSUMED, OUT_OF_BOUNDS
 
 _aten = torch.ops.aten
 _NOT_TRUE = "Expected Tensor with single nonzero value, but got zero"
@@ -35,6 +35,29 @@ def keep_value_checks(graph: fx.Graph, on_host: bool = True) -> None:
         if check is not None:
             with graph.inserting_before(node):
                 check(graph, node)
+    _gather_checks(graph)
+
+
+def _gather_checks(graph: fx.Graph) -> None:
+    """Has a program with assumptions fail by them alone, having changed nothing.
+
+    A step that goes another way may well break what is checked on this one; one that breaks it on this one is run the
+    plain way, and says so itself.
+    """
+    checks = graph.find_nodes(op="call_function", target=_aten._assert_async.msg)
+    last = next((node for node in checks if node.args[1] == _in_a_literal(ASSUMED)), None)
+    if last is None:
+        return
+    assumed = last.args[0]
+    first = next(node for node in graph.nodes if node in assumed.users)  # behind all that the step does
+    with graph.inserting_before(first):
+        holds = graph.call_function(_aten.logical_and.default, (assumed, assumed))
+    assumed.replace_all_uses_with(holds, delete_user_cb=lambda user: user is not holds)
+    for check in checks:
+        if check is not last:
+            with graph.inserting_before(holds):
+                holds.update_arg(1, graph.call_function(_aten.logical_and.default, (holds.args[1], check.args[0])))
+            graph.erase_node(check)
 
 
 def _check(graph: fx.Graph, holds: fx.Node, message: str) -> None:
