@@ -23,7 +23,7 @@ from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.datamodule import options_of
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
-from lightning_sink.engine.numbers.number import as_they_are
+from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.state.attributes import are_the_same
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine

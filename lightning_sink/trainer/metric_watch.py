@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lightning_sink.engine.numbers.number import released
+from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.private import pytree, version
 from lightning_sink.engine.shadows import replaced, shadowed
 from lightning_sink.engine.state.attributes import fingerprint

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_sink.engine.numbers.number import Number
+    from lightning_sink.engine.numbers.value import Value
 
 Host = Callable[[], Any]
 """Gives a number's value in the step that is about to run."""
@@ -58,11 +58,11 @@ class Uses:
     leak: Callable[[str], None]
     frozen: Callable[[str], None]
     guards: dict[Any, Guard] = field(default_factory=dict)
-    memo: dict[Any, Number] = field(default_factory=dict)
+    memo: dict[Any, Value] = field(default_factory=dict)
     closed: bool = False
-    _made: list[weakref.ref[Number]] = field(default_factory=list)
+    _made: list[weakref.ref[Value]] = field(default_factory=list)
 
-    def add(self, number: Number) -> None:
+    def add(self, number: Value) -> None:
         """Takes note of a stand-in."""
         self._made.append(weakref.ref(number))
 
@@ -71,7 +71,7 @@ class Uses:
         self.closed = True
         self.memo.clear()
 
-    def kept(self, known: Collection[Number] = ()) -> list[Number]:
+    def kept(self, known: Collection[Value] = ()) -> list[Value]:
         """Returns the stand-ins that somebody keeps, but for those of which that is known."""
         held = {id(number) for number in known}
         alive = (made() for made in self._made)

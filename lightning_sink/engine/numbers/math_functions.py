@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from lightning_sink.engine.numbers.number import Number, released
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.released import released
 
 _EVERYWHERE: dict[str, Callable[..., torch.Tensor]] = {
     **{name: getattr(torch, name) for name in ("cos", "sin", "tanh", "atan")},

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.guards import Host
-from lightning_sink.engine.numbers.number import Number, as_they_are
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly, is_wide
 from lightning_sink.engine.state.attributes import SCALARS
 from lightning_sink.engine.state.looks import Looks
@@ -187,7 +188,7 @@ class CarryWatch(AttributeInStep):
     def _is_left(self, value: Any, plain: Any) -> None:
         self._now = _Held(plain, None, exactly(plain))
         if type(value) is Number:
-            self._now = _Held(plain, value.host, value.computed_of)
+            self._now = _Held(plain, value.host, value.key)
             if value.host is None:
                 self.is_of_tensors = True
                 self.tell("by what only the step knows")

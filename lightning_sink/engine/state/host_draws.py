@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.numbers.guards import Host, Uses
-from lightning_sink.engine.numbers.number import Number, released
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.numbers.result_types import is_wide
 from lightning_sink.engine.private import saves_by_hooks
 from lightning_sink.engine.state.attributes import random_state, told_apart

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lightning_sink.engine.numbers.guards import Host, Uses
-from lightning_sink.engine.numbers.number import Number, as_they_are
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.ahead import Left
 from lightning_sink.engine.state.attributes import SCALARS, fingerprint

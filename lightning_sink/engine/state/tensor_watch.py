@@ -15,7 +15,8 @@ from torch import Tensor
 from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.given import given
 from lightning_sink.engine.numbers.guards import Host
-from lightning_sink.engine.numbers.number import Number, as_they_are
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.carry_watch import NUMBERS, AttributeInStep
 from lightning_sink.engine.state.looks import Looks

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.numbers.number import PLAINLY, Number
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.value import PLAINLY
 from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.looks import Looks

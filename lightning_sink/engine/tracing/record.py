@@ -26,8 +26,9 @@ from torch.optim import Optimizer
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.handed import Handed
 from lightning_sink.engine.numbers.math_functions import known_to_math
-from lightning_sink.engine.numbers.number import Number, released
+from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.plain_uses import PlainUses
+from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import (
     TorchDispatchMode,

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.failures import INVALID_VALUES
-from lightning_sink.engine.numbers.number import Number, released, tensor_of
+from lightning_sink.engine.numbers.beside_tensors import tensor_of
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.private import assert_async, is_all_true
 from lightning_sink.engine.tracing.moved import puts_data
 from lightning_sink.engine.tracing.of_torchmetrics import CALLED, OfTorchmetrics

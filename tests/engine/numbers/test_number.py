@@ -18,8 +18,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_sink.engine.numbers.beside_tensors import tensor_of
 from lightning_sink.engine.numbers.guards import Uses
-from lightning_sink.engine.numbers.number import Number, released, tensor_of
+from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.state.referrers import put_in_place_of
 
 

@@ -1,0 +1,167 @@
+"""Python's arithmetic and comparisons with numbers that change from step to step."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_sink.engine.numbers.beside_tensors import as_tensor
+from lightning_sink.engine.numbers.released import ended, frozen
+from lightning_sink.engine.numbers.result_types import (
+    MOST_WHOLE,
+    are_whole,
+    as_with_python_number,
+    as_wrapped,
+    exactly,
+    is_large,
+    is_real,
+    is_wide,
+    may_be_another_kind,
+    most_of,
+)
+from lightning_sink.engine.numbers.value import Value, is_value, plain_value
+from lightning_sink.engine.source import is_in_place
+
+_MOST_TERMS = 128
+"""Terms of an expression. Its name is looked up for each, and a loop may double them with each round."""
+
+
+def compare(number: Value, symbol: Callable[[Any, Any], Any], other: Any) -> Any:
+    """Returns how a number compares with another value."""
+    other = ended(other)
+    if number.uses.closed:
+        return symbol(number.value, other)
+    if number.plain is not None and not _is_plain_operand(other):
+        return symbol(number.freeze(), other)
+    if isinstance(other, Tensor):
+        return symbol(as_tensor(number, [other], compared=True), other)
+    outcome = bool(symbol(number.value, plain_value(other)))
+    host, name = number.hosted(symbol, other, reflected=False), (number.key, symbol.__name__, _key(other))
+    later = None if host is None else lambda: bool(host())
+    number.uses.froze(f"{number.words} decides what Python does", name, outcome, later)
+    return outcome
+
+
+def combine(number: Value, symbol: Callable[..., Any], other: Any, reflected: bool) -> Any:
+    """Returns what is computed of a number and another value, which is on the left if `reflected`.
+
+    It is asked for by the frame behind the one that calls this.
+    """
+    other = ended(other)
+    if number.uses.closed:
+        return symbol(other, number.value) if reflected else symbol(number.value, other)
+    operands: tuple[Any, Any] = (other, number) if reflected else (number, other)
+    if reflected and _grows(other) and is_in_place(sys._getframe(2)):  # `items *= number`
+        return getattr(operator, f"i{symbol.__name__}")(other, number.freeze())
+    uses = number.plain or (other.plain if is_value(other) else None)
+    if uses is not None and not _is_plain_operand(other):
+        return symbol(*map(frozen, operands))
+    if isinstance(other, Tensor):
+        whole = are_whole([other], [number.value])
+        if (whole and symbol is operator.pow) or number.is_needed_plainly:
+            return symbol(*map(frozen, operands))
+        divides = symbol is operator.truediv
+        wrapped = as_wrapped(number.tensor, number.value, [other], divides)
+        out = symbol(other, wrapped) if reflected else symbol(wrapped, other)
+        return as_with_python_number(out, [other], [number.value], divides)
+    if uses is not None and not uses.gives(sys._getframe(2)):
+        return symbol(*map(frozen, operands))
+    size = number.terms + (other.terms if is_value(other) else 0)
+    if size > _MOST_TERMS:
+        return symbol(*map(frozen, operands))
+    name = symbol.__name__, number.key, _key(other), reflected
+    known = number.uses.memo.get(name)
+    if known is None:
+        left, right = map(plain_value, operands)
+        is_known = is_value(other) or is_real(other)
+        if not is_known or is_large(left) or is_large(right):
+            return symbol(*map(frozen, operands))
+        host = number.hosted(symbol, other, reflected)
+        is_of_step = uses is not None and host is None
+        most = _most_of(symbol, operands) if is_of_step else None
+        if is_of_step and most is None:
+            return symbol(*map(frozen, operands))
+        counts = number.is_counted or (is_value(other) and other.is_counted)
+        # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
+        may_fail = counts and may_be_another_kind(symbol, right, varies=is_value(operands[1]))
+        # What a tensor gives is of one type, and whether a division by a counter is an error is the counter's.
+        tried = number.hosted(symbol, other, reflected, present=True) if may_fail else host
+        value = number.tried(name, lambda: symbol(left, right), tried, may_fail)
+        if is_wide(value):
+            return symbol(*map(frozen, operands))
+        if isinstance(value, int) and host is not None and symbol in (operator.mul, operator.pow):
+            number.uses.decide((name, "is wide"), False, lambda: is_wide(host()))
+
+        def tensor() -> Tensor:
+            plain = as_tensor(other)
+            return _compute(symbol, plain, number.tensor) if reflected else _compute(symbol, number.tensor, plain)
+
+        # 0 has no sign.
+        exact = symbol(*map(_whole, operands)) if is_of_step and isinstance(value, int) else None
+        given = tensor if exact is None else lambda: exact.to(torch.float64)
+        known = type(number)(given, value, number.uses, name, host, counts, whole=exact, plain=uses, most=most)
+        known.terms = size
+        number.uses.memo[name] = known
+    return known
+
+
+def _is_plain_operand(value: Any) -> bool:
+    """Tells whether nobody's own code, and none of numpy's, sees what a value is computed with."""
+    return type(value) in (int, float, Tensor, nn.Parameter) or is_value(value)
+
+
+def _grows(value: Any) -> bool:
+    """Tells whether arithmetic in place changes a value, and is not asked for by a method of its own first."""
+    return hasattr(type(value), "__imul__") and not isinstance(value, Tensor)
+
+
+def _key(value: Any) -> Any:
+    if is_value(value):
+        return value.key
+    return type(value), exactly(value) if isinstance(value, (numbers.Number, str)) else id(value)
+
+
+def _bound(value: Any) -> int | None:
+    """Returns how large a whole number is at most in all steps; None where nobody knows that."""
+    if is_value(value):
+        return value.most if value.host is None else MOST_WHOLE >> 1  # larger ones are told by a guard
+    return abs(value) if isinstance(value, int) else None
+
+
+def _whole(value: Any) -> Any:
+    """Returns a whole number as the recording sees it, in a type that has all of them."""
+    if not is_value(value):
+        return value
+    return value.tensor.to(torch.int64) if value.whole is None else value.whole.to(torch.int64)
+
+
+def _most_of(symbol: Callable[..., Any], operands: tuple[Any, Any]) -> int | None:
+    """Returns how large at most what only the program knows is, if it is whole; None if Python is to compute it."""
+    if _may_fail_late(symbol, *operands):
+        return None
+    if not all(isinstance(item, int) for item in operands):
+        return 0
+    most = most_of(symbol, *map(_bound, operands))
+    return None if most is None or most > MOST_WHOLE else most
+
+
+def _may_fail_late(symbol: Callable[..., Any], left: Any, right: Any) -> bool:
+    """Tells whether arithmetic may be an error, or give a number of another type, by what only the program knows."""
+    is_of_step = is_value(right) and right.host is None
+    return symbol is operator.pow or may_be_another_kind(symbol, right, varies=is_of_step)
+
+
+def _compute(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:
+    if symbol is operator.pow and isinstance(left, float) and left > 0.0:
+        # The same to the last digits, and Inductor keeps an `exp` that is used twice in a place of its own; a `pow` it
+        # would compute anew for every 16 elements of every parameter (a third of an MLP's step with Adam).
+        return torch.exp(right * math.log(left))
+    result: Tensor = symbol(left, right)
+    return result
