@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_sink import SinkStrategy
+from lightning_sink.data.listed_texts import Parts
 from lightning_sink.trainer.batch_reads import BatchReads
 from parity import Net, assert_parity, both, compare, loader
 
@@ -133,6 +134,22 @@ def test_texts_that_stay_the_same_may_be_looked_at(make, chunks):
     assert sum(chunks) > 20
 
 
+class Measures(Hands):
+    """All names are equally long in the first batches."""
+
+    def used(self, loss, names, batch_idx):
+        return loss * len(names[0])
+
+
+def test_how_long_names_are_matters():
+    def data():
+        return DataLoader(WithNames(tuple), batch_size=8)  # one, two and three figures
+
+    strategy = SinkStrategy(4, epoch="dataset", engine="traced")
+    plain, sink = both(Measures, data, strategy, max_epochs=2)
+    assert_parity(plain, sink)
+
+
 class LooksLate(Hands):
     """When programs have run steps with other names in rows, and batches wait in the queue."""
 
@@ -158,7 +175,7 @@ def test_looks_at_some_steps_are_right(size):
 
 
 def test_control_a_look_that_nobody_finds_is_lost(monkeypatch):
-    monkeypatch.setattr(BatchReads, "paths", lambda self, trainer: frozenset())
+    monkeypatch.setattr(BatchReads, "parts", lambda self, trainer: Parts(frozenset()))
     strategy = SinkStrategy(-1, epoch="dataset", engine="traced", verify=0)
     plain, sink = both(Weighs, named(), strategy, max_epochs=2)
     with pytest.raises(AssertionError):

@@ -7,10 +7,22 @@ is no part of a batch's signature, but for their length: it keeps no batch from 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 Path = tuple[Hashable, ...]
 """Indices and keys that lead from a batch to a part of it."""
+
+
+class Parts(NamedTuple):
+    """Parts of a batch at which steps look.
+
+    Attributes:
+        paths: What leads to those of which they may look at everything.
+        lengths: What leads to those that they ask for their length, or for something in them, which a text has, too.
+    """
+
+    paths: frozenset[Path]
+    lengths: frozenset[Path] = frozenset()
 
 
 class Looked:
@@ -22,24 +34,29 @@ class Looked:
 
     def __init__(self) -> None:
         self.changes = 0
-        self._paths: frozenset[Path] = frozenset([()])
+        self._parts = Parts(frozenset([()]))
         self._is_known = False
 
     def __repr__(self) -> str:
-        return f"Looked({', '.join(sorted(map(repr, self._paths)))})"
+        return f"Looked({', '.join(sorted(map(repr, self._parts.paths)))})"
 
-    def see(self, paths: frozenset[Path]) -> None:
+    def see(self, parts: Parts) -> None:
         """Takes the parts at which steps look from now on; those at which others have looked stay."""
-        if not self._is_known:
-            self._paths, self._is_known = paths, True
-            self.changes += 1
-        elif not paths <= self._paths:
-            self._paths |= paths
+        known = self._parts
+        both = Parts(known.paths | parts.paths, known.lengths | parts.lengths) if self._is_known else parts
+        if both != known or not self._is_known:
+            self._parts, self._is_known = both, True
             self.changes += 1
 
     def at(self, path: Path) -> bool:
-        """Tells whether steps may look at a part of a batch, or at what is in it; they do at the batch itself."""
-        return not path or any(path[: len(other)] == other[: len(path)] for other in self._paths)
+        """Tells whether steps may look at a list of texts, or at a text in it; they do at the batch itself.
+
+        The list's own length is the same wherever nobody looks.
+        """
+        paths, lengths = self._parts
+        if not path or any(path[: len(other)] == other[: len(path)] for other in paths):
+            return True
+        return any(len(other) > len(path) and other[: len(path)] == path for other in lengths)
 
 
 def are_texts(item: Any) -> bool:

@@ -18,13 +18,13 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_sink.data.listed_texts import Path
+from lightning_sink.data.listed_texts import Parts, Path
 from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.source import SHOW_VARIABLES, scope_of
 from lightning_sink.trainer.sources import source_of, variable
 from lightning_sink.trainer.step_callback import StepCallback
 
-ALL: frozenset[Path] = frozenset([()])
+ALL = Parts(frozenset([()]))
 """That a step may look at anything."""
 
 _HOOKS = {"training_step": 1, "on_train_batch_start": 1, "on_train_batch_end": 2}
@@ -38,44 +38,50 @@ class BatchReads:
     """What is known of one module's step."""
 
     def __init__(self) -> None:
-        self._paths: frozenset[Path] | None = None
-        self._found: list[tuple[Callable[[], Any], Any]] = []
+        self._parts: Parts | None = None
+        self._found: list[tuple[Callable[[], Any], Any, Any]] = []
 
-    def paths(self, trainer: Trainer) -> frozenset[Path]:
-        """Returns the indices and keys that lead to what the step looks at: all that is in there, too."""
-        if self._paths is None or any(find() is not known for find, known in self._found):
+    def parts(self, trainer: Trainer) -> Parts:
+        """Returns what the step looks at."""
+        if self._parts is None or any(_with_code(find()) != (known, code) for find, known, code in self._found):
             reader = _Reader(trainer.lightning_module)
             callbacks: Iterable[Any] = trainer.callbacks  # type: ignore[attr-defined]
-            self._paths = ALL if any(isinstance(item, StepCallback) for item in callbacks) else reader.read()
+            self._parts = ALL if any(isinstance(item, StepCallback) for item in callbacks) else reader.read()
             self._found = reader.found
-        return self._paths
+        return self._parts
+
+
+def _with_code(function: Any) -> tuple[Any, Any]:
+    return function, getattr(function, "__code__", None)
 
 
 class _Reader:
     """Reads the source of a module's step.
 
     Attributes:
-        found: What was found behind names, with what finds it: as long as it does, what was read is right.
+        lengths: What is asked for its length, or for a part.
+        found: What finds a function behind names, that, and its code: as long as it does, what was read is right.
     """
 
     def __init__(self, module: LightningModule) -> None:
         self._module = module
         self._paths: set[Path] = set()
         self._read: set[tuple[Any, ...]] = set()
-        self.found: list[tuple[Callable[[], Any], Any]] = []
+        self.lengths: set[Path] = set()
+        self.found: list[tuple[Callable[[], Any], Any, Any]] = []
 
-    def read(self) -> frozenset[Path]:
+    def read(self) -> Parts:
         """Returns what the step looks at."""
         for name, position in _HOOKS.items():
             function = self.find(partial(_method, self._module, name))
             if function is not getattr(LightningModule, name):
                 self.follow(function, position, ())
-        return frozenset(self._paths)
+        return Parts(frozenset(self._paths), frozenset(self.lengths))
 
     def find(self, find: Callable[[], Any]) -> Any:
         """Returns what is found, and remembers how."""
-        known = find()
-        self.found.append((find, known))
+        known, code = _with_code(find())
+        self.found.append((find, known, code))
         return known
 
     def follow(self, function: Any, argument: int | str, path: Path) -> None:
@@ -131,6 +137,7 @@ class _Body:
         if isinstance(target, ast.Name):
             self._holds[target.id].add(path)
         elif isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(t, ast.Starred) for t in target.elts):
+            self._reader.lengths.add(path)
             for number, part in enumerate(target.elts):
                 yield from self._bind(part, (*path, number))
         else:
@@ -150,6 +157,7 @@ class _Body:
                 yield from self._paths_of(node)
             return
         while (outer := self._outer(node)) is not None:
+            self._reader.lengths |= self._paths_of(node)
             node = outer
         paths, parent = self._paths_of(node), self._parents[node]
         if isinstance(parent, (ast.Expr, ast.Assign, ast.AnnAssign)):
@@ -175,6 +183,7 @@ class _Body:
             yield from paths
             return
         if isinstance(call.func, ast.Name) and self._is_of_structure(call.func.id) and not call.keywords:
+            self._reader.lengths |= paths
             return
         function, offset = self._called(call.func)
         argument: int | str = ""
@@ -236,8 +245,9 @@ def _key_of(node: ast.AST) -> _Key | None:
 
 def _is_of_structure(compared: ast.Compare, node: ast.expr) -> bool:
     """Tells whether it is asked whether something is None, or has a key."""
-    if all(isinstance(op, (ast.Is, ast.IsNot)) for op in compared.ops):
-        return True
+    with_constant = isinstance(compared.left, ast.Constant) or isinstance(compared.comparators[-1], ast.Constant)
+    if len(compared.ops) == 1 and isinstance(compared.ops[0], (ast.Is, ast.IsNot)):
+        return with_constant
     is_key = isinstance(compared.left, ast.Constant) and compared.comparators == [node]
     return is_key and isinstance(compared.ops[0], (ast.In, ast.NotIn))
 

@@ -89,7 +89,7 @@ class TrainerSink(Sink):
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
         self._result: Callable[[], Result] = lambda: Result(None, [])
-        fetcher.queue.looked.see(loop.batch_reads.paths(self._trainer))
+        fetcher.queue.looked.see(loop.batch_reads.parts(self._trainer))
         self._look_at_schedules()
 
     def _look_at_schedules(self) -> None:

@@ -24,7 +24,7 @@ from test_queue import LONG, Failure, FakePace, Numbers, queue_of, settle, shown
 
 from lightning_sink.data import lookahead
 from lightning_sink.data.device import Device
-from lightning_sink.data.listed_texts import Looked
+from lightning_sink.data.listed_texts import Looked, Parts
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.streams import Streams
 
@@ -440,7 +440,7 @@ OTHERS = {
 
 def nothing_looked_at():
     looked = Looked()
-    looked.see(frozenset())
+    looked.see(Parts(frozenset()))
     return looked
 
 
@@ -485,7 +485,7 @@ def test_texts_at_which_steps_look_are_compared():
     load = Device(Fake([COPY])).load(((X, ["a"], ["b"]), 0, 0), 9, 1 << 20, looked)
     assert load.add(((X, ["c"], ["d"]), 1, 0))
     assert load.are_alike
-    looked.see(frozenset([(2,)]))
+    looked.see(Parts(frozenset([(2,)])))
     assert not load.are_alike
     load = Device(Fake([COPY])).load(((X, ["a"], ["b"]), 0, 0), 9, 1 << 20, looked)
     assert load.add(((X, ["c"], ["b"]), 1, 0))

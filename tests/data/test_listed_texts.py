@@ -5,7 +5,7 @@ import collections
 import torch
 
 from lightning_sink.data.batch import flatten, values_in
-from lightning_sink.data.listed_texts import Looked, texts_of, with_texts
+from lightning_sink.data.listed_texts import Looked, Parts, texts_of, with_texts
 
 Pair = collections.namedtuple("Pair", "x y")
 X = torch.ones(2)
@@ -13,7 +13,7 @@ X = torch.ones(2)
 
 def looked_at(*paths):
     looked = Looked()
-    looked.see(frozenset(paths))
+    looked.see(Parts(frozenset(paths)))
     return looked
 
 
@@ -25,7 +25,7 @@ def test_as_long_as_nothing_is_known_all_is_looked_at():
     looked = Looked()
     assert flatten((X, ["a"]), looked)[1] != flatten((X, ["b"]), looked)[1]
     assert flatten((X, ["a"]))[1] != flatten((X, ["b"]))[1]
-    looked.see(frozenset())
+    looked.see(Parts(frozenset()))
     assert flatten((X, ["a"]), looked)[1] == flatten((X, ["b"]), looked)[1]
 
 
@@ -54,10 +54,10 @@ def test_what_else_a_batch_holds_is_compared():
 def test_what_steps_look_at_grows_only():
     looked = looked_at((0,))
     assert looked.changes == 1
-    looked.see(frozenset([(0,)]))
-    looked.see(frozenset())
+    looked.see(Parts(frozenset([(0,)])))
+    looked.see(Parts(frozenset()))
     assert (looked.changes, looked.at((0,)), looked.at((1,))) == (1, True, False)
-    looked.see(frozenset([("name",)]))
+    looked.see(Parts(frozenset([("name",)])))
     assert (looked.changes, looked.at((0,)), looked.at(("name",))) == (2, True, True)
     assert repr(looked) == "Looked(('name',), (0,))"
 
@@ -76,3 +76,16 @@ def test_texts_are_taken_out_and_put_in_again():
     other = with_texts({"x": X, "names": ["u"], "more": (("v",), ["w"], 2)}, texts)
     assert other["x"] is X
     assert {**other, "x": 0} == {"x": 0, "names": ["a"], "more": (("b",), ["w"], 2)}
+
+
+def test_the_length_of_a_text_is_a_look_and_that_of_a_list_is_none():
+    looked = Looked()
+    looked.see(Parts(frozenset([("x",)]), frozenset([(), ("more",), ("more", 0), ("name", 0)])))
+    assert [looked.at(path) for path in (("names",), ("more", 0), ("more", 1), ("name",))] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    looked.see(Parts(frozenset(), frozenset([("names", 3)])))
+    assert looked.at(("names",))

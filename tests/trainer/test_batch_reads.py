@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lightning_sink import StepCallback
+from lightning_sink.data.listed_texts import Looked
 from lightning_sink.trainer.batch_reads import ALL, BatchReads
 
 
@@ -29,7 +30,7 @@ class Base(L.LightningModule):
 
 
 def read(make, *callbacks):
-    return BatchReads().paths(SimpleNamespace(lightning_module=make(), callbacks=callbacks))
+    return BatchReads().parts(SimpleNamespace(lightning_module=make(), callbacks=callbacks)).paths
 
 
 def step(function):
@@ -247,6 +248,63 @@ def test_a_look_at_a_part_is_found(function):
     assert () not in paths
 
 
+# -- lengths ----------------------------------------------------------------------------------------------------------
+
+
+def length_of_a_text(self, batch, batch_idx):
+    x, y, names = batch
+    return x * len(names[0])
+
+
+def unpacks_a_text(self, batch, batch_idx):
+    x, y, names = batch
+    first = names[0]
+    one, two = first
+    return x
+
+
+def asks_a_text_for_a_letter(self, batch, batch_idx):
+    x, y, names = batch
+    names[0][3]
+    return x
+
+
+def asks_a_method_for_the_length(self, batch, batch_idx):
+    x, y, names = batch
+    return self.length(names) + x
+
+
+def length(self, names):
+    return len(names[1])
+
+
+def is_the_same_text(self, batch, batch_idx):
+    x, y, names = batch
+    return x if names[0] is names[1] else y
+
+
+OF_TEXTS = [length_of_a_text, unpacks_a_text, asks_a_text_for_a_letter, asks_a_method_for_the_length, is_the_same_text]
+
+
+@pytest.mark.parametrize("function", OF_TEXTS, ids=lambda function: function.__name__)
+def test_how_long_a_text_is_is_a_look(function):
+    def make():
+        made = step(function)
+        made.length = length
+        return made()
+
+    looked = Looked()
+    looked.see(BatchReads().parts(SimpleNamespace(lightning_module=make(), callbacks=[])))
+    assert looked.at((2,))
+
+
+@pytest.mark.parametrize("function", [unpacks, shared], ids=lambda function: function.__name__)
+def test_how_many_texts_there_are_is_none(function):
+    looked = Looked()
+    looked.see(BatchReads().parts(SimpleNamespace(lightning_module=step(function)(), callbacks=[])))
+    assert not looked.at((2,))
+
+
 # -- anything ---------------------------------------------------------------------------------------------------------
 
 
@@ -366,7 +424,7 @@ def test_hooks_of_the_module_are_read_too():
 
 def test_callbacks_that_belong_to_the_step_may_look_at_anything():
     assert read(Parent, L.Callback()) == {("x",)}
-    assert read(Parent, StepCallback()) == ALL
+    assert read(Parent, StepCallback()) == ALL.paths
 
 
 def test_a_function_that_an_object_has_itself_may_look_at_anything():
@@ -380,6 +438,8 @@ def test_a_function_that_an_object_has_itself_may_look_at_anything():
 
 def test_another_function_in_its_place_is_read_anew(monkeypatch):
     reads, trainer = BatchReads(), SimpleNamespace(lightning_module=Child(), callbacks=[])
-    assert reads.paths(trainer) == {("x",), ("y",)}
+    assert reads.parts(trainer).paths == {("x",), ("y",)}
+    monkeypatch.setattr(Parent.training_step, "__code__", Between.training_step.__code__)
+    assert reads.parts(trainer).paths == {("z",), ("y",)}
     monkeypatch.setattr(Parent, "training_step", lambda self, batch, batch_idx: batch)
-    assert () in reads.paths(trainer)
+    assert () in reads.parts(trainer).paths
