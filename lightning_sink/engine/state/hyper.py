@@ -238,7 +238,7 @@ class Hyperparameters:
         host = value.host if type(value) is Number else lambda: plain
         if index not in self.tensors or index in self._tensor_entries or not isinstance(plain, float) or host is None:
             return False
-        self._set[index] = host, f"{key} {index} = {value.computed_of if type(value) is Number else exactly(plain)!r}"
+        self._set[index] = host, f"{key} {index} = {value.key if type(value) is Number else exactly(plain)!r}"
         if index not in self._left:
             self._left[index] = OptionLeft(group, key)
             self._is_stale = True  # programs take it to stay as it is
