@@ -1,5 +1,6 @@
 """Names of files and other texts in batches: free where no step looks at them, right where one does."""
 
+import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -7,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_sink import SinkStrategy
 from lightning_sink.data.listed_texts import Parts
 from lightning_sink.trainer.batch_reads import BatchReads
-from parity import Net, assert_parity, both, compare, loader
+from parity import QUIET, Net, assert_parity, both, compare, loader
 
 CHANGES = "batches hold values that keep changing and are no tensors, each of which would need a program of its own"
 
@@ -143,6 +144,21 @@ def test_how_long_names_are_matters():
     strategy = SinkStrategy(4, epoch="dataset", engine="traced")
     plain, sink = both(Measures, data, strategy, max_epochs=2)
     assert_parity(plain, sink)
+
+
+@pytest.mark.filterwarnings("ignore:The training step runs eagerly")  # the second one's
+def test_another_module_of_the_same_trainer_may_look_at_them():
+    fitted = []
+    for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced")):
+        torch.manual_seed(7)
+        trainer = L.Trainer(strategy=strategy, **{**QUIET, "max_epochs": 1, "logger": False})
+        for make in (Hands, Measures):
+            trainer.fit_loop.max_epochs += bool(trainer.current_epoch)
+            module = make()
+            trainer.fit(module, DataLoader(WithNames(tuple), batch_size=8))
+        fitted.append(module.state_dict())
+    for name, expected in fitted[0].items():
+        torch.testing.assert_close(fitted[1][name], expected, msg=name)
 
 
 class LooksLate(Hands):

@@ -86,7 +86,7 @@ class CompiledEngine(Engine):
         self._is_checked = False  # whether what programs take for granted has been looked at since
         self._error: Exception | None = None
         self._let_go = Counter[Key]()  # kinds of steps that had programs which often failed
-        self._otherwise: Program | Window | None = None  # what the next step goes another way than
+        self._otherwise: Program | None = None  # what the next step goes another way than
         self._outputs: tuple[Any, ...] | None = None  # what a program gave that steps in a row may follow
         self._row_runner: CompiledStep | TurnTaking | None = None
         self._ran: Program | None = None
@@ -253,17 +253,17 @@ class CompiledEngine(Engine):
         program.collect(outputs, late=True)
         return True
 
-    def _goes_otherwise(self, key: Key, program: Program | Window) -> None:
-        """Takes note of a step that goes another way than programs for it; one that often fails is let go of."""
+    def _goes_otherwise(self, key: Key, program: Program) -> None:
+        """Takes note of a step that goes another way than the program for it, which is let go of if that is often."""
         self._leave_programs()
-        for each in program.turns:
-            each.failed += 1
-            # It may have been made of the first steps, which went a way that later ones do not; the next one was not.
-            if each.assumed and each.failed > PATIENCE and each.failed > _MOST_FAILING * each.steps:
-                self._programs.discard(each)
-                self._let_go[key] += 1
-                if self._let_go[key] > 1:
-                    self._maker.gives_up(key, Hazard(each.assumed[0].what, each.assumed[0].where))
+        program.failed += 1
+        if not program.assumed or program.failed <= max(PATIENCE, _MOST_FAILING * program.steps):
+            return
+        self._programs.discard(program)
+        self._let_go[key] += 1
+        # It may have been made of the first steps, which went a way that later ones do not; the next one was not.
+        if self._let_go[key] > 1:
+            self._maker.gives_up(key, Hazard(program.assumed[0].what, program.assumed[0].where))
 
     @staticmethod
     def _failed(sink: Sink, step: Step, error: Exception) -> Exception:
@@ -371,7 +371,7 @@ class CompiledEngine(Engine):
 
     def _account(self, sink: Sink, program: Program | Window, call: Call) -> None:
         if isinstance(call.error, AssumptionFailedError):
-            self._otherwise = program
+            self._otherwise = program.turns[call.done % len(program.turns)]
         else:
             self._error = call.error
         if call.done:

@@ -35,19 +35,22 @@ _OF_STRUCTURE = frozenset(["len", "isinstance", "type"])
 
 
 class BatchReads:
-    """What is known of one module's step."""
+    """What is known of the step of the module that was asked about last."""
 
     def __init__(self) -> None:
-        self._parts: Parts | None = None
+        self._module: LightningModule | None = None
+        self._parts = ALL
         self._found: list[tuple[Callable[[], Any], Any, Any]] = []
 
     def parts(self, trainer: Trainer) -> Parts:
         """Returns what the step looks at."""
-        if self._parts is None or any(_with_code(find()) != (known, code) for find, known, code in self._found):
-            reader = _Reader(trainer.lightning_module)
-            callbacks: Iterable[Any] = trainer.callbacks  # type: ignore[attr-defined]
-            self._parts = ALL if any(isinstance(item, StepCallback) for item in callbacks) else reader.read()
-            self._found = reader.found
+        callbacks: Iterable[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(item, StepCallback) for item in callbacks):
+            return ALL
+        module = trainer.lightning_module
+        if self._module is not module or any(_with_code(find()) != (known, code) for find, known, code in self._found):
+            reader = _Reader(module)
+            self._module, self._parts, self._found = module, reader.read(), reader.found
         return self._parts
 
 

@@ -150,6 +150,7 @@ class SinkFitLoop(_FitLoop):
             self.queue.close()
             self.queue = None
         self.epoch_loop.compared, self.epoch_loop.many = Compared(), False
+        self.epoch_loop.batch_reads = BatchReads()
 
 
 class SinkEpochLoop(_TrainingEpochLoop):

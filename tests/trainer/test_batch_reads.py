@@ -443,3 +443,9 @@ def test_another_function_in_its_place_is_read_anew(monkeypatch):
     assert reads.parts(trainer).paths == {("z",), ("y",)}
     monkeypatch.setattr(Parent, "training_step", lambda self, batch, batch_idx: batch)
     assert () in reads.parts(trainer).paths
+
+
+def test_another_module_is_read_anew():
+    reads = BatchReads()
+    for make, expected in ((Child, {("x",), ("y",)}), (Parent, {("x",)}), (Between, {("z",)})):
+        assert reads.parts(SimpleNamespace(lightning_module=make(), callbacks=[])).paths == expected
