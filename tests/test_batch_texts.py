@@ -146,7 +146,7 @@ def test_how_long_names_are_matters():
     assert_parity(plain, sink)
 
 
-@pytest.mark.filterwarnings("ignore:The training step runs eagerly")  # the second one's
+@pytest.mark.filterwarnings("ignore:The training step runs eagerly", "ignore:Trying to infer the `batch_size`")
 def test_another_module_of_the_same_trainer_may_look_at_them():
     fitted = []
     for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced")):
