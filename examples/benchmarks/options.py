@@ -184,6 +184,14 @@ class MeetsAMeter(MLP):
         return loss
 
 
+class Guards(MLP):
+    """Leaves out a batch whose loss is no number."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        loss = super().training_step(batch, batch_idx)
+        return None if torch.isnan(loss) else loss
+
+
 class Mixes(MLP):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
@@ -269,6 +277,7 @@ OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "a warmup by hand in `optimizer_step`": (WarmsUp, {}),
     "its losses kept in a list": (KeepsItsLosses, {}),
     "its loss in an `AverageMeter`": (MeetsAMeter, {}),
+    "a guard against a loss that is no number": (Guards, {}),
     "mixup by torch": (Mixes, {}),
     "a weight annealed over 6 epochs": (Anneals, {"max_epochs": 6}),
     "a weight that steps count for": (Ramps, {}),

@@ -3,6 +3,7 @@
 import lightning as L
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import positions
 from gallery.case import Small, add, case
@@ -236,3 +237,25 @@ class RefusesOnItsWay(Probable):
         if torch.isnan(chances).any():
             return chances.square().mean()
         return nn.functional.binary_cross_entropy(chances, nn.functional.one_hot(batch[1], 3).float())
+
+
+def with_no_numbers():
+    data = many().dataset
+    data.tensors[0][17 * 8 + 3, 2] = float("nan")
+    data.tensors[0][31 * 8] = float("nan")
+    return DataLoader(data, batch_size=8)
+
+
+@case(data=with_no_numbers, size=10, inductor=True)
+class LeavesOutWhatIsNoNumber(Guarded):
+    left_out = 0
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        if torch.isnan(loss):
+            self.left_out += 1
+            return None
+        return loss
+
+    def on_train_end(self):
+        assert self.left_out == 4
