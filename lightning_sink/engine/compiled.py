@@ -259,7 +259,7 @@ class CompiledEngine(Engine):
         program.failed += 1
         if not program.assumed or program.failed <= max(PATIENCE, _MOST_FAILING * program.steps):
             return
-        self._programs.discard(program)
+        self._programs.remove(key, program)
         self._let_go[key] += 1
         # It may have been made of the first steps, which went a way that later ones do not; the next one was not.
         if self._let_go[key] > 1:

@@ -52,14 +52,9 @@ class Programs:
         del programs[:-_MOST_BRANCHES]
 
     def remove(self, key: Key, program: Program) -> None:
-        """Forgets one program."""
-        self._known[key].remove(program)
-
-    def discard(self, program: Program) -> None:
-        """Forgets one program, of whichever kind, if it is known."""
-        for programs in self._known.values():
-            if program in programs:
-                programs.remove(program)
+        """Forgets one program, if it is known."""
+        if program in (programs := self._known.get(key, [])):
+            programs.remove(program)
 
     def look_again(self, ran: Program) -> None:
         """Has those look again at what they take for granted that a program writes to which has run."""
