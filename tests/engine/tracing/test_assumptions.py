@@ -132,20 +132,22 @@ def test_what_is_no_truth_is_a_reason_for_eager_steps(step):
     assert not recording.assumed
 
 
+def doubling():
+    """Trains on twice the loss of batches that are positive, as the step has it of what it computes."""
+    module = nn.Linear(2, 1)
+
+    def step(batch, batch_idx):
+        loss = (module(batch) - 3).square().mean()
+        return loss * 2 if (batch.sum() + 0 * loss) > 0 else loss
+
+    return Training(module, torch.optim.SGD(module.parameters(), lr=0.001), step)
+
+
 def test_a_program_is_let_go_of_where_most_steps_go_another_way():
     """Every other one: it is made anew once, and steps run the plain way then, which is said."""
     batches = [torch.full((4, 2), 1.0 if number % 2 else -1.0) for number in range(90)]
 
-    def make():
-        module = nn.Linear(2, 1)
-
-        def step(batch, batch_idx):
-            loss = (module(batch) - 3).square().mean()
-            return loss * 2 if (batch.sum() + 0 * loss) > 0 else loss
-
-        return Training(module, torch.optim.SGD(module.parameters(), lr=0.001), step)
-
-    _, sink = both(make, [batches, batches])
+    _, sink = both(doubling, [batches, batches])
     assert "a value of a tensor decides" in sink.reasons
     assert 0 < sink.compiled < 90
 
@@ -153,15 +155,6 @@ def test_a_program_is_let_go_of_where_most_steps_go_another_way():
 def test_a_program_that_is_of_the_first_steps_only_makes_room():
     batches = [torch.full((4, 2), -1.0 if number < 10 else 1.0) for number in range(90)]
 
-    def make():
-        module = nn.Linear(2, 1)
-
-        def step(batch, batch_idx):
-            loss = (module(batch) - 3).square().mean()
-            return loss * 2 if (batch.sum() + 0 * loss) > 0 else loss
-
-        return Training(module, torch.optim.SGD(module.parameters(), lr=0.001), step)
-
-    _, sink = both(make, [batches])
+    _, sink = both(doubling, [batches])
     assert sink.reasons == ""
     assert sink.compiled > 50
