@@ -7,8 +7,10 @@ Those of Inductor, but for one table, are in `generated.py`, `native.py` and `co
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -63,6 +65,25 @@ _UNSCALES = "_step_supports_amp_scaling"
 def saves_by_hooks() -> bool:
     """Tells whether hooks see what is saved for a backward pass, as checkpointing has them: nothing public tells."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+_GOES_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+
+
+def is_computed_again() -> bool:
+    """Tells whether a backward pass, at what it does now, computes what activation checkpointing has not kept.
+
+    Nothing public tells whether there is one (torch's own checkpointing asks this); what of it computes again is told
+    by the lines that the engine has called. Where those have moved, nothing is told apart, and is computed early.
+    """
+    if torch._C._current_graph_task_id() < 0:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _GOES_BACKWARD:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def copy_alike(targets: list[Tensor], sources: list[Tensor]) -> None:

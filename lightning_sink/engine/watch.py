@@ -170,6 +170,7 @@ _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
 _GENERATOR = ("manual_seed", "seed", _SEED, "set_rng_state", "get_rng_state")
 _OF_GPU = ("manual_seed", "manual_seed_all", "seed", "seed_all", _SEED, "get_rng_state", "set_rng_state")
+_SET_BACK = {"torch.random", "torch.utils.checkpoint"}
 # Every other question about memory asks one of these; the answer may be the same one for some steps.
 _MEMORY = ("memory_stats", "mem_get_info", "host_memory_stats")
 _TORCH_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (torch.save, torch.load)}
@@ -329,5 +330,9 @@ def _is_asked_by_machine_code(frame: FrameType) -> bool:
 
 
 def _asked_by_user(frame: FrameType, name: str) -> bool:
-    # Generators are set and read by torch itself on the user's behalf (activation checkpointing, `fork_rng`).
+    # Generators are set and read by torch itself on the user's behalf. Activation checkpointing and `fork_rng` put them
+    # back to where they were: what is drawn then shows (`redraws.py`).
+    module = frame.f_globals.get("__name__", "")
+    if module in _SET_BACK and name.endswith("_rng_state()"):
+        return False
     return is_user_frame(frame) or (name.startswith("torch.") and "inductor" not in frame.f_code.co_filename)

@@ -62,7 +62,7 @@ class MemoryThatIsLogged(Small):
         return self.loss(batch)
 
 
-@case(eager="`torch.get_rng_state()` is called", line="fork_rng")
+@case(eager="a random generator is set back, and something else is drawn than before")
 class DrawsThatAreUndone(Dropping):
     def training_step(self, batch, batch_idx):
         with torch.random.fork_rng(devices=[]):

@@ -12,6 +12,7 @@ from lightning_sink.engine.compiler.factors import keep_factors
 from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.inductor import NO_ASSERTS, graph_module, keeps_layouts
 from lightning_sink.engine.compiler.joins import copy_joins_of_one
+from lightning_sink.engine.compiler.recomputed import compute_late
 from lightning_sink.engine.compiler.row import Outputs
 from lightning_sink.engine.compiler.value_checks import keep_value_checks
 from lightning_sink.engine.device.blocks import Blocks
@@ -93,6 +94,7 @@ def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> t
     if keeps_layouts(recording.graph):
         options["layout_optimization"] = False
     inputs: list[Tensor] = [*(tensor.detach() for tensor in recording.inputs), *(draw() for draw in draws)]
+    compute_late(recording)
     keep_value_checks(recording.graph, on_host=False)
     copy_joins_of_one(recording.graph)
     keep_factors(recording.graph)

@@ -9,7 +9,7 @@ after another, and given to the graph as inputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import draws_otherwise, is_mutable, is_view, schema_name, written_arguments
 
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
-_DROPOUT: Any = torch.ops.aten.native_dropout.default
+DROPOUT: Any = torch.ops.aten.native_dropout.default
 _LIKE = {"aten::rand_like", "aten::randn_like", "aten::randint_like"}
 
 
@@ -59,10 +59,10 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
         ValueError: For a draw that depends on data, beside another draw, whose order nothing would keep, or if Inductor
             would draw other numbers for it.
     """
-    _take_masks_apart(graph)
+    take_masks_apart(graph)
     nodes = [node for node in graph.nodes if node.meta.get("draws")]
-    written = _written(graph) if nodes else set()
-    draws = [_as_draw(node, written) for node in nodes]
+    written = written_nodes(graph.nodes) if nodes else set()
+    draws = [draw_of(node, written) for node in nodes]
     if None in draws:
         if len(nodes) > 1:
             names = ", ".join(sorted({str(node.target) for node in nodes}))
@@ -75,7 +75,7 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
     with graph.inserting_before(first):
         placeholders = [graph.placeholder(f"draw_{number}") for number in range(len(nodes))]
     for node, placeholder in zip(nodes, placeholders, strict=True):
-        if node.target is _DROPOUT:
+        if node.target is DROPOUT:
             (mask,) = node.users
             placeholder.meta["layout"] = mask.meta["layout"]
             mask.replace_all_uses_with(placeholder)
@@ -92,12 +92,12 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
     return [draw for draw in draws if draw is not None]
 
 
-def _take_masks_apart(graph: fx.Graph) -> None:
+def take_masks_apart(graph: fx.Graph) -> None:
     """Has the dropout of a GPU, one operation that draws a mask and applies it, draw the mask alone.
 
     What it draws depends on how the tensor lies that it is given, and on none of its numbers.
     """
-    for node in graph.find_nodes(op="call_function", target=_DROPOUT):
+    for node in graph.find_nodes(op="call_function", target=DROPOUT):
         if not node.meta.get("draws"):
             continue
         parts = {part.args[1]: part for part in node.users}
@@ -118,7 +118,7 @@ def _take_masks_apart(graph: fx.Graph) -> None:
         node.meta["layout"] = given.meta["layout"]
 
 
-def _as_draw(node: fx.Node, written: Collection[fx.Node]) -> Draw | None:
+def draw_of(node: fx.Node, written: Collection[fx.Node]) -> Draw | None:
     """Returns what repeats a draw; None where its result depends on more than shapes."""
     target: Any = node.target
     name, arguments = schema_name(target), node.args
@@ -130,7 +130,7 @@ def _as_draw(node: fx.Node, written: Collection[fx.Node]) -> Draw | None:
         return Draw(target, *given)
     if len(tensors) > 1 or tensors[0] is not arguments[0]:
         return None
-    if target is _DROPOUT:
+    if target is DROPOUT:
         return Draw(target, arguments[1:], dict(node.kwargs), node.meta["layout"], part=1)
     if name.endswith("_"):
         source = tensors[0]
@@ -144,7 +144,7 @@ def _as_draw(node: fx.Node, written: Collection[fx.Node]) -> Draw | None:
 
 def _is_constant(node: fx.Node, written: Collection[fx.Node]) -> bool:
     """Tells whether a node is computed of tensors made of numbers alone, and nothing writes to its memory."""
-    if _owner(node) in written:
+    if owner_of(node) in written:
         return False
     if node.op == "placeholder":
         return "value" in node.meta
@@ -152,19 +152,19 @@ def _is_constant(node: fx.Node, written: Collection[fx.Node]) -> bool:
     return known and all(_is_constant(given, written) for given in node.all_input_nodes)
 
 
-def _owner(node: fx.Node) -> fx.Node:
+def owner_of(node: fx.Node) -> fx.Node:
     """Returns the node whose memory a node is a view of: itself, where it is none."""
     while node.op == "call_function" and (node.target is operator.getitem or is_view(node.target)):
         node = node.all_input_nodes[0]
     return node
 
 
-def _written(graph: fx.Graph) -> set[fx.Node]:
-    """Returns the nodes whose memory is written to."""
-    called = (node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem)
+def written_nodes(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Returns the nodes whose memory some operations write to."""
+    called = (node for node in nodes if node.op == "call_function" and node.target is not operator.getitem)
     mutable = [node for node in called if is_mutable(node.target)]
     given = (written_arguments(node.target, node.args, node.kwargs, fx.Node) for node in mutable)
-    return {_owner(argument) for arguments in given for argument in arguments}
+    return {owner_of(argument) for arguments in given for argument in arguments}
 
 
 def _value(node: fx.Node) -> Tensor:

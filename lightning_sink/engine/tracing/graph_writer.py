@@ -45,7 +45,7 @@ class GraphWriter:
         """Takes an input that is made of the same numbers in each step, or makes no program."""
         self.node(tensor).meta["value"] = tensor
 
-    def write(self, func: Any, args: Any, kwargs: Any, out: Any, draws: bool) -> None:
+    def write(self, func: Any, args: Any, kwargs: Any, out: Any, draws: bool) -> fx.Node:
         """Writes an operation down that gave `out`; nodes are in the place of tensors among its arguments."""
         node = self._recording.graph.call_function(func, args, kwargs)
         node.meta["draws"] = draws
@@ -53,6 +53,12 @@ class GraphWriter:
         values = [value.tolist() for value in constants_of(node)] if draws else []
         self._lines.append(f"{func.name()}{(args, kwargs)!r}{values or ''}")
         self._bind(out, node)
+        return node
+
+    def repeats(self, node: fx.Node, earlier: fx.Node | None) -> None:
+        """Writes down that an operation draws what an earlier one drew; None for a draw of its own."""
+        if earlier is not None:
+            self._lines.append(f"{node} draws what {earlier} drew")
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         """Returns what stands for a tensor in another type."""

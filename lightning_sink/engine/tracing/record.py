@@ -32,6 +32,7 @@ from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import (
     TorchDispatchMode,
+    is_computed_again,
     is_mutable,
     scaler_steps_by,
     schema_name,
@@ -57,6 +58,7 @@ from lightning_sink.engine.tracing.origins import Origin, Origins
 from lightning_sink.engine.tracing.parts import in_parts
 from lightning_sink.engine.tracing.recorded_options import RecordedOptions
 from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.tracing.redraws import Redraws
 from lightning_sink.engine.tracing.rewritten import by_places, with_types
 from lightning_sink.engine.tracing.scaled_steps import ScaledSteps
 from lightning_sink.engine.tracing.stand_in import StandInMode
@@ -133,6 +135,8 @@ class Recorder(TorchDispatchMode, Tape):
         self._failed = False
         self._generators = Generators(before.parts.device)
         self._apart = Apart(self.recording, self._generators)
+        self._redraws = Redraws(self._generators, self.hazard)
+        self._gos, self._is_again = 0, False
         self._scaled = ScaledSteps(self.recording, before, self, self.paused)
         self._hook: Any = None
         self._places: list[int] = []
@@ -148,6 +152,7 @@ class Recorder(TorchDispatchMode, Tape):
         python = self._look()
         called = self._handed.called
         self._uses.closed = False
+        self._redraws.begin()
         try:
             with ExitStack() as stack:
                 # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
@@ -172,6 +177,7 @@ class Recorder(TorchDispatchMode, Tape):
                 left = parts.carried.leave()
                 if self._handed.are_given and not self._handed.sees_calls:
                     self.hazard("the step sets another profile hook (`sys.setprofile`, `cProfile`)")
+            self._redraws.end()
             release(self._uses, self._steps.numbers, parts, self.hazard)
             self._collect(attributes, left)
             self._compare(python, attributes)
@@ -361,6 +367,7 @@ class Recorder(TorchDispatchMode, Tape):
         for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):
             if place != place_of(tensor):
                 self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)
+        self._redraws.finish(recording.graph)
         self._undo.forget()
         return recording
 
@@ -436,8 +443,19 @@ class Recorder(TorchDispatchMode, Tape):
         self._scaled.made(made, leaves)
         if isinstance(out, (Tensor, tuple, list)) or out is None:
             node_args, node_kwargs = with_types(func, node_args, node_kwargs, out, self._writer.cast)
-            self._writer.write(func, node_args, node_kwargs, out, draws)
+            node = self._writer.write(func, node_args, node_kwargs, out, draws)
+            self._note_go(node)
+            if generated is not None and draws:
+                self._writer.repeats(node, self._redraws.drew(node, generated))
         return out
+
+    def _note_go(self, node: fx.Node) -> None:
+        """Notes what is computed again, and which operations of that follow one another."""
+        if is_computed_again():
+            node.meta["again"] = self._gos
+        elif self._is_again:
+            self._gos += 1
+        self._is_again = "again" in node.meta
 
     def _origin(self, tensor: Tensor) -> Origin | None:
         self._writer.node(tensor)  # an input that stays as it is has to be known as one
