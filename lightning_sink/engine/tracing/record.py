@@ -3,16 +3,15 @@
 Nothing is simulated and nothing is thrown away. The step runs on real tensors through PyTorch's own autograd and
 optimizer, below them a dispatch mode writes down every operation. So a recorded step has the side effects, the random
 draws and the results that it has in plain training, and a step that turns out not to be compilable has simply been
-trained. Tensors that the step did not make itself become the graph's inputs, whoever holds them: parameters, optimizer
-state, a closed-over tensor.
+trained.
 
-`Recorder` owns one recording while it is made; `Recording` is what stays. Whether a recording may stand for later
-steps is decided in `binding.py`, by comparing it with the recording of the step before.
+`Recorder` owns one recording while it is made, and what Python does in the step; operations are written down in
+`operations.py`. `Recording` is what stays. Whether it may stand for later steps is decided in `binding.py`, by
+comparing it with the recording of the step before.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import CodeType, FrameType
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_aggregate
 from torch.optim import Optimizer
 
 from lightning_sink.engine.numbers.guards import Uses
@@ -29,52 +27,32 @@ from lightning_sink.engine.numbers.math_functions import known_to_math
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.numbers.released import released
-from lightning_sink.engine.operands import members
-from lightning_sink.engine.private import (
-    TorchDispatchMode,
-    is_computed_again,
-    is_mutable,
-    scaler_steps_by,
-    schema_name,
-    written_arguments,
-)
+from lightning_sink.engine.private import scaler_steps_by
 from lightning_sink.engine.state.appends import containers_in
 from lightning_sink.engine.state.attributes import changed_names
 from lightning_sink.engine.state.collected import Place, Watched
 from lightning_sink.engine.state.counts import Counts
-from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.looks import Looks
-from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, place_of
+from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.step import Tape
-from lightning_sink.engine.tracing.apart import Apart
 from lightning_sink.engine.tracing.assumptions import Assumptions
 from lightning_sink.engine.tracing.batch_gradients import BatchGradients
 from lightning_sink.engine.tracing.bounds import largest_in
-from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.left_behind import learn, release
-from lightning_sink.engine.tracing.moved import Moved
-from lightning_sink.engine.tracing.origins import Origin, Origins
-from lightning_sink.engine.tracing.parts import in_parts
+from lightning_sink.engine.tracing.operations import Operations
 from lightning_sink.engine.tracing.recorded_options import RecordedOptions
 from lightning_sink.engine.tracing.recording import Recording
-from lightning_sink.engine.tracing.redraws import Redraws
-from lightning_sink.engine.tracing.rewritten import by_places, with_types
-from lightning_sink.engine.tracing.scaled_steps import ScaledSteps
 from lightning_sink.engine.tracing.stand_in import StandInMode
 from lightning_sink.engine.tracing.step_counts import StepCounts
-from lightning_sink.engine.tracing.undo import Attributes, Undo
-from lightning_sink.engine.tracing.unrepeatable import Unfilled, why_unrepeatable
+from lightning_sink.engine.tracing.undo import Attributes
 from lightning_sink.engine.tracing.values import Values
 from lightning_sink.engine.tracing.whose_error import is_raised_by_user, may_be_ours
-from lightning_sink.engine.watch import DRAWN, Hazard, innermost_line, user_line, watch_reads
+from lightning_sink.engine.watch import DRAWN, Hazard, user_line, watch_reads
 from lightning_sink.errors import add_note
 
-# Keeps what its backward needs only where gradients are on.
-_READS_GRAD_MODE = {"aten::mkldnn_rnn_layer"}
 
-
-class Recorder(TorchDispatchMode, Tape):
+class Recorder(Tape):
     """Records the spans of one step. It is the step's tape.
 
     Args:
@@ -100,59 +78,46 @@ class Recorder(TorchDispatchMode, Tape):
         look: Callable[[], dict[str, Hashable]] = dict,
         sets_options: bool = False,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(fx.Graph())
         self.ran: dict[int, CodeType] = {}
         self.taken: list[list[tuple[Place, Any]]] = []
         self._watched = Watched()
         self._uses = Uses(self.recording.hazard, self.recording.freeze)
-        self._look = look
-        self._hyper = hyper
+        self._look, self._hyper, self._counts, self._before = look, hyper, counts, before
         self._options = RecordedOptions(hyper, self._uses, self.paused, set_in_step=sets_options)
-        self._counts, self._before = counts, before
-        self._writer = GraphWriter(self.recording, self._take_input)
-        self._undo = Undo()
-        self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)
         varying = before.parts.varying
         varying.begin(before.parts.holders())
         carried, drawn = before.parts.carried.begin(), before.parts.drawn.begin()
         changing = [*hyper.tensors.values(), *counts.begin(), *carried, *drawn, *varying.tensors]
-        self._origins = Origins(leaves, changing)
-        self._unfilled = Unfilled()
-        self.batch_gradients = BatchGradients(leaves)
-        self.moved = Moved(before, self._writer.age)
         apart = lambda: self._options.are_being_set  # noqa: E731
+        appended = lambda tensor: self._watched.items.get(id(tensor))  # noqa: E731
+        self._operations = Operations(self.recording, before, leaves, changing, lambda: self._values, appended, apart)
+        self._writer, self.moved = self._operations.writer, self._operations.moved
+        self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)
+        self.batch_gradients = BatchGradients(leaves)
         self._handed = Handed()
         # Which of both is made first is of no account: they ask each other while the step runs.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
         most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
         # What runs programs on a device has several of them on their way, and is told of a failure late.
         self._assumptions = Assumptions(self.recording, self._writer, before.parts.device.type == "cpu")
-        known = self._is_sum, self._uses, self._plain, self._origin, most, self._assumptions.takes
+        known = self._is_sum, self._uses, self._plain, self._operations.origin, most, self._assumptions.takes
         self._values = Values(self.recording, leaves, *known, self.paused)
         self._looks = Looks(self._uses, self.ran, [], self._plain, apart)
-        self._paused = False
         self._failed = False
-        self._generators = Generators(before.parts.device)
-        self._apart = Apart(self.recording, self._generators)
-        self._redraws = Redraws(self._generators, self.hazard)
-        self._gos, self._is_again = 0, False
-        self._scaled = ScaledSteps(self.recording, before, self, self.paused)
-        self._hook: Any = None
-        self._places: list[int] = []
 
     # -- the tape ---------------------------------------------------------------------------------------------------
 
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` recorded; if that raises, undoes it and runs it plainly, so that only a real error surfaces."""
-        generated = self._generators.state()
+        generated = self._operations.generators.state()
         parts = self._before.parts
         present, attributes = self._before.again(), Attributes(parts)
-        self._undo.forget()
+        self._operations.undo.forget()
         python = self._look()
         called = self._handed.called
         self._uses.closed = False
-        self._redraws.begin()
+        self._operations.redraws.begin()
         try:
             with ExitStack() as stack:
                 # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
@@ -162,13 +127,13 @@ class Recorder(TorchDispatchMode, Tape):
                 self._watched = stack.enter_context(parts.collected.watched(self.hazard))
                 stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
                 stack.enter_context(parts.carried.watched(self._looks))
-                self._hook = stack.enter_context(
+                self._operations.hook = stack.enter_context(
                     watch_reads(self.hazard, parts.codes, self.ran, self._looks.past, called)
                 )
-                self._handed.hook = self._hook
-                stack.enter_context(StandInMode(self._number, self._put_data, self.paused))
-                stack.enter_context(self)
-                stack.enter_context(scaler_steps_by(self._scaled))
+                self._handed.hook = self._operations.hook
+                stack.enter_context(StandInMode(self._number, self._operations.put_data, self.paused))
+                stack.enter_context(self._operations)
+                stack.enter_context(scaler_steps_by(self._operations.scaled))
                 stack.enter_context(known_to_math())
                 stack.enter_context(self._hyper.lifted(self._uses))
                 # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
@@ -177,7 +142,7 @@ class Recorder(TorchDispatchMode, Tape):
                 left = parts.carried.leave()
                 if self._handed.are_given and not self._handed.sees_calls:
                     self.hazard("the step sets another profile hook (`sys.setprofile`, `cProfile`)")
-            self._redraws.end()
+            self._operations.redraws.end()
             release(self._uses, self._steps.numbers, parts, self.hazard)
             self._collect(attributes, left)
             self._compare(python, attributes)
@@ -187,13 +152,13 @@ class Recorder(TorchDispatchMode, Tape):
             if not may_be_ours(error):
                 raise
             self._fails(error)
-        self._undo.restore()
+        self._operations.undo.restore()
         present.restore()
         self.batch_gradients.restore()
         attributes.restore()
         parts.carried.put_back()
         parts.drawn.put_back()
-        self._generators.restore(generated)
+        self._operations.generators.restore(generated)
         rewind()
         self._failed = True
         twice = [name for name, value in self._look().items() if value != python.get(name)]
@@ -258,50 +223,14 @@ class Recorder(TorchDispatchMode, Tape):
 
     def _is_apart(self) -> bool:
         """Tells whether what runs now is run elsewhere where a program runs the step."""
-        return self._paused or self._options.are_being_set
+        return self._operations.are_paused or self._options.are_being_set
 
     def _is_sum(self, holder: Any, key: str) -> bool:
         return self._watched.has_sum(holder, key)
 
     def _number(self, tensor: Tensor, caller: FrameType) -> Number | None:
         count = self._steps.number(tensor)
-        return self._values.number(tensor, caller) if count is None and not self._paused else count
-
-    def _put_data(self, put: Callable[..., None], tensor: Tensor, value: Any) -> None:
-        """Gives a tensor other memory; a program has a copy to the memory that it has."""
-        if self._paused or not isinstance(value, Tensor):
-            put(tensor, value)
-            return
-        if self._writer.made(tensor):
-            put(tensor, value)
-            self._writer.rebind(tensor, value)
-            return
-        if self._writer.made(value) and self.moved.may_take(tensor, value):
-            node, origin = self._writer.node(tensor), self._origins.of([value])
-            self._writer.write(torch.ops.aten.copy_.default, (node, self._writer.node(value)), {}, None, draws=False)
-            self.moved.take(tensor, value, self._writer.operations)
-            self.recording.written |= {tensor.untyped_storage().data_ptr()}
-            self.recording.moved.append(tensor)
-            put(tensor, value)
-            self._origins.operation(origin, (), [tensor])
-            self._undo.watch(tensor)
-            self.recording.written |= {tensor.untyped_storage().data_ptr()}
-            self._places[node.meta["input"]] = place_of(tensor)
-            return
-        place = place_of(tensor)
-        put(tensor, value)
-        if place_of(tensor) != place:
-            name = next(iter(self._before.names.get(id(tensor), [])), "a tensor")
-            self.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Operations in here are not recorded."""
-        paused, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = paused
+        return self._values.number(tensor, caller) if count is None and not self._operations.are_paused else count
 
     @contextmanager
     def changing_options(self, of: Optimizer) -> Iterator[None]:
@@ -312,20 +241,12 @@ class Recorder(TorchDispatchMode, Tape):
         if self._failed:
             yield
             return
-        with self._options.changing(of), self._unwatched():
+        with self._options.changing(of), self._operations.unwatched():
             yield
 
-    @contextmanager
-    def _unwatched(self) -> Iterator[None]:
-        """Takes the profile hook out, where it is in."""
-        watched = self._hook is not None and sys.getprofile() is self._hook
-        if watched:
-            sys.setprofile(None)
-        try:
-            yield
-        finally:
-            if watched:
-                sys.setprofile(self._hook)
+    def paused(self) -> AbstractContextManager[None]:
+        """Operations in here are not recorded."""
+        return self._operations.paused()
 
     def setting_options(self, last: bool) -> AbstractContextManager[None]:
         """Lets the user's code set the optimizers' options, with plain numbers, and sees that it does nothing else."""
@@ -338,12 +259,12 @@ class Recorder(TorchDispatchMode, Tape):
     @contextmanager
     def apart(self, what: str, given: Sequence[Tensor]) -> Iterator[None]:
         """Operations in here are not recorded; one that depends on the rest of the step makes no program."""
-        with self.paused(), self._apart.entered(what, given, self._before.again().tensors.values()):
+        with self.paused(), self._operations.outside.entered(what, given, self._before.again().tensors.values()):
             yield
 
     def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
         """Takes note of tensors that no program has."""
-        self._apart.add(tensors, what)
+        self._operations.outside.add(tensors, what)
 
     @property
     def asks_for_gradients(self) -> bool:
@@ -364,144 +285,9 @@ class Recorder(TorchDispatchMode, Tape):
         for carry, host, text in carried:
             recording.carries.append((carry, host))
             recording.text += f"\n{text}"
-        for tensor, place, where in zip(recording.inputs, self._places, recording.first_use, strict=True):
-            if place != place_of(tensor):
-                self.hazard("the step replaces `.data` of a tensor (`.data.copy_()` is compiled)", where)
-        self._redraws.finish(recording.graph)
-        self._undo.forget()
+        self._operations.finish()
         return recording
 
     def made(self, tensor: Tensor) -> bool:
         """Tells whether an operation of this recording gave the tensor."""
         return self._writer.made(tensor)
-
-    # -- the dispatch mode ------------------------------------------------------------------------------------------
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Runs an operation and writes it down."""
-        kwargs = kwargs or {}
-        if self._options.are_being_set and not self._paused:
-            self.hazard("a hook that sets the optimizer's options computes with tensors, too")
-        if self._paused or func.namespace in ("profiler", "prim"):
-            self._apart.check(func, args, kwargs)
-            return func(*args, **kwargs)
-        if (run := in_parts(func, args, kwargs)) is not None:
-            with self:
-                return run()
-        if torch.is_inference_mode_enabled() and (made := self._decomposed(func, args, kwargs)) is not NotImplemented:
-            return made
-        # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
-        # Written out: `_unwatched` would make that a tenth longer.
-        watched = func.namespace == "aten" and self._hook is not None and sys.getprofile() is self._hook
-        if watched:
-            sys.setprofile(None)
-        try:
-            return self._operation(func, args, kwargs)
-        finally:
-            if watched:
-                sys.setprofile(self._hook)
-
-    def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation that is made of others, which are what is seen of it elsewhere than in inference mode.
-
-        As a whole, `bool(tensor)` is no operation of which it is known that it takes a value out of a tensor.
-        """
-        with self:
-            return func.decompose(*args, **kwargs)
-
-    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _is_made_of_numbers(func, args):
-            self._writer.constant(args[0])
-            func = torch.ops.aten.clone.default  # a program has what was made once, and may not write to that
-        func, args = by_places(func, args, self._places_of)
-        leaves = members(Tensor, (*args, *kwargs.values()))
-        self.recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
-        node_args, node_kwargs = map_aggregate((args, kwargs), self._as_node)
-        origin = self._origins.of(leaves)
-        decides = torch.Tag.data_dependent_output in func.tags
-        if not decides and (why := why_unrepeatable(func, args, kwargs)) is not None:
-            self.hazard(why)
-        written = list(written_arguments(func, args, kwargs, Tensor)) if is_mutable(func) else []
-        self.recording.written |= self._undo.keep(written)
-        self._scaled.about_to_write(written)
-        may_draw = torch.Tag.nondeterministic_seeded in func.tags
-        generated = self._generators.state() if may_draw else None
-        out = func(*args, **kwargs)
-        # Attention without dropout has the tag and draws nothing.
-        draws = generated is not None and self._generators.drew_since(generated)
-        made = members(Tensor, (out,))
-        if decides:
-            self._values.taken(func, node_args, node_kwargs, out, origin)
-        self._origins.operation(None if draws else origin, made, written)
-        if self.moved.are_used(leaves):
-            self.hazard("the step computes with what it put into a tensor's `.data`, or with what was there before")
-        if self._unfilled.operation(func, leaves, written, made):
-            self.hazard("the step computes with memory that a kernel past torch's dispatcher has filled, or none")
-        self._note_made(made)
-        self._scaled.made(made, leaves)
-        if isinstance(out, (Tensor, tuple, list)) or out is None:
-            node_args, node_kwargs = with_types(func, node_args, node_kwargs, out, self._writer.cast)
-            node = self._writer.write(func, node_args, node_kwargs, out, draws)
-            self._note_go(node)
-            if generated is not None and draws:
-                self._writer.repeats(node, self._redraws.drew(node, generated))
-        return out
-
-    def _note_go(self, node: fx.Node) -> None:
-        """Notes what is computed again, and which operations of that follow one another."""
-        if is_computed_again():
-            node.meta["again"] = self._gos
-        elif self._is_again:
-            self._gos += 1
-        self._is_again = "again" in node.meta
-
-    def _origin(self, tensor: Tensor) -> Origin | None:
-        self._writer.node(tensor)  # an input that stays as it is has to be known as one
-        return self._origins.of([tensor])
-
-    def _places_of(self, mask: Tensor) -> list[Tensor] | None:
-        """Returns the places of a mask's ones, by dimension; None for a mask that may be another one in other steps."""
-        origin = self._origin(mask)
-        if origin is None or origin.of_batch or mask.numel() == 0:
-            return None
-        self._values.look_at(origin, user_line() or innermost_line())
-        places = [place.clone() for place in mask.nonzero().unbind(1)]
-        for place in places:
-            self._writer.constant(place)
-        return places
-
-    def _as_node(self, value: Any) -> Any:
-        return self._writer.node(value) if isinstance(value, Tensor) else value
-
-    def _take_input(self, tensor: Tensor, index: int) -> None:
-        self._origins.input(tensor, index)
-        if id(tensor) in self._watched.items:
-            self.hazard(f"the step reads `{self._watched.items[id(tensor)]}`, to which steps append")
-        self._places.append(place_of(tensor))
-        self.recording.first_use.append(user_line())
-        self._apart.use(tensor)
-        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else f"with layout {tensor.layout}"
-            self.hazard(f"a tensor of type `{type(tensor).__name__}` {kind} takes part")
-        elif tensor.is_conj() or tensor.is_neg():
-            self.hazard(
-                "a tensor takes part that is conjugated or negated when it is read; `resolve_conj().resolve_neg()`"
-                " gives one that is so in memory"
-            )
-        else:
-            self._undo.watch(tensor)
-
-    def _note_made(self, made: list[Tensor]) -> None:
-        recording = self.recording
-        for tensor in made:
-            if tensor.layout is not torch.strided:
-                self.hazard(f"an operation gives a tensor with layout {tensor.layout}")
-            recording.largest = max(recording.largest, tensor.numel())
-            recording.dtypes.add(tensor.dtype)
-
-
-def _is_made_of_numbers(func: Any, args: tuple[Any, ...]) -> bool:
-    """Tells whether an operation gives a tensor that was made of Python's numbers, in memory of its own."""
-    return schema_name(func) == "aten::lift_fresh" and bool(args[0].untyped_storage().resizable())

@@ -56,7 +56,7 @@ def test_a_program_gives_the_type_and_the_numbers_of_the_step(dtype, name):
 
 def test_control_without_that_most_are_others(monkeypatch):
     monkeypatch.setattr(
-        "lightning_sink.engine.tracing.record.with_types", lambda func, args, kwargs, *_: (args, kwargs)
+        "lightning_sink.engine.tracing.operations.with_types", lambda func, args, kwargs, *_: (args, kwargs)
     )
     wrong = []
     for name in OPERATIONS:
