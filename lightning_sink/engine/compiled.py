@@ -10,30 +10,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, TurnTaking
+from lightning_sink.engine.compiler.loop import Compiler
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import AssumptionFailedError, note_step, with_type
 from lightning_sink.engine.programs.candidates import PATIENCE
-from lightning_sink.engine.programs.chunks import Call, most, pass_through
 from lightning_sink.engine.programs.maker import ProgramMaker
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key, Programs
 from lightning_sink.engine.programs.verify import verify_step
-from lightning_sink.engine.programs.window import Window, Windows
+from lightning_sink.engine.rows import Rows
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.granted import Glance, Granted, State, agree
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts
-from lightning_sink.engine.step import Engine, Result, Sink, Step, Tape
+from lightning_sink.engine.step import Engine, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
-
-_SHORT = 1e-3
-"""Seconds of a step that is long beside what it takes to begin a thread for each sink, 0.2 ms. The memory that such
-steps need is theirs no longer than the sink lasts; that of shorter ones is little, and stays until the end."""
 
 _MOST_FAILING = 1 / 3
 """How many steps may go another way for each that a program runs. Their time is lost, which of large ones is as much as
@@ -84,19 +79,21 @@ class CompiledEngine(Engine):
         self._generation, self._parted = 0, -1  # and as of when tensors that steps move have memory of their own
         self._began, self._looking_seconds = time.perf_counter(), 0.0
         self._is_checked = False  # whether what programs take for granted has been looked at since
-        self._error: Exception | None = None
         self._let_go = Counter[Key]()  # kinds of steps that had programs which often failed
-        self._otherwise: Program | None = None  # what the next step goes another way than
         self._outputs: tuple[Any, ...] | None = None  # what a program gave that steps in a row may follow
-        self._row_runner: CompiledStep | TurnTaking | None = None
         self._ran: Program | None = None
-        self._windows = Windows()
-        self.compiled_steps = 0
+        self._rows = Rows(self._programs, self._hyper, self._forget)
+        self._single_steps = 0
 
     @property
     def active(self) -> str:
         """What steps really run on: this engine's name, or "eager" where no step could be compiled."""
         return "eager" if self._sinks and not self._verified and not self.compiled_steps else self.name
+
+    @property
+    def compiled_steps(self) -> int:
+        """How many steps programs have run."""
+        return self._single_steps + self._rows.steps
 
     def shows_options(self) -> AbstractContextManager[None]:
         """Takes what a recording has put into the optimizers' options out of them for a while."""
@@ -104,11 +101,11 @@ class CompiledEngine(Engine):
 
     def close(self) -> None:
         """Lets go of every program and recording."""
-        self._rest()
+        self._rows.rest()
         self._maker.close()
         self._verified.clear()
         self._ran = None
-        self._windows = Windows()
+        self._rows.forget()
         self._granted.forget()
         self._state = None
 
@@ -123,8 +120,8 @@ class CompiledEngine(Engine):
         begun = False
         try:
             for step in sink.steps():
-                if self._error is not None:  # of this step, when it was run ahead: now is its turn
-                    error, self._error = self._error, None
+                if self._rows.error is not None:  # of this step, when it was run ahead: now is its turn
+                    error, self._rows.error = self._rows.error, None
                     raise self._failed(sink, step, error)
                 if not begun:  # not before callbacks have seen the first batch, and changed what they change
                     begun = True
@@ -135,8 +132,8 @@ class CompiledEngine(Engine):
                 if sink.disturbed and not self._maker.has_given_up and (self._programs or self._may_look()):
                     self._look(sink)
                 key = step.key
-                if self._otherwise is not None:  # a row has ended at it
-                    ended, self._otherwise = self._otherwise, None
+                if self._rows.otherwise is not None:  # a row has ended at it
+                    ended, self._rows.otherwise = self._rows.otherwise, None
                     self._goes_otherwise(key, ended)
                     sink.run(step, Tape())
                     continue
@@ -153,9 +150,10 @@ class CompiledEngine(Engine):
                     self._programs.remove(key, program)
                     self._run_plain(sink, step)
                 else:
-                    self._run_ahead(sink, step, self._repeating(sink, step, program))
+                    self._rows.follow(sink, step, program, self._outputs)
         finally:
-            self._error = self._otherwise = self._outputs = None  # of a step that this sink had no turn for
+            self._outputs = None
+            self._rows.end_sink()
 
     def _sets_options(self, sink: Sink, key: Key) -> bool:
         """Has the options set for the next step, where they are set in each; tells whether programs may be right."""
@@ -170,7 +168,7 @@ class CompiledEngine(Engine):
     def _forget(self, changed: Sequence[str] = ()) -> None:
         """Lets go of the programs, and of the windows of such: what they take for granted has changed."""
         self._maker.forget(changed)
-        self._windows = Windows()
+        self._rows.forget()
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +187,7 @@ class CompiledEngine(Engine):
     def _leave_programs(self) -> None:
         self._users_code_ran()
         self._ran = None
-        self._windows.forget()
+        self._rows.interrupt()
 
     def _users_code_ran(self) -> None:
         """It may have changed what programs take for granted, and put others in the place of tensors."""
@@ -239,7 +237,7 @@ class CompiledEngine(Engine):
         program.seconds = time.perf_counter() - began
         program.store(outputs)
         self._outputs = None if sink.disturbed else outputs
-        self.compiled_steps += 1
+        self._single_steps += 1
         program.steps += 1
         if self._ran is not program:
             self._ran = program
@@ -270,121 +268,6 @@ class CompiledEngine(Engine):
         sink.begun(step)
         note_step(error, sink.place())
         return error
-
-    # -- steps in a row ----------------------------------------------------------------------------------------------
-
-    def _repeating(self, sink: Sink, step: Step, program: Program) -> list[Program | Window]:
-        """Returns what may run the steps that come next, behind one that a program has just run; best first."""
-        if self._outputs is None:
-            self._windows.forget()
-            return []
-        outputs, turns = self._outputs, sink.turns()
-        self._windows.add(step.key, program, outputs)
-        window = self._windows.find(sink, turns) if turns else None
-        alone = turns == 1 and program.may_repeat(outputs)
-        return [*([] if window is None else [window]), *([program] if alone else [])]
-
-    def _run_ahead(self, sink: Sink, step: Step, programs: list[Program | Window]) -> None:
-        """Runs, many in one call, the steps that come next and need nothing but one of some programs."""
-        for program in programs:  # a window may be longer than what waits in line, or is left of the sink
-            if not self._programs.have(step.key) or self._ran_ahead(sink, step, program):
-                return
-
-    def _ran_ahead(self, sink: Sink, step: Step, program: Program | Window) -> bool:
-        """Runs the steps that come next, if they need nothing but the program; tells whether there were any."""
-        if self._row_runner is not program.function:
-            self._rest()
-            self._row_runner = program.function
-        try:
-            first = call = self._prepare(sink, step, program, most(program))
-            if call is not None:
-                call.launch()
-            while call is not None:
-                call = self._finish(sink, step, program, call)
-        except BaseException:
-            sink.pass_again(0, program.note)
-            self._rest()
-            raise
-        if program.seconds > _SHORT:
-            self._rest()
-        return first is not None
-
-    def _rest(self) -> None:
-        """Ends the thread beside which rows are prepared, and gives back the memory of its steps."""
-        if self._row_runner is not None:
-            self._row_runner.rest()
-            self._row_runner = None
-
-    def _prepare(self, sink: Sink, step: Step, program: Program | Window, steps: int, behind: int = 0) -> Call | None:
-        if any(each.needs_own_batch for each in program.turns) and not sink.owns_batch:
-            return None
-        batches = sink.ahead(step, program.note, steps, behind)
-        if batches is None or not program.takes(columns := batches.columns()):
-            return None
-        leading = program.leading(columns, len(batches))
-        if not leading:
-            return None
-        numbers = pass_through(sink, program, self._hyper, leading, behind)
-        if numbers.stale:
-            self._forget()
-            if behind:
-                sink.pass_again(behind, program.note)
-                return None
-        is_whole = numbers.steps == len(batches)
-        return Call(sink, program, columns, numbers, is_whole) if numbers.steps else None
-
-    def _finish(self, sink: Sink, step: Step, program: Program | Window, call: Call) -> Call | None:
-        """Waits for a call and accounts for it; returns the next one, launched.
-
-        Where steps run beside this thread, the next call is prepared meanwhile and waits for its turn. It is not run,
-        and not accounted for, where the present one fails.
-        """
-        following = None
-        try:
-            if program.function.overlaps and call.is_whole and not call.failed:
-                following = self._prepare(sink, step, program, most(program, call.steps), behind=call.steps)
-                if following is not None:
-                    following.launch()
-        except BaseException:
-            call.wait()  # what was launched counts, whatever became of the batches behind it
-            self._account(sink, program, call)
-            raise
-        has_ended = False
-        try:
-            call.wait()
-            has_ended = True
-            self._account(sink, program, call)
-        except BaseException:
-            if following is not None:
-                following.wait()  # before its inputs are somebody else's
-                if has_ended:
-                    with suppress(Exception):  # steps that have run count; the owner's first error is the one raised
-                        self._account(sink, program, following)
-            raise
-        if not call.is_whole or call.done < call.steps:
-            return None  # the next step needs another program, or is the one that failed
-        if following is None and self._programs.have(step.key):  # it may have been forgotten meanwhile
-            following = self._prepare(sink, step, program, most(program, call.steps))
-            if following is not None:
-                following.launch()
-        return following
-
-    def _account(self, sink: Sink, program: Program | Window, call: Call) -> None:
-        if isinstance(call.error, AssumptionFailedError):
-            self._otherwise = program.turns[call.done % len(program.turns)]
-        else:
-            self._error = call.error
-        if call.done:
-            for each in program.turns:
-                each.steps += call.done // len(program.turns)
-            for which, outputs in call.left or ():
-                which.store(outputs)
-            self.compiled_steps += call.done
-            call.numbers.carry(call.done)
-            self._windows.add_row(program, call.done)
-            program.appends.append_row(call.collected, call.done)
-            result = partial(_last_result, call.left or ())  # asked for behind the last call only, which has it
-            sink.account_chunk(call.done, result, call.losses, call.logged, program.note)
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
@@ -427,8 +310,3 @@ class CompiledEngine(Engine):
         if sink.disturbed:
             self._granted.find_containers()
         return self._granted.state()
-
-
-def _last_result(left: Sequence[tuple[Program, tuple[Any, ...]]]) -> Result:
-    program, outputs = left[-1]
-    return program.result(outputs)
