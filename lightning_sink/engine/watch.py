@@ -194,6 +194,7 @@ def watch_reads(
     ran: dict[int, CodeType],
     past: list[Any],
     called: Callable[[FrameType], None] | None = None,
+    set_back: Callable[[FrameType, bool], None] = lambda frame, is_set: None,
 ) -> Iterator[Any]:
     """Reports what the user's Python reads in this thread that a recording would freeze.
 
@@ -206,6 +207,7 @@ def watch_reads(
         ran: Takes the code of every function that is called and is of no library of this stack, by identity.
         past: Takes functions that look at all attributes at once, by whatever name the user's code calls them.
         called: Called with the frame of each function of Python's that is about to run.
+        set_back: Called with a frame of torch's that asks for a random generator's state, or, if so, sets it.
 
     Yields:
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
@@ -246,7 +248,9 @@ def watch_reads(
                 report("`importlib.import_module()` is called")
             name = names.get(key)
             # Lightning reads its own counters in every step; a read counts where the user's line asks for it.
-            if name is not None and frame.f_back is not None and _asked_by_user(frame.f_back, name):
+            if name is not None and frame.f_back is not None and _sets_back(frame.f_back, name):
+                set_back(frame.f_back, ".set_rng" in name)
+            elif name is not None and frame.f_back is not None and _asked_by_user(frame.f_back, name):
                 report(f"`{name}` is {'called' if name.endswith('()') else 'read'}")
         elif event == "c_call" and is_users:
             if arg is vars or arg is dir:
@@ -330,9 +334,10 @@ def _is_asked_by_machine_code(frame: FrameType) -> bool:
 
 
 def _asked_by_user(frame: FrameType, name: str) -> bool:
-    # Generators are set and read by torch itself on the user's behalf. Activation checkpointing and `fork_rng` put them
-    # back to where they were: what is drawn then shows (`redraws.py`).
-    module = frame.f_globals.get("__name__", "")
-    if module in _SET_BACK and name.endswith("_rng_state()"):
-        return False
+    # Generators are set and read by torch itself on the user's behalf.
     return is_user_frame(frame) or (name.startswith("torch.") and "inductor" not in frame.f_code.co_filename)
+
+
+def _sets_back(frame: FrameType, name: str) -> bool:
+    """Tells whether activation checkpointing, or `fork_rng`, asks for a generator's state or sets it."""
+    return name.endswith("_rng_state()") and frame.f_globals.get("__name__", "") in _SET_BACK

@@ -1,5 +1,7 @@
 """What is computed twice, with the same random numbers both times: activation checkpointing, generators set back."""
 
+from contextlib import ExitStack
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
@@ -154,6 +156,45 @@ class SeedInAFork(Fork):
             torch.manual_seed(3)
             noise = torch.randn_like(x)
         return cross_entropy(self(x + noise), y) + torch.randn(8, 6).sum()
+
+
+class ForkOverTwoSteps(Fork):
+    def __init__(self):
+        super().__init__()
+        self.fork = ExitStack()
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx % 2 == 0:
+            self.fork.enter_context(torch.random.fork_rng(devices=[]))
+        loss = self.loss((dropout(batch[0], 0.3), batch[1]))
+        if batch_idx % 2 == 1:
+            self.fork.close()
+        return loss
+
+    def on_train_epoch_end(self):
+        self.fork.close()
+
+
+class ForkThatIsLeftBehindTheEpoch(ForkOverTwoSteps):
+    def training_step(self, batch, batch_idx):
+        self.fork.enter_context(torch.random.fork_rng(devices=[]))
+        return self.loss((dropout(batch[0], 0.3), batch[1]))
+
+
+class ForkThatIsLeftInTheNextStep(ForkOverTwoSteps):
+    def training_step(self, batch, batch_idx):
+        entered = ExitStack()
+        entered.enter_context(torch.random.fork_rng(devices=[]))
+        loss = self.loss((dropout(batch[0], 0.3), batch[1]))
+        self.fork.close()
+        self.fork = entered.pop_all()
+        return loss
+
+
+OPEN = "is entered in one step and left in another"
+add("fork over two steps", ForkOverTwoSteps, eager=OPEN)
+add("fork that is left behind the epoch", ForkThatIsLeftBehindTheEpoch, eager=OPEN)
+add("fork that is left in the next step", ForkThatIsLeftInTheNextStep, eager=OPEN)
 
 
 @case(eager="torch.get_rng_state()` is called")

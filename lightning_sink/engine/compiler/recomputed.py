@@ -14,30 +14,26 @@ from typing import Any
 import torch
 from torch import fx
 
+from lightning_sink.engine.private import is_view
 from lightning_sink.engine.tracing.draws import owner_of, written_nodes
 from lightning_sink.engine.tracing.recording import Recording
 
 _aten = torch.ops.aten
 
-_PLAIN = [torch.contiguous_format]
-_ORDERS = {4: [*_PLAIN, torch.channels_last], 5: [*_PLAIN, torch.channels_last_3d]}
-"""In which tensors may lie, by their dimensions, for a choice between them and a number to lie likewise."""
-
 
 def compute_late(recording: Recording) -> None:
     """Has what a recording computes again wait for the gradients before it."""
-    graph, gradient = recording.graph, None
-    again = [node for node in graph.nodes if _go(node) is not None]
-    fixed = written_nodes(again) if again else set()
+    nodes, gradient = list(recording.graph.nodes), None
+    start = next((place for place, node in enumerate(nodes) if _go(node) is not None), len(nodes))
+    changing = written_nodes(nodes[start:])
     late: dict[int, _Late] = {}
-    for node in list(graph.nodes) if again else ():
+    for node in nodes:
         go = _go(node)
         if go is None:
             gradient = node if _may_be_a_gradient(node) else gradient
-        elif gradient is not None:
-            given = [each for each in node.all_input_nodes if _go(each) is None and owner_of(each) not in fixed]
-            kept = [each for each in given if _is_kept(each, recording)]
-            late.setdefault(go, _Late(graph, gradient)).let_wait(node, kept)
+        elif gradient is not None and not _is_alias(node):
+            kept = [given for given in node.all_input_nodes if _is_kept(given, recording, changing)]
+            late.setdefault(go, _Late(recording.graph, gradient)).let_wait(node, kept)
 
 
 class _Late:
@@ -59,10 +55,7 @@ class _Late:
     def _wait(self, tensor: fx.Node) -> fx.Node:
         if self._never is None:
             self._never = self._false()
-        layout = tensor.meta["layout"]
-        zero = self._insert(_aten.zeros.default, ([],), ((), (), *layout[2:]))
-        zero.kwargs = {"dtype": layout[2], "device": layout[3]}
-        return self._insert(_aten.where.self, (self._never, zero, tensor), layout)
+        return self._insert(_aten.where.ScalarSelf, (self._never, False, tensor), tensor.meta["layout"])
 
     def _false(self) -> fx.Node:
         """Returns what is never true, and is known when the gradient is."""
@@ -93,14 +86,30 @@ def _may_be_a_gradient(node: fx.Node) -> bool:
     return node.op == "call_function" and layout is not None and layout[2].is_floating_point and 0 not in layout[0]
 
 
-def _is_kept(node: fx.Node, recording: Recording) -> bool:
-    """Tells whether something was kept to compute again with: no weight, and nothing that lies in an odd order."""
+def _is_alias(node: fx.Node) -> bool:
+    """Tells whether an operation gives what it is given, seen otherwise: it computes nothing, and does not wait."""
+    return node.target is operator.getitem or is_view(node.target)
+
+
+def _is_kept(node: fx.Node, recording: Recording, changing: set[fx.Node]) -> bool:
+    """Tells whether something was kept to compute again with.
+
+    It is no weight; it lies in an order that a choice between it and a number has, too; and nothing writes to it after
+    that has begun.
+    """
     owner, layout = owner_of(node), node.meta.get("layout")
-    if layout is None:
+    if _go(owner) is not None or owner in changing or layout is None or not _is_dense(*layout[:2]):
         return False
-    if owner.op == "placeholder":
-        number = owner.meta.get("input")  # None for what is drawn before the step
-        if number is not None and (recording.inputs[number].requires_grad or number in recording.written_inputs):
-            return False
-    alike = torch.empty_strided(*layout[:2], device="meta")
-    return any(alike.is_contiguous(memory_format=order) for order in _ORDERS.get(alike.dim(), _PLAIN))
+    number = owner.meta.get("input")  # None for what is drawn before the step
+    return number is None or (number in recording.batch and number not in recording.written_inputs)
+
+
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Tells whether a tensor's numbers lie side by side, in whichever order."""
+    size = 1
+    for step, length in sorted(zip(stride, shape, strict=True)):
+        if length != 1:
+            if step != size:
+                return False
+            size *= length
+    return True

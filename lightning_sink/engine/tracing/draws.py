@@ -111,7 +111,8 @@ def take_masks_apart(graph: fx.Graph) -> None:
             with graph.inserting_after(parts[1]):
                 kept = graph.call_function(torch.ops.aten.mul.Tensor, (given, parts[1]))
             with graph.inserting_after(kept):
-                scaled = graph.call_function(torch.ops.aten.mul.Tensor, (kept, 1.0 / (1.0 - probability)))
+                factor = 0.0 if probability == 1 else 1.0 / (1.0 - probability)
+                scaled = graph.call_function(torch.ops.aten.mul.Tensor, (kept, factor))
             kept.meta["layout"] = scaled.meta["layout"] = parts[0].meta["layout"]
             parts[0].replace_all_uses_with(scaled)
             graph.erase_node(parts[0])

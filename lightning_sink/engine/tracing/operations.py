@@ -90,6 +90,7 @@ class Operations(TorchDispatchMode):
         self.scaled = ScaledSteps(recording, before, self, self.paused)
         self.hook: Any = None
         self.are_paused = False
+        self._leaves = {id(leaf) for leaf in leaves}
         self._origins, self._unfilled = Origins(leaves, changing), Unfilled()
         self._gos, self._is_again = 0, False
         self._places: list[int] = []
@@ -256,6 +257,8 @@ class Operations(TorchDispatchMode):
 
     def _take_input(self, tensor: Tensor, index: int) -> None:
         self._origins.input(tensor, index)
+        if id(tensor) in self._leaves:
+            self._recording.batch.add(index)
         if (name := self._appended(tensor)) is not None:
             self._recording.hazard(f"the step reads `{name}`, to which steps append")
         self._places.append(place_of(tensor))

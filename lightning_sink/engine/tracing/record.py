@@ -128,7 +128,9 @@ class Recorder(Tape):
                 stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
                 stack.enter_context(parts.carried.watched(self._looks))
                 self._operations.hook = stack.enter_context(
-                    watch_reads(self.hazard, parts.codes, self.ran, self._looks.past, called)
+                    watch_reads(
+                        self.hazard, parts.codes, self.ran, self._looks.past, called, self._operations.redraws.sets_back
+                    )
                 )
                 self._handed.hook = self._operations.hook
                 stack.enter_context(StandInMode(self._number, self._operations.put_data, self.paused))

@@ -38,6 +38,7 @@ class Recording:
         graph: Placeholders first, ATen operations, one flat tuple of outputs.
         inputs: The tensor behind each placeholder.
         first_use: Where the user's code first used each input.
+        batch: Which inputs are the batch's own tensors.
         text: A canonical text of the graph; equal texts mean equal programs.
         hazards: Why the recording may not stand for other steps.
         frozen: Which numbers decided what Python did; the recording stands for steps in which its guards hold.
@@ -65,6 +66,7 @@ class Recording:
     graph: fx.Graph
     inputs: list[Tensor] = field(default_factory=list)
     first_use: list[str] = field(default_factory=list)
+    batch: set[int] = field(default_factory=set)
     text: str = ""
     hazards: list[Hazard] = field(default_factory=list)
     frozen: list[Hazard] = field(default_factory=list)

@@ -7,15 +7,15 @@ draw is made again is known by the state of the generator before it: no two draw
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import schema_name
 from lightning_sink.engine.state.default_generators import Generators, State
-from lightning_sink.engine.tracing.draws import DROPOUT, draw_of, take_masks_apart, written_nodes
+from lightning_sink.engine.tracing.draws import DROPOUT, Draw, draw_of, take_masks_apart, written_nodes
 from lightning_sink.engine.watch import user_line
 
 _aten = torch.ops.aten
@@ -36,6 +36,8 @@ class Redraws:
         self._generators, self._hazard = generators, hazard
         self._first: dict[Before, fx.Node] = {}
         self._known: set[Before] = set()
+        self._forks: set[int] = set()
+        self._left: set[int] = set()
         self._again: list[tuple[fx.Node, fx.Node, str]] = []
 
     def begin(self) -> None:
@@ -56,10 +58,29 @@ class Redraws:
         self._known.update(after)
         return None if repeated is node else repeated
 
+    def sets_back(self, frame: FrameType, is_set: bool) -> None:
+        """Takes note of a function of torch's that asks for a generator's state, or sets it.
+
+        What `fork_rng` does when it is left, it does in the frame in which it was entered.
+        """
+        if frame.f_code.co_name != torch.random.fork_rng.__name__:
+            return
+        fork = id(frame)
+        if not is_set:
+            self._forks.add(fork)
+            self._left.discard(fork)
+        elif fork in self._forks:
+            self._left.add(fork)
+        else:
+            self._hazard("`torch.random.fork_rng()` is entered in one step and left in another", None)
+
     def end(self) -> None:
         """The span ends: what comes next is to draw something new."""
-        if not self._first.keys().isdisjoint(_keys(self._generators.state())):
+        present = _keys(self._generators.state())
+        if not self._first.keys().isdisjoint(present) or not self._known.issuperset(present):
             self._hazard("a random generator is set back, and left there", None)
+        if self._forks != self._left:
+            self._hazard("`torch.random.fork_rng()` is entered in one step and left in another", None)
 
     def finish(self, graph: fx.Graph) -> None:
         """Has the graph use what it drew first in the place of what was drawn again."""
@@ -68,15 +89,32 @@ class Redraws:
         take_masks_apart(graph)
         written = written_nodes(graph.nodes)
         for node, first, where in self._again:
-            draws = [draw_of(first, written), draw_of(node, written)]
-            if any(draw is None or members(Tensor, draw.arguments) for draw in draws):
+            draws = draw_of(first, written), draw_of(node, written)
+            if None in draws:
                 self._hazard("a random generator is set back, and what is drawn again depends on a tensor", where)
                 return
-            if draws[0] != draws[1]:
+            if _layout(first) != _layout(node) or not _are_alike(*map(_without_type, draws)):
                 self._hazard("a random generator is set back, and something else is drawn than before", where)
                 return
         for node, first, _ in self._again:
             _replace(graph, node, _kept(graph, first))
+
+
+def _without_type(draw: Draw | None) -> tuple[Any, ...]:
+    """Returns what a draw is made by, but for the type: that it is given one does not show by what it gives."""
+    if draw is None:
+        return ()
+    options = sorted((name, value) for name, value in draw.options.items() if name != "dtype")
+    return draw.target, draw.arguments, options, draw.layout, draw.part
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Tells whether two things are equal, tensors by their numbers."""
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(_are_alike, one, other))
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _keys(state: State) -> list[Before]:
@@ -116,8 +154,12 @@ def _filled(node: fx.Node) -> Any:
     return node.args[0] if schema_name(node.target).endswith("_") else None
 
 
+def _layout(node: fx.Node) -> Any:
+    return (_filled(node) or _drawn(node)).meta["layout"]
+
+
 def _insert(graph: fx.Graph, func: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
     """Inserts an operation that is none of the step's, with what is noted of others; it gives what a draw gives."""
     node = graph.call_function(func, args)
-    node.meta["draws"], node.meta["layout"] = False, (_filled(like) or _drawn(like)).meta["layout"]
+    node.meta["draws"], node.meta["layout"] = False, _layout(like)
     return node

@@ -124,6 +124,60 @@ def test_what_is_written_to_meanwhile_does_not_wait():
     assert torch.equal(graph_module(recording).forward(*recording.inputs)[0], expected)
 
 
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_what_is_kept_is_seen_by_all_who_see_it(by_hook):
+    """A view that the second run makes, and that is written to afterwards: it is of the very tensor that was kept."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(x):
+        seen = []
+
+        def half(x):
+            seen.append(x.detach()[:, :2])
+            return (x * weight).tanh()
+
+        kept = x * weight
+
+        def hook(gradient):
+            seen[-1].mul_(0.5)
+            return gradient * kept.detach()
+
+        if by_hook:
+            kept.register_hook(hook)
+        checkpoint(half, kept, use_reentrant=False).square().sum().backward()
+        if not by_hook:
+            seen[-1].mul_(0.5)
+        gradient, weight.grad = weight.grad, None
+        return gradient + kept.detach()
+
+    x = torch.randn(5, 3)
+    recording = record(step, x)
+    expected = step(x)
+    assert torch.equal(graph_module(recording).forward(*recording.inputs)[0], expected)
+    compute_late(recording)
+    assert torch.equal(graph_module(recording).forward(*recording.inputs)[0], expected)
+
+
+def test_weights_that_are_not_trained_are_not_copied():
+    frozen, weight = torch.randn(3, 3), torch.ones(3, requires_grad=True)
+
+    def step(x):
+        checkpoint(lambda x: x @ frozen * weight, x * 2, use_reentrant=False).square().sum().backward()
+        gradient, weight.grad = weight.grad, None
+        return gradient
+
+    recording = record(step, torch.randn(5, 3))
+    compute_late(recording)
+    (held,) = [node for node in recording.graph.nodes if node.op == "placeholder" and is_of(node, recording, frozen)]
+    assert [user.target for user in held.users].count(torch.ops.aten.mm.default) >= 2
+    assert not [user for user in held.users if user.target is torch.ops.aten.where.ScalarSelf]
+    assert recording.graph.find_nodes(op="call_function", target=torch.ops.aten.where.ScalarSelf)
+
+
+def is_of(node, recording, tensor):
+    return recording.inputs[node.meta["input"]] is tensor
+
+
 def test_nothing_is_computed_again_elsewhere():
     assert not private.is_computed_again()
     recording = record(lambda x: (x * torch.ones(3, requires_grad=True)).sum(), torch.randn(3))

@@ -115,6 +115,18 @@ def test_a_dropout_of_nothing_draws_nothing(fake):
     assert torch.equal(graph_module(recording).forward(x)[0].cpu(), x.cpu())
 
 
+def test_a_dropout_of_everything_gives_zeros():
+    def step(x):
+        return torch.native_dropout(x, 1.0, True)[0] + torch.native_dropout(x, 0.5, True)[0]
+
+    x = torch.randn(6)
+    recording = record(step, x)
+    expected = run(step, x)
+    draws = hoist_draws(recording.graph)
+    function = graph_module(recording).forward
+    torch.testing.assert_close(run(lambda: function(x, *[draw() for draw in draws]))[0], expected)
+
+
 def by_numbers(x):
     share = torch.distributions.Beta(0.4, 0.4).sample()
     order = torch.randperm(2)

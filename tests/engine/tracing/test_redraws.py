@@ -1,5 +1,7 @@
 """What a step draws again, with its generator set back, is what it drew first."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from loop import record
@@ -30,27 +32,44 @@ def forked(x):
     return x * first + torch.randn(3)
 
 
+def by_equal_numbers(x):
+    means = torch.tensor([0.0, 1.0, 2.0])
+    with torch.random.fork_rng(devices=[]):
+        first = torch.normal(means, 0.5)
+    return x * first + torch.normal(torch.tensor([0.0, 1.0, 2.0]), 0.5)
+
+
+def by_another_default(x):
+    """As with double precision in Lightning, which is the default in the forward pass alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_default_dtype(torch.float64)
+        first = torch.rand(2, 3)
+        torch.set_default_dtype(torch.float32)
+    return x * first + torch.rand(2, 3, dtype=torch.float64)
+
+
 def run(function, *inputs):
     torch.manual_seed(4)
     return function(*inputs)
 
 
-@pytest.mark.parametrize(("step", "new"), [(gradient, 4), (forked, 1)])
+@pytest.mark.parametrize(("step", "new"), [(gradient, 4), (forked, 1), (by_equal_numbers, 1), (by_another_default, 1)])
 def test_it_is_drawn_once(step, new):
     x = torch.randn(2, 3)
     recording = record(step, x)
     assert not recording.hazards
+    given = recording.inputs
     expected, behind = run(step, x), torch.rand(1)
     as_it_is = graph_module(recording).forward
-    assert torch.equal(run(as_it_is, x)[0], expected)
+    assert torch.equal(run(as_it_is, *given)[0], expected)
     assert torch.equal(torch.rand(1), behind)
     draws = hoist_draws(recording.graph)
     assert len(draws) == new
     hoisted = graph_module(recording).forward
-    assert torch.equal(run(lambda: hoisted(x, *[draw() for draw in draws]))[0], expected)
+    assert torch.equal(run(lambda: hoisted(*given, *[draw() for draw in draws]))[0], expected)
     # The control: what is drawn anew is something else.
     twice = torch.get_rng_state()
-    assert not torch.equal(hoisted(x, *[draw() for draw in draws])[0], expected)
+    assert not torch.equal(hoisted(*given, *[draw() for draw in draws])[0], expected)
     assert not torch.equal(torch.get_rng_state(), twice)
 
 
@@ -88,14 +107,37 @@ def by_numbers(x):
     return x * first + torch.normal(torch.tensor([3.0, 1.0, 2.0]), 0.5)
 
 
+def opened(x):
+    LEFT_OPEN.enter_context(torch.random.fork_rng(devices=[]))
+    return x * torch.randn(3)
+
+
+LEFT_OPEN = ExitStack()
+
+
+def test_a_fork_of_another_step_is_not_left():
+    with torch.random.fork_rng(devices=[]), ExitStack() as entered:
+        entered.enter_context(torch.random.fork_rng(devices=[]))
+
+        def left_in_another(x):
+            entered.close()
+            return x * 2
+
+        why = "`torch.random.fork_rng()` is entered in one step and left in another"
+        assert why in [hazard.what for hazard in record(left_in_another, torch.rand(2, 3)).hazards]
+
+
 @pytest.mark.parametrize(
     ("step", "why"),
     [
         (left, "a random generator is set back, and left there"),
         (other, "a random generator is set back, and something else is drawn than before"),
         (by_data, "a random generator is set back, and what is drawn again depends on a tensor"),
-        (by_numbers, "a random generator is set back, and what is drawn again depends on a tensor"),
+        (by_numbers, "a random generator is set back, and something else is drawn than before"),
+        (opened, "`torch.random.fork_rng()` is entered in one step and left in another"),
     ],
 )
 def test_what_no_program_draws_again(step, why):
-    assert [hazard.what for hazard in record(step, torch.rand(2, 3)).hazards] == [why]
+    with LEFT_OPEN:
+        found = record(step, torch.rand(2, 3))
+    assert [hazard.what for hazard in found.hazards] == [why]
