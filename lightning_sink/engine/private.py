@@ -67,7 +67,8 @@ def saves_by_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
-_GOES_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_GOES_BACKWARD = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+_backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 def is_computed_again() -> bool:
@@ -76,7 +77,7 @@ def is_computed_again() -> bool:
     Nothing public tells whether there is one (torch's own checkpointing asks this); what of it computes again is told
     by the lines that the engine has called. Where those have moved, nothing is told apart, and is computed early.
     """
-    if torch._C._current_graph_task_id() < 0:
+    if _backward_pass() < 0:
         return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _GOES_BACKWARD:

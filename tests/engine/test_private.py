@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.checkpoint import checkpoint
 
 from lightning_sink.engine import private
 
@@ -15,6 +16,13 @@ OPERATIONS = torch.ops.aten
 @pytest.mark.parametrize("name", private.__all__)
 def test_the_name_is_there(name):
     assert hasattr(private, name), f"`lightning_sink.engine.private.{name}` is gone: PyTorch has moved a private name"
+
+
+def test_what_is_computed_again_is_told_apart():
+    """`tests/engine/compiler/test_recomputed.py` sees that it is."""
+    assert private._GOES_BACKWARD is not None, "`torch.autograd.graph._engine_run_backward` is gone"
+    assert hasattr(torch._C, "_current_graph_task_id"), "`torch._C._current_graph_task_id` is gone"
+    assert checkpoint.__module__ == "torch.utils.checkpoint", "checkpoints have moved"
 
 
 def test_operations_tell_what_they_write_to():
