@@ -1,8 +1,8 @@
 """A batch seen as a flat list of tensors and a signature of everything else.
 
-Two batches with equal signatures have the same structure, the same shapes, dtypes, layouts and devices, and equal
-values in every place that holds no tensor; a step that was compiled for one of them is right for the other. Lists of
-texts at which no step looks may be left out (`listed_texts.py`).
+Two batches with equal signatures have the same structure, the same shapes, dtypes, layouts and devices, one tensor
+twice in the same places, and equal values in every place that holds no tensor; a step that was compiled for one of them
+is right for the other. Lists of texts at which no step looks may be left out (`listed_texts.py`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,19 @@ def flatten(batch: Any, looked: Looked | None = None) -> tuple[list[Tensor], Sig
     """
     kind: type[Any] = type(batch)
     if (kind is tuple or kind is list) and (signature := _signature_of_tensors(kind, batch)) is not None:
-        return list(batch), signature
+        return list(batch), signature if len({*map(id, batch)}) == len(batch) else (*signature, _repeated(batch))
     leaves: list[Tensor] = []
     found: list[Hashable] = []
     _walk(batch, leaves, found, looked=looked)
+    if len({*map(id, leaves)}) < len(leaves):
+        found.append(_repeated(leaves))
     return leaves, tuple(found)
+
+
+def _repeated(leaves: Sequence[Tensor]) -> Hashable:
+    """Returns where the same tensors are, which a step may ask for (`if x is y:`), and draw for once."""
+    places = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
+    return tuple(places[id(leaf)] for leaf in leaves)
 
 
 def _signature_of_tensors(kind: type[Any], batch: Sequence[Any]) -> Signature | None:

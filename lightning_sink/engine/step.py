@@ -102,6 +102,9 @@ class Tape:
         """Runs `body` and returns what it returns; may call `rewind` and run it again."""
         return body()
 
+    def gets(self, batch: Any, yielded: Any) -> None:
+        """Takes note of the batch as the user's code gets it, and of what the loader has yielded for it."""
+
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for a number of the owner's that changes with every step.
 
@@ -191,6 +194,11 @@ class Sink(ABC):
     @property
     def owns_batch(self) -> bool:
         """Whether the present batch's tensors are known to be nobody else's, so that none of them comes again."""
+        return False
+
+    @property
+    def shows_batch(self) -> bool:
+        """Whether code of the user's that is no part of a step looks at the last batch behind the sink."""
         return False
 
     @abstractmethod

@@ -12,6 +12,7 @@ Private names of Lightning (2.6): `LightningModule._current_fx_name` (which hook
 
 from __future__ import annotations
 
+import dis
 import inspect
 import random
 from collections import Counter
@@ -60,6 +61,22 @@ def are_met_every_batch(trainer: Trainer) -> bool:
     """Tells whether a callback has something to do behind every step, where a sink is a single one."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     return any(_overrides(item, "on_train_batch_end") for item in callbacks)
+
+
+_BATCH = 4
+"""Where the batch is among the arguments of `on_train_batch_end`."""
+
+
+def _uses(function: Any, number: int) -> bool:
+    """Tells whether a method may look at one of its arguments; true where its code does not say."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_argcount <= number:
+        return True
+    name, seen = code.co_varnames[number], {"locals", "vars", "eval", "exec"}
+    if name in code.co_cellvars or seen & {*code.co_names}:
+        return True
+    named = (each.argval for each in dis.get_instructions(code) if each.opname.startswith("LOAD_FAST"))
+    return any(name in given if isinstance(given, tuple) else name == given for given in named)
 
 
 def _function(callback: Callback, hook: str) -> Any:
@@ -129,6 +146,12 @@ class BatchHooks:
     def are_met(self) -> bool:
         """Whether a callback has something to do at a sink's end."""
         return any(_overrides(item, "on_train_batch_end") for item in self._others)
+
+    @property
+    def look_at_batch(self) -> bool:
+        """Whether a callback looks at the batch that it is shown at a sink's end."""
+        hook = "on_train_batch_end"
+        return any(_overrides(item, hook) and _uses(_function(item, hook), _BATCH) for item in self._others)
 
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""

@@ -105,6 +105,11 @@ class TrainerSink(Sink):
         """Whether the queue has made the batch, or torch's own code has for it, and no hook has seen it since."""
         return self._transfer.is_plain and bool(self._fetcher.queue.gives_own)
 
+    @property
+    def shows_batch(self) -> bool:
+        """Whether a callback looks at the batch that it is shown."""
+        return self._hooks.look_at_batch
+
     # -- the steps --------------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
@@ -270,6 +275,7 @@ class TrainerSink(Sink):
         self._kind_of_all = None  # the user's code may set the trainer's options
         loop, trainer = self._loop, self._trainer
         batch, batch_idx = self._batch.get(), loop.batch_idx
+        tape.gets(batch, self._batch.yielded)
         counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
         forget_log = keep_results(loop) if self._may_skip else lambda: None
         output = plain.train()

@@ -24,18 +24,23 @@ _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batc
 
 
 class PresentBatch:
-    """The batch of the present step; the transfer makes what the user's hooks see of what the loader yields."""
+    """The batch of the present step; the transfer makes what the user's hooks see of what the loader yields.
+
+    Attributes:
+        yielded: What the loader has yielded.
+    """
 
     def __init__(self, trainer: Any, transfer: Transfer) -> None:
         self._connector = trainer._logger_connector
         self._transfer = transfer
+        self.yielded: Any = None
         self._raw: Any = _NOTHING
         self._batch: Any = None
         self._announced = False
 
     def take(self, raw: Any) -> None:
         """The loader has yielded another batch."""
-        self._raw, self._batch, self._announced = raw, None, False
+        self.yielded, self._raw, self._batch, self._announced = raw, raw, None, False
 
     def get(self) -> Any:
         """Returns the batch as the user's hooks see it, transferred once."""

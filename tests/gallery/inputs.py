@@ -1,8 +1,9 @@
 """Gradients of the batches themselves: saliency, penalties, adversarial examples."""
 
+import lightning as L
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from gallery.case import Kept, Small, add, case
 from parity import loader
@@ -164,3 +165,175 @@ def named():
 
 
 add("adversarial examples, with texts", Again, data=named, few=True)
+
+
+# -- what steps put into their batches --------------------------------------------------------------------------------
+
+
+INTO = "the step puts something else into its batch"
+
+
+class Graph:
+    """Moves itself, as graphs of other libraries do; it stays the same object."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def to(self, device):
+        return self
+
+    def __call__(self):
+        return self.x
+
+
+class Graphs(Kept):
+    def __init__(self):
+        super().__init__(lambda x, y: Graph(x.clone(), y))
+
+
+@case(data=Graphs, eager=INTO)
+class ShrinksTheFeaturesOfItsGraphs(Small):
+    def training_step(self, graph, batch_idx):
+        graph.x = graph.x * 0.9
+        return self.loss((graph.x, graph.y))
+
+
+@case(data=Graphs, eager=INTO)
+class CountsHowOftenItHasSeenAGraph(Small):
+    def training_step(self, graph, batch_idx):
+        graph.seen = getattr(graph, "seen", 0) + 1
+        return self.loss((graph.x, graph.y)) / graph.seen
+
+
+@case(data=Graphs, eager=INTO)
+class KeepsAFeatureOnItsGraph(Small):
+    def training_step(self, graph, batch_idx):
+        if not hasattr(graph, "shift"):
+            graph.shift = self.net[0].bias.detach()[:6].clone()
+        return self.loss((graph.x + graph.shift, graph.y))
+
+
+@case(data=lambda: Kept(lambda x, y: (x.clone(), y.clone())), eager=INTO)
+class CountsOnATensor(Small):
+    def training_step(self, batch, batch_idx):
+        batch[0].seen = getattr(batch[0], "seen", 0) + 1
+        return self.loss(batch) / batch[0].seen
+
+
+class LeavesItsBatchAsItIs(Small):
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return batch
+
+
+@case(data=lambda: Kept(lambda x, y: [x.clone(), y]), eager=INTO)
+class ReplacesAPartOfAList(LeavesItsBatchAsItIs):
+    def training_step(self, batch, batch_idx):
+        batch[0] = batch[0] * 0.9
+        return self.loss(batch)
+
+
+@case(data=lambda: Kept(lambda x, y: {"batch": (x.clone(), y), "losses": []}), eager=INTO)
+class AppendsToAListInItsBatch(LeavesItsBatchAsItIs):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch["batch"]) / (1 + len(batch["losses"]))
+        batch["losses"].append(loss.detach())
+        return loss
+
+
+def by_names():
+    """What a DataLoader's own collating has made is nobody else's."""
+    x, y = loader(9, last=8).dataset.tensors
+    return DataLoader([{"x": one, "y": other} for one, other in zip(x, y, strict=True)], batch_size=8)
+
+
+class Normalizes(Small):
+    def training_step(self, batch, batch_idx):
+        batch["x"] = batch["x"] * 0.5
+        batch["scores"] = self(batch["x"])
+        return nn.functional.cross_entropy(batch["scores"], batch["y"])
+
+
+class ReadsTheBatch(L.Callback):
+    def __init__(self):
+        self.last = None
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.last = batch["scores"].mean() + batch["x"].mean()
+
+    def on_train_epoch_end(self, trainer, module):
+        module.log("last", self.last)
+
+
+class ReadsTheOutputs(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.last = outputs["loss"]
+
+
+add("puts its scores into its batch", Normalizes, data=by_names)
+add(
+    "puts its scores into its batch, for a callback",
+    Normalizes,
+    data=by_names,
+    options={"callbacks": lambda: [ReadsTheBatch()]},
+    eager=INTO,
+)
+add(
+    "puts its scores into its batch, and a callback reads the loss",
+    Normalizes,
+    data=by_names,
+    options={"callbacks": lambda: [ReadsTheOutputs()]},
+)
+
+
+def collated_by_hand():
+    return DataLoader(by_names().dataset, batch_size=8, collate_fn=lambda samples: default_collate(samples))
+
+
+add("puts its scores into its batch, which a function of the user's has collated", Normalizes, data=collated_by_hand)
+
+
+class Dictionaries(Kept):
+    def __init__(self):
+        super().__init__(lambda x, y: {"x": x.clone(), "y": y})
+
+
+# Lightning makes a dictionary for each step.
+add("puts its scores into its batch, a copy of what a list holds", Normalizes, data=Dictionaries)
+
+
+@case(data=Graphs, eager=INTO)
+class TakesTheFeaturesOfItsGraphs(Small):
+    def training_step(self, graph, batch_idx):
+        x = graph.__dict__.pop("x")
+        loss = self.loss((x, graph.y))
+        graph.x = x * 0.9
+        return loss
+
+
+# -- the same tensor twice --------------------------------------------------------------------------------------------
+
+
+class Pairs(Kept):
+    """In some batches both are one tensor: none of the first ones."""
+
+    def __init__(self):
+        super().__init__(lambda x, y: (x.clone(), x.clone(), y))
+        self.batches = [
+            (x, x, y) if place % 3 == 2 else (x, other, y) for place, (x, other, y) in enumerate(self.batches)
+        ]
+
+
+@case(data=Pairs)
+class AsksWhetherTwoPartsAreOne(Small):
+    def training_step(self, batch, batch_idx):
+        x, other, y = batch
+        loss = self.loss((x, y))
+        return loss if x is other else loss + self.loss((other * 0.5, y))
+
+
+@case(data=Pairs)
+class DrawsOnceForWhatIsOne(Small):
+    def training_step(self, batch, batch_idx):
+        *parts, y = batch
+        noisy = {id(part): nn.functional.dropout(part, 0.3) for part in parts}
+        return sum(self.loss((noisy[id(part)], y)) for part in parts)

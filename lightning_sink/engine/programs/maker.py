@@ -38,6 +38,11 @@ _ON_BATCH = (
     " again; `x = x.detach().requires_grad_()` leaves none"
 )
 
+_INTO_BATCH = (
+    "the step puts something else into its batch (`batch['x'] = ...`), and there it is when the batch comes again, and"
+    " for a callback that is shown the batch"
+)
+
 _MOST_NAMES = 3
 """Names of what keeps changing that are said."""
 
@@ -171,10 +176,7 @@ class ProgramMaker:
         self._granted.learn(recorder.ran)
         if self._hyper.set_by_step() and (sink.sets_options or sink.schedules(result.note)):
             recorder.hazard("the step sets the optimizer's options, and a schedule or a hook does so, too")
-        if recorder.batch_gradients.are_left():
-            recorder.recording.needs_own_batch = True
-            if not sink.owns_batch:
-                recorder.hazard(_ON_BATCH)
+        self._check_batch(sink, recorder)
         observation = observe(recorder, before, Snapshot(self._parts), step, result)
         self._note_volatile(observation)
         recording = observation.recording
@@ -190,6 +192,17 @@ class ProgramMaker:
         if recording.failed_by_raise:
             self.report(recording.hazards[0])  # it may have been the user's own, which is gone now
         return False
+
+    @staticmethod
+    def _check_batch(sink: Sink, recorder: Recorder) -> None:
+        """Sees whether a step leaves something on its batch, or in it, where somebody finds it."""
+        contents, on_tensors = recorder.batch_contents, recorder.batch_gradients.are_left()
+        recorder.recording.needs_own_batch = on_tensors or contents.are_left()
+        is_found = sink.shows_batch or (recorder.recording.needs_own_batch and not sink.owns_batch)
+        if is_found and contents.are_changed():
+            recorder.hazard(_INTO_BATCH)
+        elif is_found and on_tensors:
+            recorder.hazard(_ON_BATCH)
 
     def _note_volatile(self, observation: Observation) -> None:
         names = {slot.name for slot in (*observation.filled, *observation.cleared)}

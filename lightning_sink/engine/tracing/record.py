@@ -37,6 +37,7 @@ from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.assumptions import Assumptions
+from lightning_sink.engine.tracing.batch_contents import BatchContents
 from lightning_sink.engine.tracing.batch_gradients import BatchGradients
 from lightning_sink.engine.tracing.bounds import largest_in
 from lightning_sink.engine.tracing.left_behind import learn, release
@@ -59,12 +60,14 @@ class Recorder(Tape):
         hyper: The optimizers' hyperparameters; those that are lifted become inputs of the graph.
         counts: The owner's counters; those that the step uses become inputs of the graph.
         before: What every slot holds before the step.
+        leaves: The batch's tensors.
         look: Returns a fingerprint of the Python values that the step may change, by name.
         sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
 
     Attributes:
         moved: The tensors to which the step gives other memory, and a program what that holds.
         batch_gradients: What was on the batch's own tensors before the step.
+        batch_contents: What the batch held.
     """
 
     records = True
@@ -94,7 +97,7 @@ class Recorder(Tape):
         self._operations = Operations(self.recording, before, leaves, changing, lambda: self._values, appended, apart)
         self._writer, self.moved = self._operations.writer, self._operations.moved
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)
-        self.batch_gradients = BatchGradients(leaves)
+        self.batch_gradients, self.batch_contents = BatchGradients(leaves), BatchContents()
         self._handed = Handed()
         # Which of both is made first is of no account: they ask each other while the step runs.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
@@ -157,6 +160,7 @@ class Recorder(Tape):
         self._operations.undo.restore()
         present.restore()
         self.batch_gradients.restore()
+        self.batch_contents.restore()
         attributes.restore()
         parts.carried.put_back()
         parts.drawn.put_back()
@@ -201,6 +205,10 @@ class Recorder(Tape):
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
         wanted = [(id(holder), key) for holder, key in self._plain.wanted]
         learn(self._before.parts, changed, wanted, attributes, self._watched, self.ran.values())
+
+    def gets(self, batch: Any, yielded: Any) -> None:
+        """Looks at what the batch holds before the user's code gets it."""
+        self.batch_contents = BatchContents(batch, yielded)
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""

@@ -1,0 +1,91 @@
+"""What a step puts into its batch: `batch["pred"] = out`, `graph.x = graph.x * 0.9`, `batch.append(loss)`.
+
+There it is when the batch comes again, as objects do that a list holds, and callbacks that are shown the batch find it
+there. A program puts nothing into a batch. So a step that does is one for programs only where the batch is known to be
+nobody else's. One that is run again finds its batch as the first run did.
+"""
+
+from __future__ import annotations
+
+from operator import is_
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+_DEEPEST = 4
+"""Objects inside of objects that are looked into, as for a batch's signature."""
+
+
+_NO_RECORDS = (type, nn.Module, ModuleType, FunctionType, MethodType)
+
+
+class _Look(NamedTuple):
+    """What something holds that may be given others; names are there for dictionaries, and attributes."""
+
+    holder: Any
+    names: list[Any]
+    held: list[Any]
+
+    @classmethod
+    def at(cls, holder: Any) -> _Look:
+        if isinstance(holder, dict):
+            return cls(holder, [*dict.keys(holder)], [*dict.values(holder)])
+        return cls(holder, [], [*(list.__iter__(holder) if isinstance(holder, list) else tuple.__iter__(holder))])
+
+    def now(self) -> _Look:
+        """Returns what the same holder holds by now."""
+        return self.at(self.holder)
+
+    def is_as(self, other: _Look) -> bool:
+        if self.holder is not other.holder or len(self.held) != len(other.held):
+            return False
+        return all(map(is_, self.names, other.names)) and all(map(is_, self.held, other.held))
+
+
+class BatchContents:
+    """What a batch holds before a step; `yielded` is what it was made of, or the batch itself, and may come again."""
+
+    def __init__(self, batch: Any = None, yielded: Any = None) -> None:
+        self._batch = batch
+        self._before, kept = list[_Look](), list[_Look]()
+        _look(batch, _DEEPEST, self._before)
+        _look(yielded, _DEEPEST, kept)
+        self._kept = {id(look.holder) for look in kept}
+
+    def are_changed(self) -> bool:
+        """Tells whether the step has put something else into the batch, or taken something out."""
+        present: list[_Look] = []
+        _look(self._batch, _DEEPEST, present)
+        return len(present) != len(self._before) or not all(map(_Look.is_as, present, self._before))
+
+    def are_left(self) -> bool:
+        """Tells whether some of that is in what the loader has yielded, and not in a copy of it."""
+        return any(not look.is_as(look.now()) for look in self._before if id(look.holder) in self._kept)
+
+    def restore(self) -> None:
+        """Puts back what was there."""
+        for look in self._before:
+            if look.is_as(look.now()):
+                continue
+            if type(look.holder) is list:
+                look.holder[:] = look.held
+            elif type(look.holder) is dict:
+                look.holder.clear()
+                look.holder.update(zip(look.names, look.held, strict=True))
+
+
+def _look(item: Any, depth: int, found: list[_Look]) -> None:
+    """Adds what an item holds, and what is held by that. Runs no code of the user's."""
+    if isinstance(item, _NO_RECORDS):
+        return
+    holder = item
+    if not isinstance(item, (list, tuple, dict)):
+        holder, depth = getattr(item, "__dict__", None) if depth else None, depth - 1
+        if type(holder) is not dict:
+            return
+    look = _Look.at(holder)
+    if not isinstance(holder, tuple):
+        found.append(look)
+    for each in look.held:
+        _look(each, 0 if isinstance(item, Tensor) else depth, found)
