@@ -63,20 +63,26 @@ def are_met_every_batch(trainer: Trainer) -> bool:
     return any(_overrides(item, "on_train_batch_end") for item in callbacks)
 
 
-_BATCH = 4
+_BATCH = 3
 """Where the batch is among the arguments of `on_train_batch_end`."""
 
 
-def _uses(function: Any, number: int) -> bool:
-    """Tells whether a method may look at one of its arguments; true where its code does not say."""
+def _uses(callback: Callback, hook: str, number: int) -> bool:
+    """Tells whether a callback's hook may look at one of its arguments; true where its code does not say."""
+    method = getattr(callback, hook)
+    function = getattr(method, "__func__", method)
+    number += function is not method
     code = getattr(function, "__code__", None)
     if code is None or code.co_argcount <= number:
         return True
-    name, seen = code.co_varnames[number], {"locals", "vars", "eval", "exec"}
-    if name in code.co_cellvars or seen & {*code.co_names}:
+    name = code.co_varnames[number]
+    if name in code.co_cellvars or _ALL_NAMES & {*code.co_names}:
         return True
-    named = (each.argval for each in dis.get_instructions(code) if each.opname.startswith("LOAD_FAST"))
-    return any(name in given if isinstance(given, tuple) else name == given for given in named)
+    loads = (each.argval for each in dis.get_instructions(code) if "LOAD_FAST" in each.opname)
+    return any(name in given if isinstance(given, tuple) else name == given for given in loads)
+
+
+_ALL_NAMES = {"locals", "vars", "eval", "exec"}
 
 
 def _function(callback: Callback, hook: str) -> Any:
@@ -150,8 +156,8 @@ class BatchHooks:
     @property
     def look_at_batch(self) -> bool:
         """Whether a callback looks at the batch that it is shown at a sink's end."""
-        hook = "on_train_batch_end"
-        return any(_overrides(item, hook) and _uses(_function(item, hook), _BATCH) for item in self._others)
+        hook, own = "on_train_batch_end", [*self._shown, *self._others]
+        return any(_overrides(item, hook) and _uses(item, hook, _BATCH) for item in own)
 
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""
