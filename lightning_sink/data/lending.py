@@ -57,7 +57,7 @@ class Lending:
     @property
     def gives_own(self) -> bool:
         """Whether the last batch is nobody else's, as far as is known."""
-        return self._sent or self.are_copies or self._are_stacked
+        return self._sent or self.are_copies or self._are_own
 
     @property
     def in_a_row(self) -> int:
@@ -124,6 +124,7 @@ class Lending:
         source, is_prepared = self._fetches.source, self._fetches.prepares
         self.are_copies = source.gives_copies and not is_prepared
         self._are_stacked = source.stacks and not is_prepared
+        self._are_own = source.makes_own and not is_prepared
 
     def _allow(self) -> None:
         most = self.most

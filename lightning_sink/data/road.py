@@ -52,6 +52,11 @@ class Road:
         return is_default and loader.batch_sampler is not None and loader.collate_fn is default_collate and stacks()
 
     @property
+    def makes_own(self) -> bool:
+        """Whether each batch is made for who takes it: of samples by torch, or of what another process has sent."""
+        return self.fast is not None or self.stacks or (type(self.loader) is DataLoader and self.loader.num_workers > 0)
+
+    @property
     def restarts_workers(self) -> bool:
         """Whether each traversal starts processes."""
         loader = self.loader

@@ -109,6 +109,11 @@ class Traversals:
         """Whether torch's own code makes each batch of samples: it allocates it, unless code of theirs interferes."""
         return all(road.fast is not None or road.stacks for road in self.roads)
 
+    @property
+    def makes_own(self) -> bool:
+        """Whether each batch is made for who takes it, and is nobody else's."""
+        return all(road.makes_own for road in self.roads)
+
     def resume(self, saved: dict[str, Any]) -> None:
         """Lets the first traversal be the one of a saved place, begun again and entered behind that place's batch."""
         self._resumed = saved

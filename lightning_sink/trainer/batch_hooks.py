@@ -63,8 +63,8 @@ def are_met_every_batch(trainer: Trainer) -> bool:
     return any(_overrides(item, "on_train_batch_end") for item in callbacks)
 
 
-_BATCH = 3
-"""Where the batch is among the arguments of `on_train_batch_end`."""
+_BATCH = {"on_train_batch_start": 2, "on_train_batch_end": 3}
+"""Where the batch is among the arguments of a callback's hooks."""
 
 
 def _uses(callback: Callback, hook: str, number: int) -> bool:
@@ -155,9 +155,11 @@ class BatchHooks:
 
     @property
     def look_at_batch(self) -> bool:
-        """Whether a callback looks at the batch that it is shown at a sink's end."""
-        hook, own = "on_train_batch_end", [*self._shown, *self._others]
-        return any(_overrides(item, hook) and _uses(item, hook, _BATCH) for item in own)
+        """Whether a callback looks at a batch that it is shown, or may keep it for later."""
+        own = [*self._shown, *self._others]
+        return any(
+            _overrides(item, hook) and _uses(item, hook, place) for item in own for hook, place in _BATCH.items()
+        )
 
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""

@@ -275,7 +275,8 @@ class TrainerSink(Sink):
         self._kind_of_all = None  # the user's code may set the trainer's options
         loop, trainer = self._loop, self._trainer
         batch, batch_idx = self._batch.get(), loop.batch_idx
-        tape.gets(batch, self._batch.yielded)
+        # What hooks of the user's give may be anything that is there.
+        tape.gets(batch, self._batch.yielded if self._transfer.is_plain else batch)
         counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
         forget_log = keep_results(loop) if self._may_skip else lambda: None
         output = plain.train()

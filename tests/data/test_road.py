@@ -483,3 +483,15 @@ def test_batches_of_a_road_without_a_resume_are_the_loaders():
         assert len(plain(road) + plain(road)) == len(expected)
         seed_all(5)
         assert plain(road) == expected[:4]
+
+
+def passed_on(samples):
+    return samples[0]
+
+
+def test_what_workers_send_is_nobody_elses():
+    data = [torch.ones(2), torch.zeros(2)]
+    assert not Road(DataLoader(data, collate_fn=passed_on)).makes_own
+    assert Road(DataLoader(data, collate_fn=passed_on, num_workers=1)).makes_own
+    assert Road(DataLoader(data)).makes_own
+    assert not Road(data).makes_own

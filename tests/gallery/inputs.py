@@ -1,5 +1,7 @@
 """Gradients of the batches themselves: saliency, penalties, adversarial examples."""
 
+from dataclasses import dataclass
+
 import lightning as L
 import torch
 from torch import nn
@@ -308,6 +310,87 @@ class TakesTheFeaturesOfItsGraphs(Small):
         loss = self.loss((x, graph.y))
         graph.x = x * 0.9
         return loss
+
+
+@dataclass(slots=True)
+class Inner:
+    x: torch.Tensor
+
+
+class NestedGraph(Graph):
+    def __init__(self, x, y):
+        super().__init__(Inner(x), y)
+
+
+@case(data=lambda: Kept(lambda x, y: NestedGraph(x.clone(), y)), eager=INTO)
+class ShrinksWhatHasSlots(Small):
+    def training_step(self, graph, batch_idx):
+        graph.x.x = graph.x.x * 0.9
+        return self.loss((graph.x.x, graph.y))
+
+
+@case(data=lambda: Kept(lambda x, y: torch.tensor([int(y.sum())])), eager=INTO)
+class ShrinksWhatAHookHasGiven(Small):
+    def __init__(self):
+        super().__init__()
+        self.__dict__["graphs"] = {}
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        number = int(batch)
+        x = torch.arange(48.0).reshape(8, 6).sin() * number
+        return GIVEN.setdefault((id(self), number), Graph(x, torch.arange(8) % 3))
+
+    def training_step(self, graph, batch_idx):
+        graph.x = graph.x * 0.9
+        return self.loss((graph.x, graph.y))
+
+
+GIVEN = {}
+
+
+class KeepsTheFirst(L.Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if batch_idx == 0:
+            self.first = batch
+
+    def on_train_epoch_end(self, trainer, module):
+        module.log("first", self.first["scores"].mean())
+
+
+add(
+    "puts its scores into its batch, for a callback that keeps it",
+    Normalizes,
+    data=by_names,
+    options={"callbacks": lambda: [KeepsTheFirst()]},
+    eager=INTO,
+)
+
+
+class MovesItself(dict):
+    """As what tokenizers give."""
+
+    def to(self, device):
+        return self
+
+
+def tokenized(samples):
+    return MovesItself(default_collate(samples))
+
+
+class Pops(Small):
+    def training_step(self, batch, batch_idx):
+        y = batch.pop("y")
+        return self.loss((batch["x"], y))
+
+
+def of_workers(workers):
+    return lambda: DataLoader(
+        by_names().dataset, batch_size=8, collate_fn=tokenized, num_workers=workers, persistent_workers=workers > 0
+    )
+
+
+add("takes the labels out of its batch, which moves itself", Pops, data=of_workers(0), eager=INTO)
+add("takes the labels out of its batch, which a worker has made", Pops, data=of_workers(1))
 
 
 # -- the same tensor twice --------------------------------------------------------------------------------------------

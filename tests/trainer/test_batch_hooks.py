@@ -4,7 +4,7 @@ from functools import partial, wraps
 
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, ThroughputMonitor, TQDMProgressBar
 
 from lightning_sink.trainer.batch_hooks import BatchHooks
 
@@ -60,6 +60,23 @@ class ByLocals(L.Callback):
         self.last = locals()
 
 
+class AtTheStart(L.Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.first = batch
+
+
+class AtTheStartWithout(L.Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.first = batch_idx
+
+
+class Throughput(ThroughputMonitor):
+    """Is shown every batch."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.last = len(batch)
+
+
 class OfAll(L.Callback):
     def on_train_batch_end(self, *arguments):
         self.last = arguments
@@ -72,6 +89,9 @@ CALLBACKS = [
     (InAFunction(), True),
     (ByLocals(), True),
     (OfAll(), True),
+    (AtTheStart(), True),
+    (AtTheStartWithout(), False),
+    (Throughput(len), True),
     (LambdaCallback(on_train_batch_end=end_without), False),
     (LambdaCallback(on_train_batch_end=end_with), True),
     (LambdaCallback(on_train_batch_end=partial(end_without)), True),

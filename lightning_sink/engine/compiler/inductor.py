@@ -15,7 +15,6 @@ from lightning_sink.engine.compiler.generated import Beside, compile_graph
 from lightning_sink.engine.compiler.joins import copy_joins_of_one
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, NativeStep
 from lightning_sink.engine.compiler.recomputed import compute_late
-from lightning_sink.engine.compiler.rounded import keep_rounding
 from lightning_sink.engine.compiler.value_checks import keep_value_checks
 from lightning_sink.engine.tracing.draws import hoist_draws
 from lightning_sink.engine.tracing.recording import Recording
@@ -84,7 +83,6 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     keep_value_checks(recording.graph)
     copy_joins_of_one(recording.graph)
     keep_factors(recording.graph)
-    keep_rounding(recording.graph)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
         step = _text(_STEP).replace("@ONE_THREAD@", str(small).lower())

@@ -13,7 +13,6 @@ from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.inductor import NO_ASSERTS, graph_module, keeps_layouts
 from lightning_sink.engine.compiler.joins import copy_joins_of_one
 from lightning_sink.engine.compiler.recomputed import compute_late
-from lightning_sink.engine.compiler.rounded import keep_rounding
 from lightning_sink.engine.compiler.row import Outputs
 from lightning_sink.engine.compiler.value_checks import keep_value_checks
 from lightning_sink.engine.device.blocks import Blocks
@@ -99,7 +98,6 @@ def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> t
     keep_value_checks(recording.graph, on_host=False)
     copy_joins_of_one(recording.graph)
     keep_factors(recording.graph)
-    keep_rounding(recording.graph)
     replaced = write_sums(recording.graph)
     if replaced:
         # What a sum takes again and again is computed once, behind what it is made of, where it is made of two tensors.

@@ -7,6 +7,7 @@ nobody else's. One that is run again finds its batch as the first run did.
 
 from __future__ import annotations
 
+import dataclasses
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -31,6 +32,9 @@ class _Look(NamedTuple):
     def at(cls, holder: Any) -> _Look:
         if isinstance(holder, dict):
             return cls(holder, [*dict.keys(holder)], [*dict.values(holder)])
+        if dataclasses.is_dataclass(holder):  # one with slots
+            names = [field.name for field in dataclasses.fields(holder)]
+            return cls(holder, names, [getattr(holder, name, None) for name in names])
         return cls(holder, [], [*(list.__iter__(holder) if isinstance(holder, list) else tuple.__iter__(holder))])
 
     def now(self) -> _Look:
@@ -70,9 +74,12 @@ class BatchContents:
                 continue
             if type(look.holder) is list:
                 look.holder[:] = look.held
-            elif type(look.holder) is dict:
-                look.holder.clear()
-                look.holder.update(zip(look.names, look.held, strict=True))
+            elif isinstance(look.holder, dict):
+                dict.clear(look.holder)
+                dict.update(look.holder, zip(look.names, look.held, strict=True))
+            elif dataclasses.is_dataclass(look.holder):
+                for name, held in zip(look.names, look.held, strict=True):
+                    object.__setattr__(look.holder, name, held)
 
 
 def _look(item: Any, depth: int, found: list[_Look]) -> None:
@@ -81,11 +88,17 @@ def _look(item: Any, depth: int, found: list[_Look]) -> None:
         return
     holder = item
     if not isinstance(item, (list, tuple, dict)):
-        holder, depth = getattr(item, "__dict__", None) if depth else None, depth - 1
-        if type(holder) is not dict:
+        holder, depth = _attributes(item) if depth else None, depth - 1
+        if holder is None:
             return
     look = _Look.at(holder)
     if not isinstance(holder, tuple):
         found.append(look)
     for each in look.held:
         _look(each, 0 if isinstance(item, Tensor) else depth, found)
+
+
+def _attributes(item: Any) -> Any:
+    """Returns what holds an object's attributes: its dictionary, itself for a dataclass with slots, None for others."""
+    held = getattr(item, "__dict__", None)
+    return held if type(held) is dict else item if dataclasses.is_dataclass(item) else None
