@@ -118,31 +118,11 @@ class Recorder(Tape):
         present, attributes = self._before.again(), Attributes(parts)
         self._operations.undo.forget()
         python = self._look()
-        called = self._handed.called
         self._uses.closed = False
         self._operations.redraws.begin()
         try:
             with ExitStack() as stack:
-                # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
-                # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-                stack.enter_context(parts.drawn.watched(self._uses, self.hazard, self._is_apart, self.paused))
-                self._watched = stack.enter_context(parts.collected.watched(self.hazard))
-                stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
-                stack.enter_context(parts.carried.watched(self._looks))
-                self._operations.hook = stack.enter_context(
-                    watch_reads(
-                        self.hazard, parts.codes, self.ran, self._looks.past, called, self._operations.redraws.sets_back
-                    )
-                )
-                self._handed.hook = self._operations.hook
-                stack.enter_context(StandInMode(self._number, self._operations.put_data, self.paused))
-                stack.enter_context(self._operations)
-                stack.enter_context(scaler_steps_by(self._operations.scaled))
-                stack.enter_context(known_to_math())
-                stack.enter_context(self._hyper.lifted(self._uses))
-                # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
-                stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+                self._watch(stack)
                 out = released(body())
                 left = parts.carried.leave()
                 if self._handed.are_given and not self._handed.sees_calls:
@@ -179,6 +159,30 @@ class Recorder(Tape):
                 error, f"[lightning_sink] raised by the second of two runs of the step: {self.recording.hazards[0]}"
             )
             raise
+
+    def _watch(self, stack: ExitStack) -> None:
+        """Has all be seen that a step does, until the stack is left."""
+        parts, operations = self._before.parts, self._operations
+        # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
+        # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(parts.drawn.watched(self._uses, self.hazard, self._is_apart, self.paused))
+        self._watched = stack.enter_context(parts.collected.watched(self.hazard))
+        stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
+        stack.enter_context(parts.carried.watched(self._looks))
+        operations.hook = stack.enter_context(
+            watch_reads(
+                self.hazard, parts.codes, self.ran, self._looks.past, self._handed.called, operations.redraws.sets_back
+            )
+        )
+        self._handed.hook = operations.hook
+        stack.enter_context(StandInMode(self._number, operations.put_data, self.paused))
+        stack.enter_context(operations)
+        stack.enter_context(scaler_steps_by(operations.scaled))
+        stack.enter_context(known_to_math())
+        stack.enter_context(self._hyper.lifted(self._uses))
+        # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
 
     def _fails(self, error: Exception) -> None:
         """Notes that recording failed, before all else: that is what the user is to be told."""
