@@ -197,12 +197,15 @@ class ProgramMaker:
     def _check_batch(sink: Sink, recorder: Recorder) -> None:
         """Sees whether a step leaves something on its batch, or in it, where somebody finds it."""
         contents, on_tensors = recorder.batch_contents, recorder.batch_gradients.are_left()
-        recorder.recording.needs_own_batch = on_tensors or contents.are_left()
-        is_found = sink.shows_batch or (recorder.recording.needs_own_batch and not sink.owns_batch)
-        if is_found and contents.are_changed():
-            recorder.hazard(_INTO_BATCH)
-        elif is_found and on_tensors:
+        if not (on_tensors or contents.are_changed()):
+            return
+        into_its = contents.are_left()
+        recorder.recording.needs_own_batch = on_tensors or into_its
+        is_shown, may_come_again = sink.shows_batch, not sink.owns_batch
+        if on_tensors and (is_shown or may_come_again):
             recorder.hazard(_ON_BATCH)
+        if contents.are_changed() and (is_shown or (into_its and may_come_again)):
+            recorder.hazard(_INTO_BATCH)
 
     def _note_volatile(self, observation: Observation) -> None:
         names = {slot.name for slot in (*observation.filled, *observation.cleared)}
