@@ -100,6 +100,8 @@ def _is_kept(node: fx.Node, recording: Recording, changing: set[fx.Node]) -> boo
     owner, layout = owner_of(node), node.meta.get("layout")
     if _go(owner) is not None or owner in changing or layout is None or not _is_dense(*layout[:2]):
         return False
+    if layout[2].is_floating_point and layout[2].itemsize == 1:  # of which torch computes no choice
+        return False
     number = owner.meta.get("input")  # None for what is drawn before the step
     return number is None or (number in recording.batch and number not in recording.written_inputs)
 

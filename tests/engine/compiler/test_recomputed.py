@@ -174,6 +174,20 @@ def test_weights_that_are_not_trained_are_not_copied():
     assert recording.graph.find_nodes(op="call_function", target=torch.ops.aten.where.ScalarSelf)
 
 
+def test_numbers_of_eight_bits_do_not_wait():
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(x):
+        kept = x.to(torch.float8_e4m3fn)
+        checkpoint(lambda kept: kept.float() * weight, kept, use_reentrant=False).square().sum().backward()
+        gradient, weight.grad = weight.grad, None
+        return gradient
+
+    recording = record(step, torch.randn(5, 3))
+    compute_late(recording)
+    assert torch.equal(graph_module(recording).forward(*recording.inputs)[0], step(recording.inputs[0]))
+
+
 def is_of(node, recording, tensor):
     return recording.inputs[node.meta["input"]] is tensor
 
