@@ -100,7 +100,7 @@ def containers_in(item: Any, depth: int = _DEEPEST) -> Iterator[tuple[Any, list[
         children = list(item)
     elif isinstance(item, dict):
         children = list(dict.values(item))
-    elif depth and type(attributes := getattr(item, "__dict__", None)) is dict:
+    elif depth and (attributes := _own(item)) is not None:
         children, depth = list(attributes.values()), depth - 1
     else:
         return
@@ -191,7 +191,16 @@ def _attributes(item: Any) -> dict[str, Any]:
     if isinstance(item, _NO_RECORDS):
         return {}
     fields = dataclasses.fields(item) if dataclasses.is_dataclass(item) else ()
-    return {**{field.name: getattr(item, field.name) for field in fields}, **getattr(item, "__dict__", {})}
+    return {**{field.name: getattr(item, field.name) for field in fields}, **(_own(item) or {})}
+
+
+def _own(item: Any) -> dict[str, Any] | None:
+    """Returns an object's dictionary without asking `__getattr__`, which may know any name, or fail."""
+    try:
+        held = object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return None
+    return held if type(held) is dict else None
 
 
 class _Same:

@@ -393,6 +393,37 @@ add("takes the labels out of its batch, which moves itself", Pops, data=of_worke
 add("takes the labels out of its batch, which a worker has made", Pops, data=of_workers(1))
 
 
+class Bag:
+    """Knows its parts by a method, which fails in a way of its own for what it does not know."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, x, y):
+        self.parts = {"x": x, "y": y}
+
+    def __getattr__(self, name):
+        return self.parts[name]
+
+
+@case(data=lambda: Kept(Bag), few=True)
+class LooksIntoABag(Small):
+    def training_step(self, bag, batch_idx):
+        return self.loss((bag.x, bag.y))
+
+
+class AddsAPenalty(Normalizes):
+    """Leaves a gradient on a tensor that comes again, and puts something into a dictionary that does not."""
+
+    def training_step(self, batch, batch_idx):
+        batch["x"].requires_grad_()
+        loss = super().training_step(batch, batch_idx)
+        (slope,) = torch.autograd.grad(loss, batch["x"], create_graph=True)
+        return loss + slope.square().sum()
+
+
+add("penalty in a dictionary, a copy of what a list holds", AddsAPenalty, data=Dictionaries, eager=LEFT)
+
+
 # -- the same tensor twice --------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 _DEEPEST = 4
 """Objects inside of objects that are looked into, as for a batch's signature."""
 
-
 _NO_RECORDS = (type, nn.Module, ModuleType, FunctionType, MethodType)
 
 
@@ -34,7 +33,7 @@ class _Look(NamedTuple):
             return cls(holder, [*dict.keys(holder)], [*dict.values(holder)])
         if dataclasses.is_dataclass(holder):  # one with slots
             names = [field.name for field in dataclasses.fields(holder)]
-            return cls(holder, names, [getattr(holder, name, None) for name in names])
+            return cls(holder, names, [_attribute(holder, name) for name in names])
         return cls(holder, [], [*(list.__iter__(holder) if isinstance(holder, list) else tuple.__iter__(holder))])
 
     def now(self) -> _Look:
@@ -100,5 +99,13 @@ def _look(item: Any, depth: int, found: list[_Look]) -> None:
 
 def _attributes(item: Any) -> Any:
     """Returns what holds an object's attributes: its dictionary, itself for a dataclass with slots, None for others."""
-    held = getattr(item, "__dict__", None)
+    held = _attribute(item, "__dict__")
     return held if type(held) is dict else item if dataclasses.is_dataclass(item) else None
+
+
+def _attribute(item: Any, name: str) -> Any:
+    """Returns an attribute without asking `__getattr__`, which may know any name, or fail; None where there is none."""
+    try:
+        return object.__getattribute__(item, name)
+    except AttributeError:
+        return None
