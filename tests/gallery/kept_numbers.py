@@ -1,5 +1,7 @@
 """Numbers of tensors' values that steps keep in attributes, and compute with (from Python 3.11 on)."""
 
+import math
+
 import lightning as L
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from gallery.case import Small, add, case
 from gallery.state import even
+from parity import loader
 
 DECIDES = {"eager": "a value of a tensor decides", "data": even}
 PLAINLY = {"eager": "is needed as a plain number", "data": even}
@@ -346,22 +349,159 @@ class Validates(MeanThatMoves):
 add("number that validation reads and sets", Validates, data=even, options={"val_check_interval": 8})
 
 
-# -- what needs the number itself -------------------------------------------------------------------------------------
+# -- what decides -----------------------------------------------------------------------------------------------------
 
 
-@case(line="if loss.item() < self.best", **DECIDES)
+def long():
+    """Batches of which some make another loss than the others do."""
+    return loader(batches=40, last=8)
+
+
+@case(data=long, size=10, inductor=True)
 class NumberThatDecides(Keeps):
     def keep(self, loss, batch, batch_idx):
-        if loss.item() < self.best:
+        if loss.item() < self.best - 0.4:
             self.best = loss.item()
-        return 1
+        return 1 if self.best > 0.9 else 2
+
+    def on_train_epoch_end(self):
+        self.log("best", self.best)
 
 
-@case(eager="`mean` decides what Python does", line="2 if self.mean", data=even)
+add("number that decides, in windows", NumberThatDecides, data=long, size=10, options={"accumulate_grad_batches": 2})
+
+
+@case(data=long, size=10)
 class KeptNumberThatDecides(Keeps):
     def keep(self, loss, batch, batch_idx):
         self.mean = 0.9 * self.mean + 0.1 * loss.item()
         return 2 if self.mean > 1 else 1
+
+
+@case(data=long, size=10)
+class LeastLoss(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.best = min(self.best, loss.item() + 10 * (batch_idx > 2))
+        return 1
+
+    def on_train_epoch_end(self):
+        self.log("least", self.best)
+
+
+@case(data=long, size=10)
+class NumbersBetweenOthers(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        number = loss.item()
+        self.log("change", 0.0 if self.last is None else abs(number - self.last))
+        is_usual = 0.2 < number <= 1.35 and not number == self.mean
+        self.last = number
+        return 1 if is_usual else 0.1
+
+
+@case(data=long, size=10)
+class NumberThatMathLooksAt(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        number = (loss - 1.45).clamp(max=0).log().item()
+        self.right += not math.isfinite(number)
+        if math.isnan(number) or math.isinf(number):
+            return 1
+        self.log("found", number)
+        return 0.1
+
+
+@case(data=long, size=10, inductor=True)
+class Perplexity(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = math.exp(loss.item())
+        self.log("perplexity", self.mean)
+        self.log("root", math.sqrt(loss.item()) + math.log(self.mean))
+        return 1
+
+
+@case(data=long, size=10, raises="math range error")
+class TooLargeForMath(Keeps):
+    """In a late step."""
+
+    def keep(self, loss, batch, batch_idx):
+        self.mean = math.exp(loss.item() * (1000 if batch_idx == 33 else 1))
+        return 1
+
+
+@case(data=long, size=10)
+class TooLargeForMathNowAndThen(Keeps):
+    """And handled."""
+
+    def keep(self, loss, batch, batch_idx):
+        try:
+            self.mean = math.exp(400 * loss.item())
+        except OverflowError:
+            self.mean = float("inf")
+        return 1
+
+
+@case(data=long, size=10)
+class NumberThatDivides(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = 1.0 / loss.item()
+        self.best = batch_idx // (1 + loss.item()) + batch_idx % loss.item()
+        return 1
+
+
+@case(data=long, size=10)
+class NumberThatDividesAndIsZeroInALateStep(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        try:
+            self.mean = 1.0 / (0.0 * loss.item() + (batch_idx != 33))
+        except ZeroDivisionError:
+            self.mean = -1.0
+        self.log("quotient", self.mean)
+        return 1
+
+
+@case(data=long, size=10)
+class NumberWithAPower(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = loss.item() ** 2 + loss.item() ** 0.5 + 2 ** loss.item() + loss.item() ** loss.item()
+        return 1
+
+
+@case(data=long, size=10)
+class NumberOfTheBatch(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        most = batch[0].abs().max().item()
+        self.best = min(self.best, most)
+        return 0.5 if most > 2.6 else 1 + 0.1 * math.sqrt(self.best)
+
+
+@case(data=long, size=10)
+class NumberOfWeights(Keeps):
+    """Found before the step changes them."""
+
+    def keep(self, loss, batch, batch_idx):
+        norm = self.net[0].weight.norm().item()
+        self.mean = max(self.mean, norm)
+        return 1 if norm < 2 * self.mean else 2
+
+
+@case(data=long, size=10)
+class NumberThatEndsALoop(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        rounds = 0
+        while loss.item() / 2**rounds > 0.5:
+            rounds += 1
+        return 1 + 0.1 * rounds
+
+
+@case(data=long, size=10, options={"gradient_clip_val": 0.5})
+class NumberInAHookThatDecides(Keeps):
+    def on_before_optimizer_step(self, optimizer):
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters()]).item()
+        if norm > 3 * self.mean and self.mean > 0:
+            optimizer.zero_grad()
+        self.mean = norm if not self.mean else 0.9 * self.mean + 0.1 * norm
+
+
+# -- what needs the number itself -------------------------------------------------------------------------------------
 
 
 @case(line='f"{self.mean', **PLAINLY)
@@ -369,31 +509,6 @@ class KeptNumberInAText(Keeps):
     def keep(self, loss, batch, batch_idx):
         self.mean = 0.9 * self.mean + 0.1 * loss.item()
         return len(f"{self.mean:.3f}")
-
-
-@case(eager="a value of a tensor", data=even)
-class NumberThatDivides(Keeps):
-    """By zero it would be an error."""
-
-    def keep(self, loss, batch, batch_idx):
-        self.mean = 1.0 / loss.item()
-        return 1
-
-
-@case(eager="a value of a tensor", data=even)
-class NumberWithAPower(Keeps):
-    """Too large a one would be an error."""
-
-    def keep(self, loss, batch, batch_idx):
-        self.mean = loss.item() ** 2
-        return 1
-
-
-@case(line="min(self.best", **DECIDES)
-class LeastLoss(Keeps):
-    def keep(self, loss, batch, batch_idx):
-        self.best = min(self.best, loss.item())
-        return 1
 
 
 @case(eager="to what is no number", data=even)

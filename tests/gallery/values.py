@@ -126,7 +126,7 @@ class TheNumberIsUsedBesides(Small):
         return loss * (2 if number < 1.1 else 1)
 
 
-@case(eager=DECIDES, line="2 if number < 1.1")
+@case(**numbers())
 class TheNumberDecidesBehindTheLog(Small):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -135,7 +135,7 @@ class TheNumberDecidesBehindTheLog(Small):
         return loss * (2 if number < 1.1 else 1)
 
 
-@case(eager=DECIDES, line="max(loss.item(), 1.1)")
+@case(**numbers())
 class TheLargerOfTwoNumbersIsLogged(Small):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -143,7 +143,7 @@ class TheLargerOfTwoNumbersIsLogged(Small):
         return loss
 
 
-@case(eager=DECIDES, line="if part.item() < 1.1")
+@case(**numbers())
 class OnlySmallNumbersAreLogged(Small):
     def training_step(self, batch, batch_idx):
         parts = {"loss": self.loss(batch)}
@@ -151,7 +151,7 @@ class OnlySmallNumbersAreLogged(Small):
         return parts["loss"]
 
 
-@case(eager="a value of a tensor is needed as a plain number", line="1 / loss.item()")
+@case(**numbers())
 class DividedByTheNumber(Small):
     """Which is an error where it is 0."""
 

@@ -44,6 +44,12 @@ def compare(number: Value, symbol: Callable[[Any, Any], Any], other: Any) -> Any
         return symbol(as_tensor(number, [other], compared=True), other)
     outcome = bool(symbol(number.value, plain_value(other)))
     host, name = number.hosted(symbol, other, reflected=False), (number.key, symbol.__name__, _key(other))
+    if (
+        host is None
+        and _can_be_compared(number, other)
+        and number.finds_out(lambda: _truth(number, symbol, other), outcome)
+    ):
+        return outcome
     later = None if host is None else lambda: bool(host())
     number.uses.froze(f"{number.words} decides what Python does", name, outcome, later)
     return outcome
@@ -85,8 +91,9 @@ def combine(number: Value, symbol: Callable[..., Any], other: Any, reflected: bo
             return symbol(*map(frozen, operands))
         host = number.hosted(symbol, other, reflected)
         is_of_step = uses is not None and host is None
+        fails_late = is_of_step and _may_fail_late(symbol, *operands)
         most = _most_of(symbol, operands) if is_of_step else None
-        if is_of_step and most is None:
+        if is_of_step and (most is None or (fails_late and not _is_finite(symbol, left, right))):
             return symbol(*map(frozen, operands))
         counts = number.is_counted or (is_value(other) and other.is_counted)
         # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
@@ -108,13 +115,26 @@ def combine(number: Value, symbol: Callable[..., Any], other: Any, reflected: bo
         given = tensor if exact is None else lambda: exact.to(torch.float64)
         known = type(number)(given, value, number.uses, name, host, counts, whole=exact, plain=uses, most=most)
         known.terms = size
+        if fails_late and not known.finds_out(lambda: torch.isfinite(known.tensor), True):
+            return symbol(*map(frozen, operands))
         number.uses.memo[name] = known
     return known
 
 
 def _is_plain_operand(value: Any) -> bool:
     """Tells whether nobody's own code, and none of numpy's, sees what a value is computed with."""
-    return type(value) in (int, float, Tensor, nn.Parameter) or is_value(value)
+    return type(value) in (int, float, bool, Tensor, nn.Parameter) or is_value(value)
+
+
+def _can_be_compared(number: Value, other: Any) -> bool:
+    """Tells whether tensors compare as Python's numbers do."""
+    are_known = not (is_value(other) and other.is_inexact) and type(plain_value(other)) in (int, float, bool)
+    return are_known and not is_large(number.value) and not is_large(plain_value(other))
+
+
+def _truth(number: Value, symbol: Callable[[Any, Any], Any], other: Any) -> Tensor:
+    found: Tensor = symbol(number.tensor, other.tensor if is_value(other) else float(other))
+    return found
 
 
 def _grows(value: Any) -> bool:
@@ -144,10 +164,10 @@ def _whole(value: Any) -> Any:
 
 def _most_of(symbol: Callable[..., Any], operands: tuple[Any, Any]) -> int | None:
     """Returns how large at most what only the program knows is, if it is whole; None if Python is to compute it."""
-    if _may_fail_late(symbol, *operands):
-        return None
     if not all(isinstance(item, int) for item in operands):
         return 0
+    if symbol is not operator.truediv and _may_fail_late(symbol, *operands):
+        return None
     most = most_of(symbol, *map(_bound, operands))
     return None if most is None or most > MOST_WHOLE else most
 
@@ -156,6 +176,15 @@ def _may_fail_late(symbol: Callable[..., Any], left: Any, right: Any) -> bool:
     """Tells whether arithmetic may be an error, or give a number of another type, by what only the program knows."""
     is_of_step = is_value(right) and right.host is None
     return symbol is operator.pow or may_be_another_kind(symbol, right, varies=is_of_step)
+
+
+def _is_finite(symbol: Callable[..., Any], left: Any, right: Any) -> bool:
+    """Tells whether Python computes a finite float: where torch does, too, that is the same."""
+    try:
+        value = symbol(left, right)
+    except ArithmeticError:
+        return False
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _compute(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:

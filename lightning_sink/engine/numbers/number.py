@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from lightning_sink.engine.numbers.beside_tensors import call
 from lightning_sink.engine.numbers.combined import combine, compare
 from lightning_sink.engine.numbers.released import released
@@ -37,6 +39,10 @@ class Number(Value):
 
     def __pos__(self) -> Number:
         return self
+
+    def __abs__(self) -> Any:
+        computed = None if isinstance(self.value, int) else self.computed("abs", abs, torch.abs, False, None)
+        return abs(self.freeze()) if computed is None else computed
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return type(self.value), (self.freeze(),)
@@ -93,7 +99,7 @@ _WHOLE |= {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 for _name, _function in _WHOLE.items():
     _define(_name, _freezing(_function))
     _define(f"r{_name}", _freezing(lambda value, other, function=_function: function(other, value)))
-_PLAIN: list[Callable[..., Any]] = [int, float, hash, repr, str, format, abs, round]
+_PLAIN: list[Callable[..., Any]] = [int, float, hash, repr, str, format, round]
 _PLAIN += [operator.index, operator.invert, math.floor, math.ceil, math.trunc]
 for _function in _PLAIN:
     _define(_function.__name__, _freezing(_function))

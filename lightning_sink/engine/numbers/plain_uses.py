@@ -27,7 +27,7 @@ from lightning_sink.engine.held import ABSENT, found_behind
 from lightning_sink.engine.numbers.called import called_by
 from lightning_sink.engine.numbers.flows import Getter, getter, gives_later, got, is_of, scopes_of, value_at
 from lightning_sink.engine.numbers.handed import OF_TENSORS, Handed
-from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH
+from lightning_sink.engine.numbers.math_functions import DECIDE, KNOWN_TO_MATH
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver
 from lightning_sink.engine.source import Source, bound_in, instruction_at, path_of, source_of
 from lightning_sink.engine.watch import is_library, is_user_frame
@@ -241,6 +241,11 @@ class _Uses:
             self._way.decides = True
             are_alone = not any(isinstance(item, ast.Starred) for item in call.args)
             return are_alone and len(call.args) > 1 and not call.keywords and self.is_plain(call)
+        if called is abs:
+            return self.is_plain(call)
+        if holder is math and name in DECIDE:
+            self._way.decides = True
+            return not call.keywords
         if holder is math:
             return name in KNOWN_TO_MATH and self.is_plain(call)
         if holder is torch or holder is F:  # ask the stand-in, as its operators do
@@ -299,12 +304,12 @@ def _are_groups(node: ast.expr) -> bool:
 
 
 def _compares(node: ast.Compare) -> bool:
-    """Tells whether one value is compared with another one, or told from `None` by identity."""
-    if len(node.ops) != 1:
-        return False
+    """Tells whether values are compared with each other, or one is told from `None` by identity."""
+    if all(isinstance(op, _COMPARISONS) for op in node.ops):
+        return True
     right = node.comparators[0]
     is_none = isinstance(right, ast.Constant) and right.value is None
-    return isinstance(node.ops[0], _COMPARISONS) or (is_none and isinstance(node.ops[0], (ast.Is, ast.IsNot)))
+    return len(node.ops) == 1 and is_none and isinstance(node.ops[0], (ast.Is, ast.IsNot))
 
 
 def _argument(arguments: ast.arguments, call: ast.Call, given: ast.AST, before: int) -> str | None:

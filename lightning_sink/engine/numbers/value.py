@@ -2,9 +2,10 @@
 
 A recording keeps every Python number that reaches an operation as a constant. `Value` is what is known of one that must
 not be: arithmetic with it is recorded as operations on a 0-dim float64 tensor, so the program computes what eager
-computes in Python. Where Python decides something by it, or needs the number itself (an index, `math.sqrt`), the
-recording stands only for steps in which that comes out the same; a `Guard` tells which these are. `Number`
-(`number.py`) is such a value in the place of the number.
+computes in Python. Where Python decides something by it, or needs the number itself (an index, `float()`), the
+recording stands only for steps in which that comes out the same; a `Guard` tells which these are. Of a number that only
+the program knows that is a truth that it finds out by itself (`tracing/assumptions.py`). `Number` (`number.py`) is such
+a value in the place of the number.
 """
 
 from __future__ import annotations
@@ -114,6 +115,13 @@ class Value:
             return None
         return (lambda: symbol(others(), host())) if reflected else (lambda: symbol(host(), others()))
 
+    def finds_out(self, truth: Callable[[], Tensor], outcome: bool) -> bool:
+        """Has the program find out a truth of what only it knows; tells whether that is this one.
+
+        If it is not, nobody finds out: something else is to be done than if it were known.
+        """
+        return not self.is_inexact and self.uses.is_seen() and bool(truth()) is outcome
+
     def tried(self, name: Any, compute: Callable[[], Any], host: Host | None, may_fail: bool) -> Any:
         """Returns what a computation gives; the recording stands for steps in which it is an error only if it is now.
 
@@ -134,15 +142,22 @@ class Value:
         return value
 
     def computed(
-        self, name: str, plain: Callable[[Any], float], function: Callable[[Tensor], Tensor], may_fail: bool
+        self,
+        name: str,
+        plain: Callable[[Any], float],
+        function: Callable[[Tensor], Tensor],
+        may_fail: bool,
+        domain: Callable[[Tensor], Tensor] | None,
     ) -> Value | None:
         """Returns what a function of the number gives; None where it has to be asked for the number itself.
 
         `function` is the same as `plain` for tensors; if it `may_fail`, that raises an error for some numbers, where
-        this raises none.
+        this raises none, and it raises none in the `domain`; None for all numbers.
         """
         host = self.host
-        if self.uses.closed or (may_fail and host is None):
+        if self.uses.closed:
+            return None
+        if host is None and domain is not None and not self.finds_out(lambda: domain(self.tensor), True):
             return None
         key = name, self.key
         known = self.uses.memo.get(key)
@@ -153,6 +168,15 @@ class Value:
             known = type(self)(lambda: function(self.tensor), value, self.uses, key, later, counts, plain=uses)
             self.uses.memo[key] = known
         return known
+
+    def decided(self, name: Any, plain: Callable[[Any], bool], truth: Callable[[Tensor], Tensor]) -> bool:
+        """Returns what Python decides by the number; `truth` is the same as `plain` for tensors."""
+        outcome, host = plain(self.value), self.host
+        if self.uses.closed or (host is None and self.finds_out(lambda: truth(self.tensor), outcome)):
+            return outcome
+        later = None if host is None else lambda: plain(host())
+        self.uses.froze(f"{self.words} decides what Python does", (self.key, name), outcome, later)
+        return outcome
 
     @property
     def words(self) -> str:

@@ -85,7 +85,7 @@ class Recorder(Tape):
         self.ran: dict[int, CodeType] = {}
         self.taken: list[list[tuple[Place, Any]]] = []
         self._watched = Watched()
-        self._uses = Uses(self.recording.hazard, self.recording.freeze)
+        self._uses = Uses(self.recording.hazard, self.recording.freeze, lambda: not self._is_apart())
         self._look, self._hyper, self._counts, self._before = look, hyper, counts, before
         self._options = RecordedOptions(hyper, self._uses, self.paused, set_in_step=sets_options)
         varying = before.parts.varying
