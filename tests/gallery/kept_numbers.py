@@ -393,7 +393,7 @@ class NumbersBetweenOthers(Keeps):
     def keep(self, loss, batch, batch_idx):
         number = loss.item()
         self.log("change", 0.0 if self.last is None else abs(number - self.last))
-        is_usual = 0.2 < number <= 1.35 and not number == self.mean
+        is_usual = 0.2 < number <= 1.35 and number != self.mean
         self.last = number
         return 1 if is_usual else 0.1
 
