@@ -3,6 +3,7 @@
 import math
 
 import lightning as L
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -442,8 +443,7 @@ class TooLargeForMathNowAndThen(Keeps):
 @case(data=long, size=10)
 class NumberThatDivides(Keeps):
     def keep(self, loss, batch, batch_idx):
-        self.mean = 1.0 / loss.item()
-        self.best = batch_idx // (1 + loss.item()) + batch_idx % loss.item()
+        self.mean = 1.0 / loss.item() + batch_idx / (1 + loss.item())
         return 1
 
 
@@ -463,6 +463,45 @@ class NumberWithAPower(Keeps):
     def keep(self, loss, batch, batch_idx):
         self.mean = loss.item() ** 2 + loss.item() ** 0.5 + 2 ** loss.item() + loss.item() ** loss.item()
         return 1
+
+
+@case(data=long, size=10)
+class PowersThatAreCompared(Keeps):
+    """Of whole numbers, which are exact."""
+
+    def keep(self, loss, batch, batch_idx):
+        many = (batch[0][:, 0] + 0 * loss > 0.9).sum().item()
+        self.right += 2.0**many >= 8.0
+        return 0.5 if 0.5**many <= 0.125 else 1
+
+
+@case(data=long, size=10)
+class NumberBesideTruths(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        self.mean = loss.item() - True + (batch_idx > 3) - (batch[1] > 1).sum().item()
+        return 1 if (batch_idx > 3) - loss.item() < 0.8 else 2
+
+
+@case(data=long, size=10)
+class NumberThatASomewhatLongerLineDecidesBy(Keeps):
+    def keep(self, loss, batch, batch_idx):
+        if (number := loss.item()) > 50 or (number > 1.3 and self.mean > 9) or np.isnan(number):
+            raise ValueError(f"{number} in {batch_idx}, {float(number)}")
+        assert number
+        self.mean = number > 0.5 and number
+        return 1
+
+
+class InHalfPrecision(Keeps):
+    """Where Inductor computes with what has not been rounded yet."""
+
+    def keep(self, loss, batch, batch_idx):
+        number = (1.0 + 0.125 * batch[1].sum() + 0 * loss).to(torch.bfloat16) * 1.0039
+        self.last = number.item()
+        return 0.5 if number.item() >= 2.25 else 1
+
+
+add("number of half precision that decides", InHalfPrecision, data=long, size=10, inductor=True)
 
 
 @case(data=long, size=10)
@@ -502,6 +541,15 @@ class NumberInAHookThatDecides(Keeps):
 
 
 # -- what needs the number itself -------------------------------------------------------------------------------------
+
+
+@case(line="self.mean = loss.item() // 0.1", data=even, eager="is needed as a plain number")
+class NumberThatIsDividedWithoutARest(Keeps):
+    """Inductor computes it by a quotient, which may be rounded up."""
+
+    def keep(self, loss, batch, batch_idx):
+        self.mean = loss.item() // 0.1
+        return 1
 
 
 @case(line='f"{self.mean', **PLAINLY)

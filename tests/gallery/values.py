@@ -118,7 +118,7 @@ def helper(module, value):
         module.log("small", value)
 
 
-@case(eager=DECIDES, line="number := loss.item()")
+@case(**numbers())
 class TheNumberIsUsedBesides(Small):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)

@@ -61,6 +61,7 @@ def combine(number: Value, symbol: Callable[..., Any], other: Any, reflected: bo
     It is asked for by the frame behind the one that calls this.
     """
     other = ended(other)
+    other = int(other) if type(other) is bool else other  # tensors compute with truths otherwise
     if number.uses.closed:
         return symbol(other, number.value) if reflected else symbol(number.value, other)
     operands: tuple[Any, Any] = (other, number) if reflected else (number, other)
@@ -107,8 +108,8 @@ def combine(number: Value, symbol: Callable[..., Any], other: Any, reflected: bo
             number.uses.decide((name, "is wide"), False, lambda: is_wide(host()))
 
         def tensor() -> Tensor:
-            plain = as_tensor(other)
-            return _compute(symbol, plain, number.tensor) if reflected else _compute(symbol, number.tensor, plain)
+            left, right = map(as_tensor, operands)
+            return _compute(symbol, left, right) if uses is None else symbol(left, right)
 
         # 0 has no sign.
         exact = symbol(*map(_whole, operands)) if is_of_step and isinstance(value, int) else None
@@ -165,8 +166,8 @@ def _whole(value: Any) -> Any:
 def _most_of(symbol: Callable[..., Any], operands: tuple[Any, Any]) -> int | None:
     """Returns how large at most what only the program knows is, if it is whole; None if Python is to compute it."""
     if not all(isinstance(item, int) for item in operands):
-        return 0
-    if symbol is not operator.truediv and _may_fail_late(symbol, *operands):
+        return None if symbol in (operator.floordiv, operator.mod) else 0  # which Inductor computes by a quotient
+    if symbol is not operator.truediv and _may_fail_late(symbol, *operands):  # a quotient is no whole number
         return None
     most = most_of(symbol, *map(_bound, operands))
     return None if most is None or most > MOST_WHOLE else most
@@ -188,6 +189,7 @@ def _is_finite(symbol: Callable[..., Any], left: Any, right: Any) -> bool:
 
 
 def _compute(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:
+    """Computes with what an optimizer or a counter gives, of which nothing is decided by the last digit."""
     if symbol is operator.pow and isinstance(left, float) and left > 0.0:
         # The same to the last digits, and Inductor keeps an `exp` that is used twice in a place of its own; a `pow` it
         # would compute anew for every 16 elements of every parameter (a third of an MLP's step with Adam).

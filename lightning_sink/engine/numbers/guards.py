@@ -49,7 +49,7 @@ class Uses:
     Attributes:
         leak: Told of a use that freezes a number whose value in other steps nobody knows.
         frozen: Told of a use that freezes a number; a guard says for which steps.
-        is_seen: Tells whether what is computed now is recorded, so that the program finds out truths that Python takes
+        is_recorded: Tells whether what is computed now is recorded, so that the program finds out truths that Python takes
             out of it.
         guards: The decisions, in their order, each once.
         memo: Results of arithmetic so far. An optimizer computes the same bias correction for each parameter; the
@@ -59,7 +59,7 @@ class Uses:
 
     leak: Callable[[str], None]
     frozen: Callable[[str], None]
-    is_seen: Callable[[], bool] = lambda: False
+    is_recorded: Callable[[], bool] = lambda: False
     guards: dict[Any, Guard] = field(default_factory=dict)
     memo: dict[Any, Value] = field(default_factory=dict)
     closed: bool = False

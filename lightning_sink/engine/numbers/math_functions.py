@@ -15,21 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.number import TRUTHS, Number
 from lightning_sink.engine.numbers.released import released
-
-_EVERYWHERE: dict[str, Callable[..., Tensor]] = {
-    **{name: getattr(torch, name) for name in ("cos", "sin", "tanh", "atan")},
-    "fabs": torch.abs,
-}
-_MAY_FAIL = ("exp", "log", "log2", "log10", "log1p", "sqrt", "tan", "cosh", "sinh")
-_IN_PLACES: dict[str, Callable[..., Tensor]] = {name: getattr(torch, name) for name in _MAY_FAIL}
-"""Where Python raises an error (`math.sqrt(-1)`), torch gives NaN or infinity: such a step is no program's."""
 
 _MOST_OF_EXP = 709.0
 """Up to which `math.exp` does not overflow, within one."""
 
-_DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
+_DOMAINS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    **dict.fromkeys(("tanh", "atan", "fabs"), None),
     **dict.fromkeys(("cos", "sin", "tan"), torch.isfinite),
     **dict.fromkeys(("log", "log2", "log10"), lambda x: x > 0),
     "log1p": lambda x: x > -1,
@@ -37,18 +30,20 @@ _DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": lambda x: x < _MOST_OF_EXP,
     **dict.fromkeys(("cosh", "sinh"), lambda x: x.abs() < _MOST_OF_EXP),
 }
-"""Where Python raises no error."""
+"""Where Python raises no error (`math.sqrt(-1)`), and torch gives no NaN or infinity in its place; None: anywhere."""
 
-_TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(torch, name) for name in ("isnan", "isinf", "isfinite")}
+_FUNCTIONS = {name: getattr(torch, "abs" if name == "fabs" else name) for name in _DOMAINS}
 
-KNOWN_TO_MATH = frozenset([*_EVERYWHERE, *_IN_PLACES])
-DECIDE = frozenset(_TRUTHS)
+_NEVER_FAIL = frozenset(["tanh", "atan", "fabs", "cos", "sin"])
+"""For numbers that the host knows, which are finite."""
+
+KNOWN_TO_MATH = frozenset(_DOMAINS)
 
 
 @contextmanager
 def known_to_math() -> Iterator[None]:
     """Lets the functions of `math` take stand-ins for a while."""
-    present = {name: _plain(getattr(math, name)) for name in (*KNOWN_TO_MATH, *DECIDE)}
+    present = {name: _plain(getattr(math, name)) for name in (*KNOWN_TO_MATH, *TRUTHS)}
     for name, plain in present.items():
         setattr(math, name, partial(_call, name, plain))
     try:
@@ -65,11 +60,10 @@ def _plain(function: Any) -> Any:
 
 def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
     number = arguments[0] if len(arguments) == 1 else None
-    if type(number) is Number and name in DECIDE:
-        return number.decided(name, plain, _TRUTHS[name])
+    if type(number) is Number and name in TRUTHS:
+        return number.decided(name, plain, TRUTHS[name])
     if type(number) is Number:
-        function, domain = _EVERYWHERE.get(name) or _IN_PLACES[name], _DOMAINS.get(name)
-        computed = number.computed(name, plain, function, name in _IN_PLACES, domain)
+        computed = number.computed(name, plain, _FUNCTIONS[name], name not in _NEVER_FAIL, _DOMAINS[name])
         if computed is not None:
             return computed
     return plain(*released(arguments))

@@ -20,6 +20,9 @@ from lightning_sink.engine.numbers.value import Value
 _UFUNCS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv}
 """Numpy's own numbers ask these functions, and not the other one, for what is computed of both."""
 
+TRUTHS = {name: getattr(torch, name) for name in ("isnan", "isinf", "isfinite")}
+"""What `math` and numpy tell of a number."""
+
 
 class Number(Value):
     """Stands for a number: to Python's `isinstance` it is what it stands for. Arguments as `Value`."""
@@ -41,7 +44,8 @@ class Number(Value):
         return self
 
     def __abs__(self) -> Any:
-        computed = None if isinstance(self.value, int) else self.computed("abs", abs, torch.abs, False, None)
+        is_whole = isinstance(self.value, int) and self.host is None
+        computed = None if is_whole else self.computed("abs", abs, torch.abs, False, None)
         return abs(self.freeze()) if computed is None else computed
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -51,7 +55,10 @@ class Number(Value):
         return sys.modules["numpy"].asarray(self.freeze(), *arguments, **options)
 
     def __array_ufunc__(self, function: Any, method: str, *given: Any, **options: Any) -> Any:
-        symbol = _UFUNCS.get(function.__name__)
+        name = function.__name__
+        if name in TRUTHS and method == "__call__" and not options:
+            return sys.modules["numpy"].bool_(self.decided(name, getattr(math, name), TRUTHS[name]))
+        symbol = _UFUNCS.get(name)
         others = [value for value in given if type(value) is not Number]
         by_itself = len(others) == 1 and getattr(others[0], "shape", None) == () and is_real(others[0])
         if symbol is not None and method == "__call__" and not options and by_itself:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import builtins
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +28,17 @@ from lightning_sink.engine.held import ABSENT, found_behind
 from lightning_sink.engine.numbers.called import called_by
 from lightning_sink.engine.numbers.flows import Getter, getter, gives_later, got, is_of, scopes_of, value_at
 from lightning_sink.engine.numbers.handed import OF_TENSORS, Handed
-from lightning_sink.engine.numbers.math_functions import DECIDE, KNOWN_TO_MATH
+from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH
+from lightning_sink.engine.numbers.number import TRUTHS
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver
 from lightning_sink.engine.source import Source, bound_in, instruction_at, path_of, source_of
 from lightning_sink.engine.watch import is_library, is_user_frame
 
 _OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+_FREEZE = (bool, float, int, print, repr, round, str)
+"""These take the number itself by asking the stand-in for it, which tells; most are where a step ends by an error."""
+
 _TENSORS = frozenset([Tensor, nn.Parameter, nn.Buffer])
 
 
@@ -158,7 +163,15 @@ class _Uses:
         if isinstance(parent, ast.UnaryOp):
             self._way.decides |= isinstance(parent.op, ast.Not)
             return isinstance(parent.op, (ast.USub, ast.Not)) and self._goes_on(parent)
-        if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and parent.test is node:
+        if isinstance(parent, (ast.If, ast.While, ast.IfExp, ast.Assert)) and parent.test is node:
+            self._way.decides = True
+            return True
+        if isinstance(parent, ast.BoolOp):
+            self._way.decides = True
+            return self.is_plain(parent)
+        if isinstance(parent, ast.NamedExpr):
+            return self._is_put_into(parent.target) and self.is_plain(parent)
+        if isinstance(parent, ast.FormattedValue):  # asks for the number itself, as `_FREEZE` do
             self._way.decides = True
             return True
         if isinstance(parent, ast.Expr):
@@ -243,7 +256,10 @@ class _Uses:
             return are_alone and len(call.args) > 1 and not call.keywords and self.is_plain(call)
         if called is abs:
             return self.is_plain(call)
-        if holder is math and name in DECIDE:
+        if any(called is each for each in _FREEZE):
+            self._way.decides = True
+            return True
+        if name in TRUTHS and (holder is math or holder is sys.modules.get("numpy")):
             self._way.decides = True
             return not call.keywords
         if holder is math:

@@ -118,9 +118,9 @@ class Value:
     def finds_out(self, truth: Callable[[], Tensor], outcome: bool) -> bool:
         """Has the program find out a truth of what only it knows; tells whether that is this one.
 
-        If it is not, nobody finds out: something else is to be done than if it were known.
+        Where it is another one, or nobody finds out, the number itself is to be asked for, which makes no program.
         """
-        return not self.is_inexact and self.uses.is_seen() and bool(truth()) is outcome
+        return not self.is_inexact and self.uses.is_recorded() and bool(truth()) is outcome
 
     def tried(self, name: Any, compute: Callable[[], Any], host: Host | None, may_fail: bool) -> Any:
         """Returns what a computation gives; the recording stands for steps in which it is an error only if it is now.
@@ -157,11 +157,11 @@ class Value:
         host = self.host
         if self.uses.closed:
             return None
-        if host is None and domain is not None and not self.finds_out(lambda: domain(self.tensor), True):
-            return None
         key = name, self.key
         known = self.uses.memo.get(key)
         if known is None:
+            if host is None and domain is not None and not self.finds_out(lambda: domain(self.tensor), True):
+                return None
             later = None if host is None else lambda: plain(host())
             value = self.tried(key, lambda: plain(self.value), later, may_fail)
             uses, counts = self.plain, self.is_counted

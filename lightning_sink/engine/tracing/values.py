@@ -86,6 +86,7 @@ class Values:
         self._gone_on += 1
         name = self._gone_on, "a value of a tensor"
         copy = tensor.detach().reshape(()).to("cpu", copy=True)  # of what it holds now
+        copy = _rounded(copy) if copy.dtype is torch.bfloat16 else copy
         whole, plain = copy if isinstance(value, int) else None, self._plain if is_plain else None
         most = self._most_of(tensor) if is_plain else None
         return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole, plain=plain, most=most)
@@ -160,3 +161,11 @@ def _is_number(tensor: Tensor) -> bool:
     """Tells whether a tensor holds a number that a stand-in can be computed with."""
     dtype = tensor.dtype
     return tensor.numel() == 1 and tensor.layout is torch.strided and not (dtype.is_complex or dtype is torch.bool)
+
+
+def _rounded(number: Tensor) -> Tensor:
+    """Returns a number of `bfloat16` as one of float32, by its bits: fused code has it as it was before rounding."""
+    wide = number.float()
+    bits = wide.view(torch.int32)
+    even = bits + 0x7FFF + (bits >> 16 & 1)
+    return torch.where(wide.isfinite(), (even & -0x10000).view(torch.float32), wide)

@@ -3,14 +3,15 @@
 import math
 from math import cos
 
+import numpy as np
 import pytest
 import torch
 
 from lightning_sink.engine.numbers.guards import Uses
-from lightning_sink.engine.numbers.math_functions import _EVERYWHERE, _IN_PLACES, known_to_math
-from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH, known_to_math
+from lightning_sink.engine.numbers.number import TRUTHS, Number
 
-NAMES = [*_EVERYWHERE, *_IN_PLACES]
+NAMES = sorted(KNOWN_TO_MATH)
 
 
 def number(value, hosted=True):
@@ -61,10 +62,46 @@ def test_what_raises_now_raises_as_ever():
 def test_numbers_that_only_the_program_knows_are_plain_where_python_may_raise():
     stands, _, told, _ = number(2.0, hosted=False)
     with known_to_math():
-        assert type(math.cos(stands)) is Number
+        assert type(math.atan(stands)) is Number
         assert not told
-        assert type(math.sqrt(stands)) is float
+        assert type(math.sqrt(stands)) is float  # nobody records that it is not negative
     assert told
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [0.0, -0.0, 0.3, 1, 7.5, -2.0, 708.5, 800.0, float("inf"), float("nan")])
+def test_what_the_program_finds_out_is_where_python_raises_nothing(name, value):
+    stands, uses, told, _ = number(value, hosted=False)
+    uses.is_recorded = lambda: True
+    with known_to_math():
+        try:
+            expected = getattr(math, name)(value)
+        except (ValueError, OverflowError) as error:
+            with pytest.raises(type(error)):
+                getattr(math, name)(stands)
+            assert told
+            return
+        found = getattr(math, name)(stands)
+    if type(found) is Number:
+        assert not told
+        assert found.tensor.item() == pytest.approx(expected, rel=1e-12, abs=1e-15, nan_ok=True)
+
+
+@pytest.mark.parametrize("value", [0.0, 3, -1.5, float("inf"), float("nan")])
+@pytest.mark.parametrize("asks", [math, np], ids=["math", "numpy"])
+@pytest.mark.parametrize("name", sorted(TRUTHS))
+def test_truths_are_found_out(asks, name, value):
+    stands, uses, told, values = number(value)
+    later, unknown, of_program, _ = number(value, hosted=False)
+    unknown.is_recorded = lambda: True
+    with known_to_math():
+        found = [getattr(asks, name)(n) for n in (stands, later)]
+    assert found == [getattr(asks, name)(value)] * 2
+    assert all(type(truth) is type(getattr(asks, name)(value)) for truth in found)
+    assert not of_program
+    (guard,) = uses.guards.values()
+    values.append(float("nan"))
+    assert guard.decide() == getattr(math, name)(float("nan"))
 
 
 def test_other_functions_ask_for_the_number():

@@ -6,6 +6,7 @@ import operator
 import sys
 from decimal import Decimal
 
+import numpy as np
 import pytest
 import torch
 
@@ -301,19 +302,23 @@ PLAIN = {
     "a class method's argument": lambda m: Module.of_all(m.n),
     "a module's argument": lambda m: SCALE(torch.ones(2), m.n),
     "a module's argument by name": lambda m: SCALE(torch.ones(2), weight=m.n),
+    "a chain": lambda m: 1 < m.n < 5,
+    "what is not negative": lambda m: abs(m.n),
+    "a truth of some": lambda m: (m.n > 1 and m.n) or 2.0,
+    "a variable within a line": lambda m: (n := m.n) + n,
+    "whether it is a number": lambda m: math.isnan(m.n) or np.isfinite(m.n),
+    "an int, for which it is asked by then": lambda m: int(m.n),
+    "words, likewise": lambda m: f"{m.n}",
     "an argument without gradients": lambda m: averages([torch.ones(2)], [torch.ones(2)], m.n),
 }
 
 OTHER = {
     "a variable that is another one later": another_log,
     "a type": lambda m: type(m.n),
-    "an int": lambda m: int(m.n),
     "a key": lambda m: {3: 1}[m.n],
     "an index": lambda m: [1, 2, 3, 4][m.n],
     "a range": lambda m: [*range(m.n)],
-    "words": lambda m: f"{m.n}",
     "a list": lambda m: [m.n],
-    "a function": lambda m: abs(m.n),
     "code in C": lambda m: torch.ones(4).roll(m.n, 0),
     "a decimal": lambda m: Decimal(m.n),
     "a method that C remembers": lambda m: m.kept_in_c() * 2,
@@ -329,7 +334,6 @@ OTHER = {
     "a generator": lambda m: [*given_later(m.n)],
     "a function of C's": lambda m: operator.neg(m.n),
     "identity": lambda m: m.n is m.limit,
-    "a chain": lambda m: 1 < m.n < 5,
     "a function by another": lambda m: [*map(Module.itself, [m])],
     "another attribute": keeps,
     "a variable that is shown": shown,

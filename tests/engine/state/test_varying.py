@@ -88,7 +88,7 @@ def test_what_no_step_uses_costs_two_steps_once():
 def test_control_what_is_not_watched_makes_a_difference(verify, monkeypatch):
     monkeypatch.setattr(Varying, "count", lambda self, name: None)
     with pytest.raises(AssertionError, match="loss"):
-        both(training(rescale, USES["float()"]), SINKS, verify=verify)
+        both(training(rescale, USES["attrgetter"]), SINKS, verify=verify)
 
 
 def rescale(module, sink):
