@@ -171,7 +171,7 @@ class TheRateBehindIsLoggedThatChangesSeldom(Stepping):
         self.log("rate", self.optimizers().param_groups[0]["lr"])
 
 
-@case(eager="the optimizer's 'lr' decides what Python does", line="> 0.05")
+@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="> 0.05")
 class TheRateBehindDecides(Stepping):
     def training_step(self, batch, batch_idx):
         super().training_step(batch, batch_idx)

@@ -49,8 +49,8 @@ class Uses:
     Attributes:
         leak: Told of a use that freezes a number whose value in other steps nobody knows.
         frozen: Told of a use that freezes a number; a guard says for which steps.
-        is_recorded: Tells whether what is computed now is recorded, so that the program finds out truths that Python takes
-            out of it.
+        is_recorded: Tells whether what is computed now goes into the program, which then finds out truths that Python
+            takes out of it.
         guards: The decisions, in their order, each once.
         memo: Results of arithmetic so far. An optimizer computes the same bias correction for each parameter; the
             program computes it once.
