@@ -142,6 +142,9 @@ class Tape:
         """For a change of an optimizer's options that the owner makes by itself behind a step that a program runs."""
         return nullcontext()
 
+    def options_may_be_others(self) -> None:
+        """Takes note that a schedule may have stepped since the last part of the step."""
+
     def setting_options(self, last: bool) -> AbstractContextManager[None]:
         """For code of the user's that sets the optimizers' options, and that the owner runs before a program, too.
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor, WeightAveraging
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -153,6 +154,12 @@ class BatchHooks:
         """Whether a callback has something to do at a sink's end."""
         return any(_overrides(item, "on_train_batch_end") for item in self._others)
 
+    def end_steps(self, module: Any) -> bool:
+        """Tells whether code of the user's ends each step, of the module's or of callbacks that belong to steps."""
+        return is_overridden("on_train_batch_end", module) or any(
+            _overrides(item, "on_train_batch_end") for item in self._traced
+        )
+
     @property
     def look_at_batch(self) -> bool:
         """Whether a callback looks at a batch that it is shown, or may keep it for later."""
@@ -218,9 +225,10 @@ class BatchHooks:
         if not before.is_left(look()):
             return
         self._of_fit.told.add(hook)  # by Python itself once more whenever anybody sets a filter
+        where = " or ".join(f"`{type(item).__name__}.{hook}`" for item in users)
         text = (
             "A callback changes weights, the optimizer's options or something else that the training depends on in"
-            f" `{hook}`, which a sink calls once, not for every step: the training differs from plain Lightning's."
+            f" {where}, which a sink calls once, not for every step: the training differs from plain Lightning's."
             " Derive it from `lightning_sink.StepCallback`, move that into the LightningModule's hook of the same"
             " name, or train with `SinkStrategy(sink_size=1, epoch='dataset')`."
         )

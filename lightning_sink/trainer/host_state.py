@@ -61,6 +61,7 @@ class HostState:
         self._values = [
             [*map(id, tensors)],
             [fingerprint(value) for value in options],
+            [_numbers_in(config.scheduler) for config in trainer.lr_scheduler_configs],
             [(version(tensor), tensor.requires_grad) for tensor in tensors],
             _contents(tensors) if contents else [*map(place_of, tensors)],
             trainer.accumulate_grad_batches,
@@ -79,6 +80,11 @@ class HostState:
 
     def _look_at(self, tensors: list[Tensor]) -> Any:
         return [version(tensor) for tensor in tensors], _contents(tensors) if self._reads else None
+
+
+def _numbers_in(scheduler: Any) -> dict[str, Any]:
+    """Returns the numbers by which a scheduler counts its steps."""
+    return {name: value for name, value in vars(scheduler).items() if type(value) in (int, float)}
 
 
 def _contents(tensors: list[Tensor]) -> Any:

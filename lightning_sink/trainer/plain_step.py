@@ -25,7 +25,7 @@ from lightning_sink.trainer.logging import StepLog, captured
 from lightning_sink.trainer.metric_watch import keep_metrics, noted
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.reads import lifted_counters
-from lightning_sink.trainer.schedules import keep_schedules
+from lightning_sink.trainer.schedules import keep_schedules, schedules_by_step
 
 
 def keep_results(loop: Any) -> Callable[[], None]:
@@ -71,6 +71,8 @@ class PlainStep:
 
     def end(self, output: Any) -> None:
         """Calls the module's `on_train_batch_end`, and that of callbacks that belong to the step."""
+        if schedules_by_step(self._trainer):
+            self._tape.options_may_be_others()
         self._tape.span(lambda: self._end(output), self._rewind(self.late_schedulers))
 
     def _train(self) -> Any:

@@ -36,6 +36,12 @@ def step_schedulers(loop: Any) -> None:
         loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
 
+def schedules_by_step(trainer: Any) -> bool:
+    """Tells whether Lightning may step schedulers behind each training step, before its `on_train_batch_end`."""
+    is_automatic = trainer.lightning_module.automatic_optimization
+    return is_automatic and any(config.interval == "step" for config in trainer.lr_scheduler_configs)
+
+
 def step_by_hand(schedulers: Iterable[Any]) -> None:
     """Steps schedulers as the user's step did where it was recorded."""
     for scheduler in schedulers:

@@ -97,6 +97,9 @@ class TrainerSink(Sink):
         configs = self._trainer.lr_scheduler_configs
         self._schedulers = bool(configs)
         self._by_step = any(config.interval == "step" for config in configs)
+        self._ends_otherwise = self._hooks.end_steps(self._module) and any(
+            config.interval == "epoch" for config in configs
+        )
         by_users_code = steps_by_users_code(self._trainer) or self._fetcher.changes
         self.disturbed = by_users_code or not self._transfer.is_plain
 
@@ -158,6 +161,8 @@ class TrainerSink(Sink):
                 leaves, signature = flatten(batch, self._fetcher.queue.looked)
                 kind = self._kind()
                 is_met = self._meets_end and (self._last or self._may_be_due())
+                # What the step's last hook sees is behind the schedule there, and a program has one rate of each.
+                is_met = is_met or (self._ends_otherwise and progress.is_last_batch)
                 step = Step(batch, leaves, signature, kind, kind[0] and self._clears, is_met)
                 yield step
             if self._last or self.skip_epoch or interrupt.requested:

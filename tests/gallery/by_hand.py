@@ -143,7 +143,7 @@ class ACheckpointIsWrittenInTheStep(Stepping):
 # -- what makes steps eager -------------------------------------------------------------------------------------------
 
 
-@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="optimizer.step()")
+@case(eager="the optimizer's 'lr' is another number here than in the optimizer's step", line="optimizer.step()")
 class BeforeTheOptimizersStep(Stepping):
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
@@ -153,14 +153,14 @@ class BeforeTheOptimizersStep(Stepping):
         optimizer.step()
 
 
-@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="get_last_lr()")
+@case(eager="the optimizer's 'lr' is another number here than in the optimizer's step", line="get_last_lr()")
 class TheRateBehindIsLogged(Stepping):
     def training_step(self, batch, batch_idx):
         super().training_step(batch, batch_idx)
         self.log("rate", self.lr_schedulers().get_last_lr()[0])
 
 
-@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="param_groups")
+@case(eager="the optimizer's 'lr' is another number here than in the optimizer's step", line="param_groups")
 class TheRateBehindIsLoggedThatChangesSeldom(Stepping):
     """It is the same in the recorded steps."""
 
@@ -171,7 +171,7 @@ class TheRateBehindIsLoggedThatChangesSeldom(Stepping):
         self.log("rate", self.optimizers().param_groups[0]["lr"])
 
 
-@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="> 0.05")
+@case(eager="the optimizer's 'lr' is another number here than in the optimizer's step", line="> 0.05")
 class TheRateBehindDecides(Stepping):
     def training_step(self, batch, batch_idx):
         super().training_step(batch, batch_idx)
@@ -180,7 +180,7 @@ class TheRateBehindDecides(Stepping):
                 self.net[0].bias.data.zero_()
 
 
-@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it", line="self.smooth.mul_")
+@case(eager="the optimizer's 'lr' is another number here than in the optimizer's step", line="self.smooth.mul_")
 class TheRateBehindIsUsedInTheHook(Stepping):
     def __init__(self):
         super().__init__()

@@ -289,6 +289,22 @@ class Accumulates(L.Callback):
         trainer.accumulate_grad_batches = 1 if trainer.global_step < 10 else 2
 
 
+class StepsASchedule(L.Callback):
+    """a callback that steps a schedule at each batch."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        for config in trainer.lr_scheduler_configs:
+            config.scheduler.step()
+
+
+class WithASchedule(Weighted):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 9)]
+
+
+users(StepsASchedule, make=WithASchedule, warns=DIFFERS)
+
 TEACHERS = (TeachesAtEachBatch, TeachesThroughData, TeachesInItsPlace)
 for kind in (ChangesWeights, ChangesRates, AveragesByHand, AveragesByTorch, *TEACHERS):
     users(kind, warns=DIFFERS)

@@ -614,3 +614,14 @@ class SumThatIsReadInOtherSteps(Small):
     def on_before_optimizer_step(self, optimizer):
         for parameter in self.parameters():
             parameter.grad.mul_(1 / (1 + self.steps % 3))
+
+
+@case(data=even, raises="math domain error")
+class CosineOfWhatGrowsTooLarge(Small):
+    """Python raises nothing where it becomes infinite, and torch nothing behind that."""
+
+    scale = 1e250
+
+    def training_step(self, batch, batch_idx):
+        self.scale = self.scale * 1e5
+        return self.loss(batch) * (1 + 0.1 * math.cos(self.scale))

@@ -288,7 +288,7 @@ class HeldAndDraws(Held):
     make = Draws
 
 
-@case(eager="the optimizer's 'lr' is used on the other side of where the step changes it")
+@case(eager="the optimizer's 'lr' is another number here than in the optimizer's step")
 class HeldAndSteppedBeforeTheOptimizer(Held):
     def optimizer_step(self, *args, **kwargs):
         self.scheduler.step()

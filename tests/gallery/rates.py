@@ -9,6 +9,8 @@ from torch.optim import lr_scheduler as schedules
 from gallery.case import Small, add, case
 from gallery.optimizers import Optimized
 from gallery.schedulers import adam
+from lightning_sink import StepCallback
+from parity import loader
 
 
 class TwoGroups(Small):
@@ -231,7 +233,7 @@ class HookOnTheOptimizersStep(Small):
         return optimizer
 
 
-BEHIND = "the optimizer's 'lr' is used on the other side of where the step changes it"
+BEHIND = "the optimizer's 'lr' is another number here than in the optimizer's step"
 for kind in (float, torch.tensor):
 
     class LogsTheRateBehindItsSchedule(Small):
@@ -246,3 +248,43 @@ for kind in (float, torch.tensor):
             self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"])
 
     add(f"the rate is logged behind its schedule as a {kind.__name__}", LogsTheRateBehindItsSchedule, eager=BEHIND)
+
+
+class Decays(Small):
+    """Weights decay behind a schedule, of which the rate is the same in the recorded steps, and later another one."""
+
+    interval, schedule = "step", partial(schedules.StepLR, step_size=20, gamma=0.2)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": self.schedule(optimizer), "interval": self.interval}]
+
+    def decay(self):
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(1 - self.trainer.optimizers[0].param_groups[0]["lr"])
+
+
+class DecaysWhereEpochsEnd(Decays):
+    interval, schedule = "epoch", partial(schedules.StepLR, step_size=1, gamma=0.5)
+
+
+class AtEachBatch(StepCallback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        pl_module.decay()
+
+
+def long():
+    return loader(batches=40, last=8)
+
+
+for about, kind, eager in [("", Decays, BEHIND), (" by epochs", DecaysWhereEpochsEnd, None)]:
+
+    class DecaysByItself(kind):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.decay()
+
+    add(f"the rate decays weights behind a schedule{about}", DecaysByItself, data=long, size=10, eager=eager)
+    options = {"callbacks": lambda: [AtEachBatch()]}
+    name = f"a callback has the rate decay weights behind a schedule{about}"
+    add(name, kind, data=long, size=10, eager=eager, options=options)

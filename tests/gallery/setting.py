@@ -316,13 +316,13 @@ class AHelperEndsTheEpoch(Setting):
         return ends
 
 
-@case(eager="'lr' is used on the other side of where the step changes it", line='param_groups[0]["lr"])')
+@case(eager="'lr' is another number here than in the optimizer's step", line='param_groups[0]["lr"])')
 class TheRateBehindTheHookIsLogged(AWarmupBehindTheStep):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.log("rate", self.optimizers().param_groups[0]["lr"])
 
 
-@case(eager="'lr' is used on the other side of where the step changes it", line='param_groups[0]["lr"])')
+@case(eager="'lr' is another number here than in the optimizer's step", line='param_groups[0]["lr"])')
 class TheRateBeforeTheHookIsLogged(AWarmupBeforeTheStep):
     def on_train_batch_start(self, batch, batch_idx):
         self.log("rate", self.optimizers().param_groups[0]["lr"])

@@ -7,7 +7,7 @@ import numbers
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from lightning_sink.engine.numbers.result_types import (
 )
 from lightning_sink.engine.numbers.value import Value, is_value, plain_value
 from lightning_sink.engine.source import is_in_place
+
+if TYPE_CHECKING:
+    from lightning_sink.engine.numbers.plain_uses import PlainUses
 
 _MOST_TERMS = 128
 """Terms of an expression. Its name is looked up for each, and a loop may double them with each round."""
@@ -86,40 +89,50 @@ def combine(number: Value, symbol: Callable[..., Any], other: Any, reflected: bo
     name = symbol.__name__, number.key, _key(other), reflected
     known = number.uses.memo.get(name)
     if known is None:
-        left, right = map(plain_value, operands)
-        is_known = is_value(other) or is_real(other)
-        if not is_known or is_large(left) or is_large(right):
+        known = _computed(number, symbol, operands, name, uses)
+        if known is None:
             return symbol(*map(frozen, operands))
-        host = number.hosted(symbol, other, reflected)
-        is_of_step = uses is not None and host is None
-        fails_late = is_of_step and _may_fail_late(symbol, *operands)
-        most = _most_of(symbol, operands) if is_of_step else None
-        if is_of_step and (most is None or (fails_late and not _is_finite(symbol, left, right))):
-            return symbol(*map(frozen, operands))
-        counts = number.is_counted or (is_value(other) and other.is_counted)
-        # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
-        may_fail = counts and may_be_another_kind(symbol, right, varies=is_value(operands[1]))
-        # What a tensor gives is of one type, and whether a division by a counter is an error is the counter's.
-        tried = number.hosted(symbol, other, reflected, present=True) if may_fail else host
-        value = number.tried(name, lambda: symbol(left, right), tried, may_fail)
-        if is_wide(value):
-            return symbol(*map(frozen, operands))
-        if isinstance(value, int) and host is not None and symbol in (operator.mul, operator.pow):
-            number.uses.decide((name, "is wide"), False, lambda: is_wide(host()))
-
-        def tensor() -> Tensor:
-            left, right = map(as_tensor, operands)
-            return _compute(symbol, left, right) if uses is None else symbol(left, right)
-
-        # 0 has no sign.
-        exact = symbol(*map(_whole, operands)) if is_of_step and isinstance(value, int) else None
-        given = tensor if exact is None else lambda: exact.to(torch.float64)
-        known = type(number)(given, value, number.uses, name, host, counts, whole=exact, plain=uses, most=most)
         known.terms = size
-        if fails_late and not known.finds_out(lambda: torch.isfinite(known.tensor), True):
-            return symbol(*map(frozen, operands))
         number.uses.memo[name] = known
     return known
+
+
+def _computed(
+    number: Value, symbol: Callable[..., Any], operands: tuple[Any, Any], name: Any, uses: PlainUses | None
+) -> Value | None:
+    """Returns a stand-in for what is computed of a number; None where that takes the number itself."""
+    reflected = operands[1] is number
+    other = operands[not reflected]
+    left, right = map(plain_value, operands)
+    is_known = is_value(other) or is_real(other)
+    if not is_known or is_large(left) or is_large(right):
+        return None
+    host = number.hosted(symbol, other, reflected)
+    is_of_step = uses is not None and host is None
+    fails_late = is_of_step and _may_fail_late(symbol, *operands)
+    most = _most_of(symbol, operands) if is_of_step else None
+    if is_of_step and (most is None or (fails_late and not _is_finite(symbol, left, right))):
+        return None
+    counts = number.is_counted or (is_value(other) and other.is_counted)
+    # Numbers that no counter gives are an optimizer's, whose arithmetic is not the user's.
+    may_fail = counts and may_be_another_kind(symbol, right, varies=is_value(operands[1]))
+    # What a tensor gives is of one type, and whether a division by a counter is an error is the counter's.
+    tried = number.hosted(symbol, other, reflected, present=True) if may_fail else host
+    value = number.tried(name, lambda: symbol(left, right), tried, may_fail)
+    if is_wide(value):
+        return None
+    if isinstance(value, int) and host is not None and symbol in (operator.mul, operator.pow):
+        number.uses.decide((name, "is wide"), False, lambda: is_wide(host()))
+
+    def tensor() -> Tensor:
+        left, right = map(as_tensor, operands)
+        return _by_exponents(symbol, left, right) if uses is None else symbol(left, right)
+
+    # 0 has no sign.
+    exact = symbol(*map(_whole, operands)) if is_of_step and isinstance(value, int) else None
+    given = tensor if exact is None else lambda: exact.to(torch.float64)
+    known = type(number)(given, value, number.uses, name, host, counts, whole=exact, plain=uses, most=most)
+    return None if fails_late and not known.finds_out(lambda: torch.isfinite(known.tensor), True) else known
 
 
 def _is_plain_operand(value: Any) -> bool:
@@ -188,8 +201,8 @@ def _is_finite(symbol: Callable[..., Any], left: Any, right: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def _compute(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:
-    """Computes with what an optimizer or a counter gives, of which nothing is decided by the last digit."""
+def _by_exponents(symbol: Callable[[Any, Any], Any], left: Any, right: Any) -> Tensor:
+    """Computes with what an optimizer or a counter gives; nothing is decided by the last digit of that."""
     if symbol is operator.pow and isinstance(left, float) and left > 0.0:
         # The same to the last digits, and Inductor keeps an `exp` that is used twice in a place of its own; a `pow` it
         # would compute anew for every 16 elements of every parameter (a third of an MLP's step with Adam).

@@ -34,9 +34,6 @@ _DOMAINS: dict[str, Callable[[Tensor], Tensor] | None] = {
 
 _FUNCTIONS = {name: getattr(torch, "abs" if name == "fabs" else name) for name in _DOMAINS}
 
-_NEVER_FAIL = frozenset(["tanh", "atan", "fabs", "cos", "sin"])
-"""For numbers that the host knows, which are finite."""
-
 KNOWN_TO_MATH = frozenset(_DOMAINS)
 
 
@@ -63,7 +60,7 @@ def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
     if type(number) is Number and name in TRUTHS:
         return number.decided(name, plain, TRUTHS[name])
     if type(number) is Number:
-        computed = number.computed(name, plain, _FUNCTIONS[name], name not in _NEVER_FAIL, _DOMAINS[name])
+        computed = number.computed(name, plain, _FUNCTIONS[name], _DOMAINS[name])
         if computed is not None:
             return computed
     return plain(*released(arguments))

@@ -45,7 +45,7 @@ class Number(Value):
 
     def __abs__(self) -> Any:
         is_whole = isinstance(self.value, int) and self.host is None
-        computed = None if is_whole else self.computed("abs", abs, torch.abs, False, None)
+        computed = None if is_whole else self.computed("abs", abs, torch.abs, None)
         return abs(self.freeze()) if computed is None else computed
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

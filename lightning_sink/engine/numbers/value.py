@@ -146,13 +146,12 @@ class Value:
         name: str,
         plain: Callable[[Any], float],
         function: Callable[[Tensor], Tensor],
-        may_fail: bool,
         domain: Callable[[Tensor], Tensor] | None,
     ) -> Value | None:
         """Returns what a function of the number gives; None where it has to be asked for the number itself.
 
-        `function` is the same as `plain` for tensors; if it `may_fail`, that raises an error for some numbers, where
-        this raises none, and it raises none in the `domain`; None for all numbers.
+        `function` is the same as `plain` for tensors, but that it raises no error. `plain` raises none in the `domain`;
+        None for all numbers.
         """
         host = self.host
         if self.uses.closed:
@@ -163,7 +162,7 @@ class Value:
             if host is None and domain is not None and not self.finds_out(lambda: domain(self.tensor), True):
                 return None
             later = None if host is None else lambda: plain(host())
-            value = self.tried(key, lambda: plain(self.value), later, may_fail)
+            value = self.tried(key, lambda: plain(self.value), later, may_fail=domain is not None)
             uses, counts = self.plain, self.is_counted
             known = type(self)(lambda: function(self.tensor), value, self.uses, key, later, counts, plain=uses)
             self.uses.memo[key] = known

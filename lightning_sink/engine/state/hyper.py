@@ -281,7 +281,7 @@ def _spent(value: Any, uses: Uses, name: tuple[int, str]) -> Number:
     """Returns a stand-in for an option where it is not what programs have."""
 
     def tensor() -> Tensor:
-        uses.leak(f"{name[1]} is used on the other side of where the step changes it")
+        uses.leak(f"{name[1]} is another number here than in the optimizer's step: it changes in between")
         return torch.tensor(float(value), dtype=torch.float64)
 
     return Number(tensor, value, uses, (*name, value))

@@ -258,6 +258,10 @@ class Recorder(Tape):
         with self._options.changing(of), self._operations.unwatched():
             yield
 
+    def options_may_be_others(self) -> None:
+        """From now on those that are there are not what the step has computed with, and make no program."""
+        self._hyper.spend()
+
     def paused(self) -> AbstractContextManager[None]:
         """Operations in here are not recorded."""
         return self._operations.paused()
