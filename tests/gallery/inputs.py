@@ -172,7 +172,7 @@ add("adversarial examples, with texts", Again, data=named, few=True)
 # -- what steps put into their batches --------------------------------------------------------------------------------
 
 
-INTO = "the step puts something else into its batch"
+INTO = "the step puts something into its batch"
 
 
 class Graph:

@@ -38,10 +38,9 @@ _ON_BATCH = (
     " again; `x = x.detach().requires_grad_()` leaves none"
 )
 
-_INTO_BATCH = (
-    "the step puts something else into its batch (`batch['x'] = ...`), and there it is when the batch comes again, and"
-    " for a callback that is shown the batch"
-)
+_INTO_BATCH = "the step puts something into its batch, or takes something out (`batch['x'] = ...`, `batch.pop('x')`), "
+_COMES_AGAIN = f"{_INTO_BATCH}and there the step finds it when the batch comes again, as it may"
+_IS_SHOWN = f"{_INTO_BATCH}and a callback's batch hook looks at its batch"
 
 _MOST_NAMES = 3
 """Names of what keeps changing that are said."""
@@ -205,7 +204,7 @@ class ProgramMaker:
         if on_tensors and (is_shown or may_come_again):
             recorder.hazard(_ON_BATCH)
         if contents.are_changed() and (is_shown or (into_its and may_come_again)):
-            recorder.hazard(_INTO_BATCH)
+            recorder.hazard(_IS_SHOWN if is_shown else _COMES_AGAIN)
 
     def _note_volatile(self, observation: Observation) -> None:
         names = {slot.name for slot in (*observation.filled, *observation.cleared)}
