@@ -43,11 +43,11 @@ class OutputsInAListByANameOfOtherLibraries(Small):
 
     def __init__(self):
         super().__init__()
-        self.target, self.attribute, self.new = [], [], []
+        self.target, self.attribute, self.new, self.items, self.values = [], [], [], [], []
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
-        for kept in (self.target, self.attribute, self.new):
+        for kept in (self.target, self.attribute, self.new, self.items, self.values):
             kept.append(loss.detach())
         return loss
 
@@ -346,7 +346,7 @@ class TheSumBeginsAnew(Summing):
         return self.loss(batch)
 
 
-@case(eager="the step changes Python state: `outs`, and not only by appending", line="len(self.outs)")
+@case(eager="the step changes Python state: `outs`, which it reads, too", line="len(self.outs)")
 class HowLongTheListIsDecides(Collecting):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -354,7 +354,7 @@ class HowLongTheListIsDecides(Collecting):
         return loss * 2 if len(self.outs) > 9 else loss
 
 
-@case(eager="the step changes Python state: `outs`, and not only by appending", line="self.outs[-1]")
+@case(eager="the step changes Python state: `outs`, which it reads, too", line="self.outs[-1]")
 class TheLastOneOfTheListIsUsed(Collecting):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -363,7 +363,7 @@ class TheLastOneOfTheListIsUsed(Collecting):
         return loss + 0.1 * before
 
 
-@case(eager="the step changes Python state: `outs`, and not only by appending", line="self.outs.pop(0)")
+@case(eager="the step changes Python state: `outs`, which it reads, too", line="self.outs.pop(0)")
 class OnlyTheLastOnesAreKept(Collecting):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)

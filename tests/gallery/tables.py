@@ -93,13 +93,13 @@ class TheDictionaryIsAnotherObjectsToo(Tabled):
         self.net[0].of_all = self.history
 
 
-@case(eager="`history['loss']`, and not only by appending to it")
+@case(eager="`history['loss']`, which it reads, too, or changes otherwise than by appending")
 class HowLongAListOfTheDictionaryIsDecides(Tabled):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * (1 + 0.1 * len(self.history["loss"]))
 
 
-@case(eager="`history['loss']`, and not only by appending to it")
+@case(eager="`history['loss']`, which it reads, too, or changes otherwise than by appending")
 class TheDictionaryIsCopied(Tabled):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -151,7 +151,7 @@ class AFunctionHoldsAListOfTheDictionary(Elsewhere):
         self.count = partial(len, self.history["loss"])
 
 
-@case(eager="`history['loss']`, and not only by appending to it")
+@case(eager="`history['loss']`, which it reads, too, or changes otherwise than by appending")
 class TheDictionaryIsPickled(Elsewhere):
     def count(self):
         return len(pickle.loads(pickle.dumps(self.history))["loss"])

@@ -111,7 +111,12 @@ _READS_PAST |= {"__getstate__", "__reduce_ex__", "__dir__", "dumps"}
 
 def may_read_past(codes: Iterable[CodeType]) -> bool:
     """Tells whether code of the user's may see attributes, or what stands on their class, without asking for them."""
-    return any(_reads_past(code) for code in codes if not code.co_filename.startswith(_PYTHONS))
+    return any(_reads_past(code) for code in codes if not is_pythons(code))
+
+
+def is_pythons(code: CodeType) -> bool:
+    """Tells whether some code is of Python's own modules, which know no attribute of the user's by its name."""
+    return code.co_filename.startswith(_PYTHONS)
 
 
 @lru_cache(maxsize=4096)

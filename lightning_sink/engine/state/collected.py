@@ -19,7 +19,7 @@ from typing import Any
 
 from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.flows import KEYS, TABLES, is_only_added_to
-from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, is_pythons, may_read_past
 from lightning_sink.engine.state.collectors import ListWatch, Sum
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 
@@ -145,7 +145,8 @@ class Collected:
                 number that it reads is none to which it only adds.
         """
         lists = {id(content) for content in grown}
-        asked = {name for code in codes if _ASKS & {*code.co_names} for name in code.co_names}
+        users = (code for code in codes if not is_pythons(code))
+        asked = {name for code in users if _ASKS & {*code.co_names} for name in code.co_names}
         changed = () if may_read_past(codes) else changed
         for prefix, holder in holders if lists or changed else ():
             held, known = vars(holder), self.names(holder) | asked | self.left_out
@@ -199,7 +200,7 @@ class Watched:
         """Puts something in the place of a list."""
         held = place.value
         if id(held) not in self._lists:
-            read = partial(self.tell, place, "and not only by appending to it")
+            read = partial(self.tell, place, "which it reads, too, or changes otherwise than by appending")
             self._lists[id(held)] = ListWatch(held, partial(self._take, place), read)
             self.items.update((id(item), place.name) for item in held)
         self._list_places.append((place, id(held)))

@@ -69,7 +69,7 @@ class ListWatch(list[Any]):
             self._read()
 
 
-_READ = "and not only by adding to it"
+_READ = "which it reads, too, or changes otherwise than by adding to it"
 _REPLACED = "in the place of which it puts another one"
 
 

@@ -234,7 +234,7 @@ def test_whoever_reads_a_sum_is_told_and_gets_the_number(read):
         found = read(holder)
         held = [found]
     assert told
-    assert "`total`, and not only by adding" in told[0]
+    assert "`total`, which it reads, too" in told[0]
     assert held == [1]
     assert type(held[0]) is int
 
