@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_sink import EmptyDatasetError, SinkDataModule, SinkStrategy
 from lightning_sink.data.reuse import Reuse
+from lightning_sink.errors import UnsupportedError
 from parity import QUIET, ContinuedLoader, Net, assert_parity, loader, train
 
 pytestmark = [
@@ -723,6 +724,56 @@ def test_what_a_callback_changes_is_seen_by_the_next_sinks_first_batch(way, size
         begin = end
     assert begin == len(module.seen)
     assert len(ends) >= 3
+
+
+def doubled(samples):
+    return [2 * tensor for tensor in default_collate(samples)]
+
+
+def twice(dataset, index):
+    return tuple(2 * tensor[index] for tensor in dataset.tensors)
+
+
+def double_in_workers(number):
+    dataset = torch.utils.data.get_worker_info().dataset
+    dataset.tensors = tuple(2 * tensor for tensor in dataset.tensors)
+
+
+CHANGES = {
+    "collate_fn": lambda loader, patch: setattr(loader, "collate_fn", doubled),
+    "worker_init_fn": lambda loader, patch: setattr(loader, "worker_init_fn", double_in_workers),
+    "methods": lambda loader, patch: patch.setattr(TensorDataset, "__getitem__", twice),
+    "dataset": lambda loader, patch: setattr(loader.dataset, "__getitems__", lambda rows: [(torch.ones(1),)]),
+    "class": lambda loader, patch: setattr(loader.dataset, "__class__", type("Own", (TensorDataset,), {})),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize("size", [-1, 3])
+def test_a_loader_that_is_no_longer_gathered(way, change, workers, persistent, size, monkeypatch):
+    """What its workers have begun with they go on with, if they persist; what they had a copy of must not change."""
+
+    def make():
+        options = {"num_workers": workers, "persistent_workers": persistent}
+        return DataLoader(TensorDataset(torch.arange(24.0)[:, None]), batch_size=2, shuffle=True, **options)
+
+    def seen(strategy):
+        class Changes(L.Callback):
+            def on_train_epoch_end(self, trainer, module):
+                if trainer.current_epoch == 1:
+                    CHANGES[change](trainer.train_dataloader, patch)
+
+        with monkeypatch.context() as patch:
+            torch.manual_seed(3)
+            return fit(make(), strategy, callbacks=[Changes()], max_epochs=4).seen
+
+    expected = seen("auto")
+    if persistent and change in ("dataset", "class"):
+        with pytest.raises(UnsupportedError, match="num_workers=0"):
+            seen(sinks(size, "dataset"))
+        return
+    assert seen(sinks(size, "dataset")) == expected
 
 
 def test_with_early_preload_a_change_shows_late():

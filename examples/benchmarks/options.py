@@ -184,6 +184,22 @@ class MeetsAMeter(MLP):
         return loss
 
 
+class KeepsItsBest(MLP):
+    """Keeps its least loss, and counts the steps since."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best, self.waited = float("inf"), 0
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if loss.item() < self.best:
+            self.best, self.waited = loss.item(), 0
+        else:
+            self.waited += 1
+        return loss
+
+
 class Guards(MLP):
     """Leaves out a batch whose loss is no number."""
 
@@ -277,6 +293,7 @@ OPTIONS: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "a warmup by hand in `optimizer_step`": (WarmsUp, {}),
     "its losses kept in a list": (KeepsItsLosses, {}),
     "its loss in an `AverageMeter`": (MeetsAMeter, {}),
+    "its least loss kept, by `loss.item()`": (KeepsItsBest, {}),
     "a guard against a loss that is no number": (Guards, {}),
     "mixup by torch": (Mixes, {}),
     "a weight annealed over 6 epochs": (Anneals, {"max_epochs": 6}),

@@ -22,7 +22,7 @@ UNGATHERABLE = (LookupError, TypeError, NotImplementedError, struct.error)
 """What gathering raises where a loader may do something else, or raise its own error."""
 
 _GRAIN = 32768
-_METHODS = ("__getitem__", "__getitems__")
+METHODS = ("__getitem__", "__getitems__")
 
 
 def fetch(dataset: Any, rows: Any) -> Any:
@@ -47,7 +47,7 @@ def gather(dataset: Any, rows: Rows, cache: Cache) -> tuple[list[Tensor], Build,
 def _gather(dataset: Any, rows: Rows, cache: Cache, seen: Seen, columns: list[Tensor]) -> Build:
     """Adds these rows of each column to `columns`; returns what makes a batch of those."""
     kind = type(dataset)
-    if kind not in (TensorDataset, Subset, StackDataset) or not vars(dataset).keys().isdisjoint(_METHODS):
+    if kind not in (TensorDataset, Subset, StackDataset) or not vars(dataset).keys().isdisjoint(METHODS):
         raise TypeError(f"{kind.__name__} may do anything")
     if kind is Subset:
         inner = rows.through(seen.held(vars(dataset), "indices"), seen)

@@ -20,13 +20,13 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, StackDataset, Subset, TensorDataset, default_collate
 
 from lightning_sink.data.batch import flatten
-from lightning_sink.data.columns import UNGATHERABLE, Cache, Rows, Seen, fetch, gather, look
+from lightning_sink.data.columns import METHODS, UNGATHERABLE, Cache, Rows, Seen, fetch, gather, look
 from lightning_sink.data.gathered import GatheredRows
 from lightning_sink.data.order import Order
-from lightning_sink.data.private import has_workers
+from lightning_sink.data.private import default_collate_fn_map, has_workers
 from lightning_sink.errors import UnsupportedError
 
 # Microseconds for a shuffled batch of 32 by the batches in a run: 7.8 at 16, 6.1 at 64, 5.8 at 128 and at 256. For rows
@@ -34,6 +34,11 @@ from lightning_sink.errors import UnsupportedError
 # A run that takes longer than the row of steps that it is gathered beside leaves these waiting: an MLP's sink of 1,000
 # takes 28.5 ms at 16, 32.5 at 32, 36.5 at 128. A row may have several runs (`QueueOptions.in_a_row`).
 _RUN_BATCHES, _RUN_BYTES = 16, 2 << 20
+
+_CHANGED = (
+    "the data was changed after the workers of its DataLoader began, and they may have had a copy of it as it was"
+    " before; use num_workers=0, which is no slower for data in memory"
+)
 
 # A device gathers beside the host, and a row of steps is fed by one copy where all of its batches are of one run.
 _RUN_BATCHES_THERE, _RUN_BYTES_THERE = 1024, 16 << 20
@@ -94,6 +99,20 @@ def _gathers_alike(loader: DataLoader[Any]) -> bool:
         return False  # the loader itself will say what is wrong
 
 
+def _methods() -> list[Any]:
+    """Returns what all datasets and collate functions of torch's have, and anybody may replace."""
+    kinds = TensorDataset, Subset, StackDataset
+    return [*(vars(kind).get(name) for kind in kinds for name in METHODS), *default_collate_fn_map.values()]
+
+
+def _can_be_gathered(dataset: Any) -> bool:
+    try:
+        look(dataset)
+    except UNGATHERABLE:
+        return False
+    return True
+
+
 def _same(one: Any, other: Any) -> bool:
     (leaves, look), (others, other_look) = flatten(one), flatten(other)
     return look == other_look and all(
@@ -109,6 +128,7 @@ class GatherLoader:
         self.loader, self.ahead, self.cache = loader, ahead, cache
         self.resumed = False  # whether the next traversal stands for one of workers that had been there before
         self._workers_saw: Seen | None = None
+        self._methods = _methods()
         columns = [cache.of(tensor) for tensor in look(loader.dataset).tensors]
         self._row_bytes = sum(column.nbytes // len(column) for column in columns)
         self._is_on_host = any(column.is_cpu for column in columns)
@@ -117,6 +137,18 @@ class GatherLoader:
         """Goes on with the workers that another one of the same loader stood for, if these persist."""
         for other in others:
             self._workers_saw = other._workers_saw if self.loader.persistent_workers else None
+
+    def is_right(self) -> bool:
+        """Tells whether the loader would still give the same: one whose workers are there goes on as it began."""
+        if self._stands_for_workers:
+            return True
+        alike = self._methods == _methods() and _can_be_gathered(self.loader.dataset)
+        return _is_plain(self.loader) and (alike or _gathers_alike(self.loader))
+
+    @property
+    def _stands_for_workers(self) -> bool:
+        begun = self.resumed or self._workers_saw is not None or has_workers(self.loader)
+        return bool(self.loader.persistent_workers and begun)
 
     def run_batches(self, batch_size: int, *, in_row: bool) -> int:
         """Returns how many batches of so many rows are gathered at once, at most; `in_row` for a row of steps."""
@@ -127,8 +159,7 @@ class GatherLoader:
 
     def __iter__(self) -> GatherIterator:
         loader = self.loader
-        begun = self.resumed or self._workers_saw is not None or has_workers(loader)
-        resumes, self.resumed = loader.persistent_workers and begun, False
+        resumes, self.resumed = self._stands_for_workers, False
         order = Order(loader, resumes=resumes)
         if loader.num_workers and not (resumes and self._workers_saw is not None):
             self._workers_saw = look(loader.dataset)
@@ -142,7 +173,7 @@ class GatherIterator:
     """
 
     def __init__(self, owner: GatherLoader, order: Order, workers_saw: Seen | None) -> None:
-        self._dataset: Any = owner.loader.dataset
+        self._loader, self._dataset = owner.loader, owner.loader.dataset
         self._ahead = owner.ahead
         self._cache = owner.cache
         self._order = order
@@ -196,10 +227,7 @@ class GatherIterator:
     def _gather_rows(self) -> None:
         """Gathers the batches that are due; none if that is impossible, such as for an index out of range."""
         if self._workers_saw is not None and not self._workers_saw.unchanged():
-            raise UnsupportedError(
-                "the data was changed after the traversal of its DataLoader began, and its workers may have had a copy "
-                "of it as it was before; use num_workers=0, which is no slower for data in memory"
-            )
+            raise UnsupportedError(_CHANGED)
         self._run = None
         try:
             self._cache.renew(self._dataset)
@@ -210,4 +238,6 @@ class GatherIterator:
             columns, build, self._seen = gather(self._dataset, every, self._cache)
             self._run = GatheredRows(columns, build, sizes, pins=self._cache.pins)
         except UNGATHERABLE:
+            if self._workers_saw is not None and not _gathers_alike(self._loader):
+                raise UnsupportedError(_CHANGED) from None
             return  # the next batch is fetched as the loader does it, which raises what the loader raises

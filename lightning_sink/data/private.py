@@ -28,7 +28,7 @@ from torch.utils.data import default_collate
 # What `default_collate` does for each type; its documentation lets users change it, and gives no other name for it.
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-__all__ = ["TorchDispatchMode", "pytree"]
+__all__ = ["TorchDispatchMode", "default_collate_fn_map", "pytree"]
 """What others import from here under PyTorch's own name."""
 
 

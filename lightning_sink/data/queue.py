@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from lightning_sink.data.device import Device
 from lightning_sink.data.fetches import Fetches
@@ -63,6 +64,7 @@ class BatchQueue:
         self._supply = Supply(self._fetches, options, in_step_because, say)
         self._telemetry, self._producer, self._pace = self._fetches.telemetry, self._supply.producer, self._supply.pace
         self._lending = Lending(self._supply)
+        source.on_change = _restarting(self._lending)
         self.looked = Looked()
         self._early = LookAhead(self._supply, self._lending, self.looked)
         self._last_take = self._began = self._waited = 0.0
@@ -131,6 +133,7 @@ class BatchQueue:
         if source is not None:
             self._fetches.source = source
             self._lending.restart()
+            source.on_change = _restarting(self._lending)
 
     def close(self) -> None:
         """Ends the thread; one that hangs in somebody else's code is left to end with it, and that is said."""
@@ -186,3 +189,14 @@ class BatchQueue:
         self._telemetry.taken(0.0, held - self._producer.held_bytes, depth, count)
         self._last_take = time.perf_counter()
         return taken
+
+
+def _restarting(lending: Lending) -> Callable[[], None]:
+    """Returns what forgets what is known of the batches. It holds nothing: a queue ends when nobody has it."""
+    known = ref(lending)
+
+    def restart() -> None:
+        if (lending := known()) is not None:
+            lending.restart()
+
+    return restart

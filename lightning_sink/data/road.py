@@ -74,6 +74,15 @@ class Road:
         """Whether the loader keeps its own place."""
         return hasattr(self.loader, "load_state_dict")
 
+    def look_again(self) -> bool:
+        """Leaves the fast road where the loader would not give the same any more; tells whether it has left it.
+
+        To be asked between two traversals: a loader takes another `collate_fn`, and a dataset other methods.
+        """
+        leaves = self.fast is not None and not self.fast.is_right()
+        self.fast = None if leaves else self.fast
+        return leaves
+
     def resume(self, skip: int, first: Saved, *, begin: Saved | None = None, follows: bool = False) -> None:
         """Lets the next traversal begin behind `skip` batches.
 

@@ -25,6 +25,9 @@ from lightning_sink.trainer.reads import machinery
 
 _OF_LIGHTNING = machinery()
 
+_CACHES = frozenset(["_computed", "_forward_cache", "_cache"])
+"""Private names of torchmetrics (1.x): where a metric keeps what it has computed, for whoever asks again."""
+
 _SMALL = 1 << 16
 """Elements of a tensor that is compared as a whole."""
 
@@ -120,7 +123,8 @@ def _marks(tensor: Tensor) -> list[Tensor]:
 def _hidden(parts: list[nn.Module]) -> list[Tensor]:
     """Returns the tensors that modules keep in lists, dictionaries and other modules that they do not register."""
     registered, found = set(parts), []
-    values = [value for part in parts for name, value in vars(part).items() if name not in _OF_LIGHTNING]
+    left_out = {part: _OF_LIGHTNING | _CACHES if is_metric(part) else _OF_LIGHTNING for part in parts}
+    values = [value for part, names in left_out.items() for name, value in vars(part).items() if name not in names]
     for leaf in (leaf for value in values for leaf in _leaves(value)):
         if is_a(leaf, nn.Module) and leaf not in registered:
             found += [*leaf.parameters(), *leaf.buffers()]
