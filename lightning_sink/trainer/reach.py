@@ -25,6 +25,7 @@ from lightning_sink.engine.held import held_by
 from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, users_classes
+from lightning_sink.engine.state.schedulers import set_by, with_inner
 from lightning_sink.engine.state.slots import Outside
 from lightning_sink.engine.watch import is_library, is_users, module_of
 from lightning_sink.trainer.reads import TOLD
@@ -133,7 +134,13 @@ class _Walk:
         module, configs = trainer.lightning_module, trainer.lr_scheduler_configs
         self._known = {id(part) for part in module.modules()} if module is not None else set[int]()
         self._known |= {id(optimizer) for optimizer in trainer.optimizers}
-        self._by_step = {id(config.scheduler) for config in configs if config.interval == "step"}
+        automatic = module is not None and module.automatic_optimization
+        by_epoch = [config.scheduler for config in configs if automatic and config.interval == "epoch"]
+        by_step = [config.scheduler for config in configs if automatic and config.interval == "step"]
+        known = schedulers_of(trainer) if module is not None else []
+        self._by_step = {id(each) for scheduler in by_step for each in with_inner(scheduler)}
+        self._by_hand = {id(each) for scheduler in known for each in with_inner(scheduler)} - self._by_step
+        self._by_hand -= {id(each) for scheduler in by_epoch for each in with_inner(scheduler)}
         self._met: dict[int, Any] = {}
 
     def visit(self, path: str, value: Any) -> None:
@@ -163,7 +170,11 @@ class _Walk:
             if name not in named and (name not in _LEFT_OUT or not is_library(module_of(base))):
                 self._of_class(f"{path}.{name}", value, name, base, named)
         moves = _MOVES if is_library(module_of(kind)) else frozenset[str]()
-        moving = named.keys() & (_OF_SCHEDULERS if id(value) in self._by_step else moves)
+        if id(value) in self._by_step:
+            moves = _OF_SCHEDULERS | set_by(kind)  # type: ignore[arg-type]
+        elif id(value) in self._by_hand:  # what is another one in each step shows in the recorded ones
+            moves = set_by(kind) - _OF_SCHEDULERS  # type: ignore[arg-type]
+        moving = named.keys() & moves
         for name in moving:
             del named[name]
             self.found[f"{path}.{name}"] = object()  # another one at each look

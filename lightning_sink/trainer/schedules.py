@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes, schedulers_in
 
@@ -40,6 +43,53 @@ def schedules_by_step(trainer: Any) -> bool:
     """Tells whether Lightning may step schedulers behind each training step, before its `on_train_batch_end`."""
     is_automatic = trainer.lightning_module.automatic_optimization
     return is_automatic and any(config.interval == "step" for config in trainer.lr_scheduler_configs)
+
+
+def may_change_more(trainer: Any) -> bool:
+    """Tells whether code of the user's that Lightning steps a schedule by may change more than the schedule.
+
+    An `lr_scheduler_step` that sets nothing, and asks the module for its counters only, hands these on; a scheduler
+    that holds nothing but numbers and its optimizer (timm's) has nothing else to change.
+    """
+    module = trainer.lightning_module
+    function = getattr(module.lr_scheduler_step, "__func__", None)
+    if function is not LightningModule.lr_scheduler_step and not _hands_on(function):
+        return True
+    by_step = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
+    return not all(only_computes(scheduler, module) or _holds_numbers(scheduler) for scheduler in by_step)
+
+
+def _hands_on(function: Any) -> bool:
+    """Tells whether a method sets nothing, and asks its object for nothing but counters."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_freevars or code.co_cellvars or not code.co_varnames:
+        return False
+    name, steps = code.co_varnames[0], [*dis.get_instructions(code)]
+    if any(each.opname.startswith(("STORE_", "DELETE_")) and each.opname != "STORE_FAST" for each in steps):
+        return False
+    uses = [number for number, each in enumerate(steps) if _names(each.argval, name)]
+    return all(_reads(steps[number], steps[number + 1]) for number in uses)
+
+
+def _names(value: Any, name: str) -> bool:
+    return name in value if isinstance(value, tuple) else value == name
+
+
+def _reads(load: dis.Instruction, then: dis.Instruction) -> bool:
+    """Tells whether what is loaded is asked for a counter."""
+    is_read = load.opname.startswith("LOAD_FAST") and then.opname == "LOAD_ATTR"
+    return is_read and then.argval in ("global_step", "current_epoch")
+
+
+def _holds_numbers(scheduler: Any) -> bool:
+    """Tells whether a scheduler has nothing but numbers, texts and its optimizer."""
+    return all(map(_is_number, vars(scheduler).values()))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, (list, tuple, dict)):
+        return all(map(_is_number, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, (int, float, str, Tensor, Optimizer))
 
 
 def step_by_hand(schedulers: Iterable[Any]) -> None:

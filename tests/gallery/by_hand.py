@@ -143,7 +143,7 @@ class ACheckpointIsWrittenInTheStep(Stepping):
 # -- what makes steps eager -------------------------------------------------------------------------------------------
 
 
-@case(eager="the optimizer's 'lr' is another number here than in the optimizer's step", line="optimizer.step()")
+@case(eager="may be other numbers than in the optimizer's step", line="optimizer.step()")
 class BeforeTheOptimizersStep(Stepping):
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()

@@ -288,7 +288,7 @@ class HeldAndDraws(Held):
     make = Draws
 
 
-@case(eager="the optimizer's 'lr' is another number here than in the optimizer's step")
+@case(eager="may be other numbers than in the optimizer's step")
 class HeldAndSteppedBeforeTheOptimizer(Held):
     def optimizer_step(self, *args, **kwargs):
         self.scheduler.step()

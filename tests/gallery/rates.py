@@ -288,3 +288,93 @@ for about, kind, eager in [("", Decays, BEHIND), (" by epochs", DecaysWhereEpoch
     options = {"callbacks": lambda: [AtEachBatch()]}
     name = f"a callback has the rate decay weights behind a schedule{about}"
     add(name, kind, data=long, size=10, eager=eager, options=options)
+
+
+# -- what a schedule changes late -------------------------------------------------------------------------------------
+
+
+class Late(schedules.LRScheduler):
+    """Changes more than the rate at one step, and something of its own."""
+
+    phase = 0
+
+    def get_lr(self):
+        if self.last_epoch == 23:
+            self.phase = 1
+            for group in self.optimizer.param_groups:
+                group["weight_decay"], group["initial_lr"] = 0.3, 0.5
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+class ScheduledLate(Small):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": Late(optimizer), "interval": "step"}]
+
+
+@case(data=long, size=10, eager="may be other numbers than in the optimizer's step", line="weight_decay")
+class DecayThatASchedulesStepChanges(ScheduledLate):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("decay", self.optimizers().param_groups[0]["weight_decay"])
+
+
+@case(data=long, size=10)
+class DecayThatWasChangedBefore(ScheduledLate):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + self.optimizers().param_groups[0]["weight_decay"])
+
+
+@case(data=long, size=10)
+class RateAtTheBeginningThatChanges(ScheduledLate):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.optimizers().param_groups[0]["initial_lr"]
+
+
+@case(data=long, size=10, eager="the step changes Python state: `scheduler[0].phase`")
+class PhaseOfASchedule(ScheduledLate):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + self.lr_schedulers().phase)
+
+
+@case(data=long, size=10, eager="code of yours that steps a schedule")
+class ScheduleThatSetsAnAttribute(ScheduledLate):
+    level = 0.0
+
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+        self.level = float(self.global_step > 23)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("level", self.level)
+
+
+@case(data=long, size=10)
+class ScheduleThatIsHandedACounter(ScheduledLate):
+    """As schedules of timm's are."""
+
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step(epoch=self.global_step)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("weights", self.net[0].weight.abs().sum())
+
+    def configure_optimizers(self):
+        optimizer = Small.configure_optimizers(self)
+        return [optimizer], [{"scheduler": ByNumber(optimizer), "interval": "step"}]
+
+
+class ByNumber:
+    """Computes the rate, as timm's do."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.base = optimizer, optimizer.param_groups[0]["lr"]
+
+    def step(self, epoch):
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.base / (1 + epoch)
+
+    def state_dict(self):
+        return {"base": self.base}
+
+    def load_state_dict(self, state):
+        self.base = state["base"]

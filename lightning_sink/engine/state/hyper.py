@@ -213,6 +213,10 @@ class Hyperparameters:
         self._put_in = [(group, before, before) for group, before in zip(groups, saved, strict=True)]
         for index in self.tensors:
             self._put(index, self._number(index, present[index], uses))
+        for index, owner in enumerate(self._owners):  # an option that has not changed yet may do so right here
+            if owner in self._spent and index not in self.tensors and type(present[index]) in (int, float):
+                what = f"the optimizer's options (here {self._entries[index][1]!r}) may be other numbers"
+                self._put(index, _spent(present[index], uses, (index, what)))
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group.update(_plain_form(optimizer, group))
@@ -260,7 +264,7 @@ class Hyperparameters:
         held: Any = self.tensors[index].tolist()
         # A schedule steps between the parts of a step, too.
         if self._owners[index] in self._spent or float(plain) != held:
-            return _spent(plain, uses, name)
+            return _spent(plain, uses, (index, f"{name[1]} is another number here"))
         if isinstance(value, Tensor):
             return Number(self.tensors[index], float(plain), uses, name)
         left = self._left.get(index)
@@ -278,10 +282,10 @@ class Hyperparameters:
 
 
 def _spent(value: Any, uses: Uses, name: tuple[int, str]) -> Number:
-    """Returns a stand-in for an option where it is not what programs have."""
+    """Returns a stand-in for an option where it is not what programs have, and users are told so."""
 
     def tensor() -> Tensor:
-        uses.leak(f"{name[1]} is another number here than in the optimizer's step: it changes in between")
+        uses.leak(f"{name[1]} than in the optimizer's step: that changes in between")
         return torch.tensor(float(value), dtype=torch.float64)
 
     return Number(tensor, value, uses, (*name, value))
@@ -298,8 +302,7 @@ def _move_counts(optimizer: Optimizer, fused: list[dict[str, Any]]) -> None:
 
 def _entries(group: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, int | None]]:
     for key, value in group.items():
-        # `initial_lr`, `max_lr` and the like belong to schedulers; a step never reads them.
-        if key in ("params", "initial_lr", "max_lr", "min_lr", "initial_momentum", "base_momentum", "max_momentum"):
+        if key == "params":
             continue
         if isinstance(value, (tuple, list)):
             yield from ((group, key, index) for index in range(len(value)))

@@ -7,14 +7,18 @@ that only compute, torch's and those of the user's, do neither; nor does a funct
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.arithmetic import is_arithmetic
 from lightning_sink.engine.state.attributes import is_a
 
@@ -39,6 +43,22 @@ def schedulers_in(value: Any, depth: int = _DEEPEST) -> Iterator[LRScheduler]:
     elif depth and type(value) in (dict, list, tuple) and len(value) <= _MOST_ITEMS:
         for item in value.values() if type(value) is dict else value:
             yield from schedulers_in(item, depth - 1)
+
+
+def with_inner(scheduler: Any) -> Iterator[Any]:
+    """Yields a scheduler and those that it steps itself."""
+    yield scheduler
+    for inner in vars(scheduler).get(_INNER, ()):
+        yield from with_inner(inner)
+
+
+@lru_cache(maxsize=256)
+def set_by(kind: type) -> frozenset[str]:
+    """Returns the names of attributes that a scheduler's methods set, now and then or in each step."""
+    functions = [item for base in kind.__mro__[:-1] for name, item in vars(base).items() if not name.startswith("__")]
+    codes = [code for item in functions if is_a(item, FunctionType) for code in codes_in(item.__code__)]
+    found = (each for code in codes for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
+    return frozenset(each.argval for each in found)
 
 
 def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) -> Callable[[], None]:
