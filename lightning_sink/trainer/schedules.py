@@ -10,7 +10,14 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes, schedulers_in
+from lightning_sink.engine.state.arithmetic import only_reads
+from lightning_sink.engine.state.schedulers import (
+    functions_of,
+    keep_schedulers,
+    only_computes,
+    schedulers_in,
+    with_inner,
+)
 
 
 def schedulers_of(trainer: Any) -> list[Any]:
@@ -56,7 +63,19 @@ def may_change_more(trainer: Any) -> bool:
     if function is not LightningModule.lr_scheduler_step and not _hands_on(function):
         return True
     by_step = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
-    return not all(only_computes(scheduler, module) or _holds_numbers(scheduler) for scheduler in by_step)
+    return not all(only_computes(each, module) or _asks_only(each, module) for each in by_step)
+
+
+def _asks_only(scheduler: Any, module: Any) -> bool:
+    """Tells whether a scheduler has nothing to change but itself, or is torch's, by functions that set nothing."""
+    if _holds_numbers(scheduler):
+        return True
+    is_torchs = type(scheduler).__module__.startswith("torch.optim")
+    inner = [*with_inner(scheduler)][1:]
+    return is_torchs and (
+        all(only_computes(each, module) or _asks_only(each, module) for each in inner)
+        and all(only_reads(function, module) for function in functions_of(scheduler))
+    )
 
 
 def _hands_on(function: Any) -> bool:

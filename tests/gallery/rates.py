@@ -363,6 +363,58 @@ class ScheduleThatIsHandedACounter(ScheduledLate):
         return [optimizer], [{"scheduler": ByNumber(optimizer), "interval": "step"}]
 
 
+class FunctionOfASchedule(Small):
+    """Beside a hook that comes behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.save_hyperparameters({"warmup": 20})
+        self.warmup, self.level = 20, 0.0
+
+    def factor(self, step):
+        return min(1.0, (step + 1) / self.warmup)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = schedules.LambdaLR(optimizer, self.function())
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("level", self.level)
+
+
+@case(data=long, size=10)
+class FunctionThatReadsTheModule(FunctionOfASchedule):
+    def function(self):
+        return lambda step: min(1.0, (step + 1) / self.warmup) * min(1.0, self.hparams.warmup / 10)
+
+
+@case(data=long, size=10)
+class MethodThatReadsTheModule(FunctionOfASchedule):
+    def function(self):
+        return self.factor
+
+
+@case(data=long, size=10, eager="code of yours that steps a schedule")
+class MethodThatSetsAnAttributeLate(FunctionOfASchedule):
+    def factor(self, step):
+        if step == 23:
+            self.level = 1.0
+        return super().factor(step)
+
+    def function(self):
+        return self.factor
+
+
+@case(data=long, size=10, eager="code of yours that steps a schedule")
+class FunctionThatCallsAnother(FunctionOfASchedule):
+    def function(self):
+        return lambda step: self.note(step) or 1 / (1 + step)
+
+    def note(self, step):
+        self.level = float(step > 23)
+
+
 class ByNumber:
     """Computes the rate, as timm's do."""
 

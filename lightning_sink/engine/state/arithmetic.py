@@ -49,12 +49,20 @@ def is_arithmetic(function: Any, of: Any = None, filled: Collection[int] = ()) -
     return _Reader(of, filled).understands(function)
 
 
+def only_reads(function: Any, of: Any) -> bool:
+    """Tells whether a function computes with numbers and what it asks of an object, and sets nothing anywhere.
+
+    The object may be behind it (`lambda step: step / self.warmup`), or be what it is a method of.
+    """
+    return _Reader(of, (), sets=False).understands(getattr(function, "__func__", function))
+
+
 class _Reader:
     """What is known wherever code is read."""
 
-    def __init__(self, of: Any, filled: Collection[int]) -> None:
+    def __init__(self, of: Any, filled: Collection[int], sets: bool = True) -> None:
         self._kind, self._held = type(of), held_by(of) if of is not None else {}
-        self._filled = filled
+        self._filled, self._sets, self._of = filled, sets, of
         self._met: set[CodeType] = set()
 
     def understands(self, function: Any) -> bool:
@@ -88,9 +96,9 @@ class _Reader:
                         return False
                     scope = found
             elif does == "STORE_ATTR":
-                if name not in self._held or not self._has_own(name):
+                if not self._sets or name not in self._held or not self._has_own(name):
                     return False
-            elif does == _REFUSED or (does in _GETS and not self._gives_a_number(name)):
+            elif does == _REFUSED or (does in _GETS and not (self._is_asked(does, name) or self._gives_a_number(name))):
                 return False
         return True
 
@@ -99,6 +107,8 @@ class _Reader:
         if isinstance(value, type):
             is_error = issubclass(value, Warning) and value.__module__ == "builtins"
             return value in _CLASSES or value in self._kind.__mro__ or is_error
+        if not self._sets and value is self._of:
+            return True
         if value is math or value is warnings or value is sys.modules.get("numpy"):
             return True
         return _is_number(value) or self.understands(value)
@@ -109,6 +119,15 @@ class _Reader:
         if type(held) not in (dict, list):
             return _is_number(held)
         return id(held) not in self._filled and all(map(_is_number, held.values() if type(held) is dict else held))
+
+    def _is_asked(self, does: str, name: str) -> bool:
+        """Tells whether nothing is set, and what has such an attribute is asked for it, which runs nobody's code."""
+        if self._sets or does == "LOAD_METHOD":
+            return False
+        stands = inspect.getattr_static(self._kind, name, None)
+        owner = next((base for base in self._kind.__mro__ if name in vars(base)), object)
+        is_users = isinstance(stands, (FunctionType, property)) and not is_library(owner.__module__)
+        return not is_users and not callable(self._held.get(name))
 
     def _gives_a_number(self, name: str) -> bool:
         """Tells whether an attribute of this name, of whatever is at hand, is a number, or computes with numbers."""
@@ -134,6 +153,7 @@ def _named_in(code: CodeType) -> list[tuple[str, Any]]:
     found, was_loaded = [], False
     for instruction in dis.get_instructions(code):
         does, name = instruction.opname, instruction.argval
+        does = "LOAD_METHOD" if "NULL|self" in instruction.argrepr else does  # from Python 3.12 on
         if does.startswith(_DO_MORE) or (isinstance(name, str) and name == "params"):  # an optimizer's: no numbers
             found.append((_REFUSED, name))
         elif was_loaded or does in _LOADS or does in _GETS or does == "STORE_ATTR":

@@ -45,6 +45,15 @@ def schedulers_in(value: Any, depth: int = _DEEPEST) -> Iterator[LRScheduler]:
             yield from schedulers_in(item, depth - 1)
 
 
+def functions_of(scheduler: Any) -> list[Any]:
+    """Returns the functions by which a scheduler of torch's computes."""
+    found: list[Any] = []
+    for name in _FUNCTIONS:
+        given = vars(scheduler).get(name)
+        found += given if isinstance(given, list) else [given]
+    return [item for item in found if item is not None and type(item) not in (int, float, str)]
+
+
 def with_inner(scheduler: Any) -> Iterator[Any]:
     """Yields a scheduler and those that it steps itself."""
     yield scheduler
@@ -100,14 +109,9 @@ def only_computes(scheduler: Any, module: nn.Module | None = None) -> bool:
     parts = [] if module is None or not users else [module, *module.children()]
     filled = {id(value) for part in parts for value in vars(part).values() if type(value) in (dict, list)}
     methods = [names[name] for names in held for name in _METHODS if name in names]
-    functions: list[Any] = []
-    for name in _FUNCTIONS:
-        given = vars(scheduler).get(name)
-        functions += given if isinstance(given, list) else [given]
-    named = [item for item in functions if item is not None and type(item) not in (int, float, str)]
     inner = vars(scheduler).get(_INNER, [])
     return (
         all(is_arithmetic(method, scheduler, filled) for method in methods)
-        and all(map(is_arithmetic, named))
+        and all(map(is_arithmetic, functions_of(scheduler)))
         and all(only_computes(each, module) for each in inner)
     )
