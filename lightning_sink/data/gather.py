@@ -90,8 +90,8 @@ def _gathers_alike(loader: DataLoader[Any]) -> bool:
     The rows are compared because datasets' methods and the table of collate functions may have been replaced.
     """
     try:
-        if (loader.num_workers or _pins(loader)) and any(not tensor.is_cpu for tensor in look(loader.dataset).tensors):
-            return False  # a worker may not use an accelerator, nor is its memory pinned
+        if not _can_be_gathered(loader):
+            return False
         rows = [0, len(loader.dataset) - 1]  # type: ignore[arg-type]
         found, build, _ = gather(loader.dataset, Rows(rows), Cache())
         return _same(build(found), fetch(loader.dataset, rows))
@@ -105,12 +105,14 @@ def _methods() -> list[Any]:
     return [*(vars(kind).get(name) for kind in kinds for name in METHODS), *default_collate_fn_map.values()]
 
 
-def _can_be_gathered(dataset: Any) -> bool:
+def _can_be_gathered(loader: DataLoader[Any]) -> bool:
+    """Whether the dataset is of a known kind, and where its loader can read it."""
     try:
-        look(dataset)
+        tensors = look(loader.dataset).tensors
     except UNGATHERABLE:
         return False
-    return True
+    # A worker may not use an accelerator, nor is its memory pinned.
+    return not (loader.num_workers or _pins(loader)) or all(tensor.is_cpu for tensor in tensors)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -142,7 +144,7 @@ class GatherLoader:
         """Tells whether the loader would still give the same: one whose workers are there goes on as it began."""
         if self._stands_for_workers:
             return True
-        alike = self._methods == _methods() and _can_be_gathered(self.loader.dataset)
+        alike = self._methods == _methods() and _can_be_gathered(self.loader)
         return _is_plain(self.loader) and (alike or _gathers_alike(self.loader))
 
     @property

@@ -34,8 +34,13 @@ class Lending:
         self._supply, self._fetches, self._options = supply, supply.fetches, supply.options
         self.restart()
 
+    def changed(self) -> None:
+        """The source gives its batches in another way from now on."""
+        self._supply.look_again()
+        self.restart()
+
     def restart(self) -> None:
-        """Another source has begun."""
+        """Another source has begun, or another way of it."""
         self._reuse = self._looking(many=False)
         # Looks at further ones, while those before them are trained in rows; None where it has, or need not, or where
         # it would wait for a device.

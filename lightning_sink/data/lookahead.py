@@ -99,7 +99,8 @@ class LookAhead:
         source = self._fetches.source
         if due and source.draws_nothing and source.begin_due:
             self._look_while_there_is_room(1, iter(self._begin, None))
-            if self._failure is not None:
+            # Behind its beginning the loader may be gathered no longer, and may fill the memory of that batch again.
+            if self._failure is not None or not source.draws_nothing:
                 return
             batches -= 1
         batches = min(batches, self._fit())

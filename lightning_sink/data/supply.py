@@ -104,6 +104,11 @@ class Supply:
         if self.producer.empty(self.options.timeout) is None:
             raise self._late()
 
+    def look_again(self) -> None:
+        """What fetches draw is not known any more: another way to fetch has begun."""
+        self._probes, self._drawn = _PROBES, 0
+        self.draws, self._watched = False, 0
+
     def stay_in_step(self, because: str) -> None:
         """Lets the thread fetch no more."""
         self.pace.stay_in_step()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.generators import global_states
+from lightning_sink.engine.held import held_by
 from lightning_sink.engine.private import own_tensors, pytree, version
 from lightning_sink.engine.state.attributes import fingerprint, is_a, items_of
 from lightning_sink.engine.state.default_generators import Generators
@@ -87,7 +88,7 @@ class HostState:
 
 def _numbers_in(scheduler: Any) -> dict[str, Any]:
     """Returns the numbers by which a scheduler counts its steps."""
-    return {name: value for name, value in vars(scheduler).items() if type(value) in (int, float)}
+    return {name: value for name, value in held_by(scheduler).items() if type(value) in (int, float)}
 
 
 def _contents(tensors: list[Tensor]) -> Any:

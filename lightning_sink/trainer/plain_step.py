@@ -76,7 +76,7 @@ class PlainStep:
 
     def end(self, output: Any) -> None:
         """Calls the module's `on_train_batch_end`, and that of callbacks that belong to the step."""
-        if schedules_by_step(self._trainer):
+        if self._tape.records and schedules_by_step(self._trainer):
             self._tape.options_may_be_others()
             if self._hooks.end_steps(self._trainer.lightning_module) and may_change_more(self._trainer):
                 self._tape.hazard(_IN_BETWEEN)

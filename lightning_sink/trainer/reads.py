@@ -25,6 +25,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.logger_connector impo
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_sink.engine.held import held_by
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.shadows import replaced, shadowed
@@ -164,7 +165,7 @@ class _Rates:
 
 
 def _tells_the_optimizers(scheduler: Any) -> bool:
-    told = vars(scheduler).get("_last_lr")
+    told = held_by(scheduler).get("_last_lr")
     rates = [group["lr"] for group in scheduler.optimizer.param_groups] if hasattr(scheduler, "optimizer") else []
     plain = [rate.value if type(rate) is Number else rate for rate in rates]
     numbers = isinstance(told, list) and not any(isinstance(rate, Tensor) for rate in told)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_sink.engine.state.arithmetic import only_reads
 from lightning_sink.engine.state.schedulers import (
@@ -18,6 +19,9 @@ from lightning_sink.engine.state.schedulers import (
     schedulers_in,
     with_inner,
 )
+
+_MOST_NUMBERS = 1_000
+"""Of a table that is gone through."""
 
 
 def schedulers_of(trainer: Any) -> list[Any]:
@@ -63,52 +67,56 @@ def may_change_more(trainer: Any) -> bool:
     if function is not LightningModule.lr_scheduler_step and not _hands_on(function):
         return True
     by_step = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
-    return not all(only_computes(each, module) or _asks_only(each, module) for each in by_step)
+    return not all(_asks_only(each, module) for scheduler in by_step for each in with_inner(scheduler))
 
 
 def _asks_only(scheduler: Any, module: Any) -> bool:
     """Tells whether a scheduler has nothing to change but itself, or is torch's, by functions that set nothing."""
-    if _holds_numbers(scheduler):
-        return True
     is_torchs = type(scheduler).__module__.startswith("torch.optim")
-    inner = [*with_inner(scheduler)][1:]
-    return is_torchs and (
-        all(only_computes(each, module) or _asks_only(each, module) for each in inner)
-        and all(only_reads(function, module) for function in functions_of(scheduler))
-    )
+    by_functions = is_torchs and all(only_reads(function, module) for function in functions_of(scheduler))
+    return by_functions or only_computes(scheduler, module) or _holds_numbers(scheduler)
+
+
+_PLAIN = (bool, float, getattr, hasattr, int, isinstance, len, max, min, ReduceLROnPlateau)
 
 
 def _hands_on(function: Any) -> bool:
     """Tells whether a method sets nothing, and asks its object for nothing but counters."""
     code = getattr(function, "__code__", None)
-    if code is None or code.co_freevars or code.co_cellvars or not code.co_varnames:
+    if code is None or not code.co_varnames or code.co_cellvars:
         return False
+    if code.co_freevars:
+        return {*code.co_names} <= {"super", "lr_scheduler_step"} and code.co_freevars == ("__class__",)
     name, steps = code.co_varnames[0], [*dis.get_instructions(code)]
-    if any(each.opname.startswith(("STORE_", "DELETE_")) and each.opname != "STORE_FAST" for each in steps):
+    return all(_only_asks(name, step, then, function) for step, then in zip(steps, [*steps[1:], None], strict=True))
+
+
+def _only_asks(name: str, step: dis.Instruction, then: dis.Instruction | None, function: Any) -> bool:
+    """Tells whether an instruction sets nothing, uses known variables only, and the object for its counters only."""
+    does, value = step.opname, step.argval
+    if does.startswith(("STORE_", "DELETE_", "IMPORT_", "MAKE_")) and "FAST" not in does:
         return False
-    uses = [number for number, each in enumerate(steps) if _names(each.argval, name)]
-    return all(_reads(steps[number], steps[number + 1]) for number in uses)
-
-
-def _names(value: Any, name: str) -> bool:
-    return name in value if isinstance(value, tuple) else value == name
-
-
-def _reads(load: dis.Instruction, then: dis.Instruction) -> bool:
-    """Tells whether what is loaded is asked for a counter."""
-    is_read = load.opname.startswith("LOAD_FAST") and then.opname == "LOAD_ATTR"
-    return is_read and then.argval in ("global_step", "current_epoch")
+    if does in ("LOAD_GLOBAL", "LOAD_NAME"):
+        found = function.__globals__.get(value, vars(builtins).get(value))
+        return any(found is each for each in _PLAIN)
+    loads = (value if isinstance(value, tuple) else (value,)) if "FAST" in does else ()
+    if name not in loads:
+        return True
+    is_counter = then is not None and then.opname == "LOAD_ATTR" and then.argval in ("global_step", "current_epoch")
+    return does.startswith("LOAD_FAST") and loads.index(name) == len(loads) - 1 and is_counter
 
 
 def _holds_numbers(scheduler: Any) -> bool:
     """Tells whether a scheduler has nothing but numbers, texts and its optimizer."""
-    return all(map(_is_number, vars(scheduler).values()))
+    held = getattr(scheduler, "__dict__", None)
+    return held is not None and all(_is_number(value) for value in held.values())
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any, depth: int = 3) -> bool:
     if isinstance(value, (list, tuple, dict)):
-        return all(map(_is_number, value.values() if isinstance(value, dict) else value))
-    return value is None or isinstance(value, (int, float, str, Tensor, Optimizer))
+        items = value.values() if isinstance(value, dict) else value
+        return depth > 0 and len(items) <= _MOST_NUMBERS and all(_is_number(item, depth - 1) for item in items)
+    return value is None or isinstance(value, (int, float, str, Optimizer))
 
 
 def step_by_hand(schedulers: Iterable[Any]) -> None:

@@ -80,7 +80,10 @@ class _Reader:
         cells = (cell.cell_contents for cell in function.__closure__ or ())
         if is_library(function.__module__ or "") or not all(map(_is_number, given)) or not all(map(self._knows, cells)):
             return False
-        return all(self._allows(each, function.__globals__) for each in codes_in(code))
+        codes = [*codes_in(code)]
+        return (self._sets or not any(map(_stores, codes))) and all(
+            self._allows(each, function.__globals__) for each in codes
+        )
 
     def _allows(self, code: CodeType, variables: dict[str, Any]) -> bool:
         scope: Any = None  # a class or a module of the user's that is at hand
@@ -96,7 +99,7 @@ class _Reader:
                         return False
                     scope = found
             elif does == "STORE_ATTR":
-                if not self._sets or name not in self._held or not self._has_own(name):
+                if name not in self._held or not self._has_own(name):
                     return False
             elif does == _REFUSED or (does in _GETS and not (self._is_asked(does, name) or self._gives_a_number(name))):
                 return False
@@ -141,6 +144,13 @@ class _Reader:
         if isinstance(found, FunctionType):
             return self.understands(found)
         return name in _OF_TABLES or name in _names_of_numbers() or (found is not None and _is_number(found))
+
+
+@lru_cache(maxsize=1024)
+def _stores(code: CodeType) -> bool:
+    """Tells whether some code sets or deletes anything but variables of its own."""
+    does = (each.opname for each in dis.get_instructions(code))
+    return any(name.startswith(("STORE_", "DELETE_")) and "FAST" not in name for name in does)
 
 
 @lru_cache(maxsize=1024)

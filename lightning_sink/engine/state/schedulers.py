@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_sink.engine.held import held_by
 from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.arithmetic import is_arithmetic
 from lightning_sink.engine.state.attributes import is_a
@@ -49,25 +50,40 @@ def functions_of(scheduler: Any) -> list[Any]:
     """Returns the functions by which a scheduler of torch's computes."""
     found: list[Any] = []
     for name in _FUNCTIONS:
-        given = vars(scheduler).get(name)
+        given = held_by(scheduler).get(name)
         found += given if isinstance(given, list) else [given]
     return [item for item in found if item is not None and type(item) not in (int, float, str)]
 
 
-def with_inner(scheduler: Any) -> Iterator[Any]:
-    """Yields a scheduler and those that it steps itself."""
-    yield scheduler
-    for inner in vars(scheduler).get(_INNER, ()):
-        yield from with_inner(inner)
+def with_inner(scheduler: Any) -> list[Any]:
+    """Returns a scheduler and those that it steps itself."""
+    found = {id(scheduler): scheduler}
+    left = [scheduler]
+    while left:
+        inner = held_by(left.pop()).get(_INNER)
+        new = [each for each in schedulers_in(inner) if id(each) not in found]
+        found |= {id(each): each for each in new}
+        left += new
+    return [*found.values()]
+
+
+_SELDOM = frozenset(["T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"])
+"""What torch's own schedulers set in a step, besides what they set in each."""
 
 
 @lru_cache(maxsize=256)
 def set_by(kind: type) -> frozenset[str]:
-    """Returns the names of attributes that a scheduler's methods set, now and then or in each step."""
-    functions = [item for base in kind.__mro__[:-1] for name, item in vars(base).items() if not name.startswith("__")]
-    codes = [code for item in functions if is_a(item, FunctionType) for code in codes_in(item.__code__)]
-    found = (each for code in codes for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
-    return frozenset(each.argval for each in found)
+    """Returns the names of attributes that a scheduler's steps set, now and then or in each."""
+    users = [base for base in kind.__mro__[:-1] if not base.__module__.startswith("torch.optim")]
+    methods = {name: item for base in users[::-1] for name, item in vars(base).items() if is_a(item, FunctionType)}
+    found, left, met = {*_SELDOM}, [*_METHODS], {*_METHODS}
+    while left:
+        item = methods.get(left.pop())
+        for code in codes_in(item.__code__) if item is not None else ():
+            found |= {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
+            left += {*code.co_names} - met
+            met |= {*code.co_names}
+    return frozenset(found)
 
 
 def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) -> Callable[[], None]:
