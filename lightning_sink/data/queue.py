@@ -64,7 +64,7 @@ class BatchQueue:
         self._supply = Supply(self._fetches, options, in_step_because, say)
         self._telemetry, self._producer, self._pace = self._fetches.telemetry, self._supply.producer, self._supply.pace
         self._lending = Lending(self._supply)
-        source.on_change = _changing(self._lending)
+        source.on_change = _Changed(self._lending)
         self.looked = Looked()
         self._early = LookAhead(self._supply, self._lending, self.looked)
         self._last_take = self._began = self._waited = 0.0
@@ -133,7 +133,7 @@ class BatchQueue:
         if source is not None:
             self._fetches.source = source
             self._lending.restart()
-            source.on_change = _changing(self._lending)
+            source.on_change = _Changed(self._lending)
 
     def close(self) -> None:
         """Ends the thread; one that hangs in somebody else's code is left to end with it, and that is said."""
@@ -191,12 +191,22 @@ class BatchQueue:
         return taken
 
 
-def _changing(lending: Lending) -> Callable[[], None]:
-    """Returns what forgets what is known of the batches. It holds nothing: a queue ends when nobody has it."""
-    known = ref(lending)
+class _Changed:
+    """Forgets what is known of the batches.
 
-    def changed() -> None:
-        if (lending := known()) is not None:
+    It holds nothing: a queue ends when nobody has it. Its copy does nothing.
+
+    Args:
+        lending: What knows that; None for what does nothing.
+    """
+
+    def __init__(self, lending: Lending | None = None) -> None:
+        self._lending = (lambda: None) if lending is None else ref(lending)
+
+    def __call__(self) -> None:
+        lending = self._lending()
+        if lending is not None:
             lending.changed()
 
-    return changed
+    def __reduce__(self) -> tuple[type[_Changed], tuple[()]]:
+        return _Changed, ()

@@ -65,7 +65,7 @@ class Traversals:
         self.traversal, self.batch = -1, 0
         self.keeps_states = False
         self.on_restart: Callable[[float], None] = lambda seconds: None
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = _nothing
         self.resumed_at, self.doubt = 0, ""
         self.limit = float("inf")
         self.iterator: Iterator[Any] | None = None
@@ -274,6 +274,10 @@ class Traversals:
     def close(self) -> None:
         """Lets go of the iterator."""
         self.iterator = self._further = None
+
+
+def _nothing() -> None:
+    """Is called where nobody has to know."""
 
 
 _ONCE = (

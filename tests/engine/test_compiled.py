@@ -166,7 +166,7 @@ def test_one_branch_that_cannot_be_compiled_leaves_the_others_compiled():
 BY_NAME = random.random
 ESCAPES = {
     "float": lambda batch, i: float(batch[0][0, 0]),
-    "item that decides": lambda batch, i: 2 if (batch[0][0, 0] + torch.rand(())).item() > 0 else 1,
+    "float that decides": lambda batch, i: 2 if float(batch[0][0, 0] + torch.rand(())) > 0 else 1,
     "item as a text": lambda batch, i: len(f"{batch[0][0, 0].item()}"),
     "item in numpy": lambda batch, i: float(np.float32(batch[0][0, 0].item())),
     "item in a set": lambda batch, i: len({1.0, batch[0][0, 0].item()}),
