@@ -78,6 +78,7 @@ def _asks_only(scheduler: Any, module: Any) -> bool:
 
 
 _PLAIN = (bool, float, getattr, hasattr, int, isinstance, len, max, min, ReduceLROnPlateau)
+"""What an `lr_scheduler_step` may name besides: it changes nothing."""
 
 
 def _hands_on(function: Any) -> bool:
@@ -109,13 +110,16 @@ def _only_asks(name: str, step: dis.Instruction, then: dis.Instruction | None, f
 def _holds_numbers(scheduler: Any) -> bool:
     """Tells whether a scheduler has nothing but numbers, texts and its optimizer."""
     held = getattr(scheduler, "__dict__", None)
-    return held is not None and all(_is_number(value) for value in held.values())
+    return held is not None and all(_is_table_of_numbers(value) for value in held.values())
 
 
-def _is_number(value: Any, depth: int = 3) -> bool:
+def _is_table_of_numbers(value: Any, depth: int = 3) -> bool:
+    """Tells whether a value is a number, a text, an optimizer, or a short table of some."""
     if isinstance(value, (list, tuple, dict)):
         items = value.values() if isinstance(value, dict) else value
-        return depth > 0 and len(items) <= _MOST_NUMBERS and all(_is_number(item, depth - 1) for item in items)
+        return (
+            depth > 0 and len(items) <= _MOST_NUMBERS and all(_is_table_of_numbers(item, depth - 1) for item in items)
+        )
     return value is None or isinstance(value, (int, float, str, Optimizer))
 
 
