@@ -13,7 +13,8 @@ _MOST_FUNCTIONS = 32
 """Compiled code is never given back, and memory must not grow with the training."""
 
 _TOO_MANY = Hazard(
-    f"{_MOST_FUNCTIONS} programs are compiled already: shapes, attributes or values in batches keep changing"
+    f"{_MOST_FUNCTIONS} programs are compiled already: shapes, attributes or values in batches keep changing",
+    way_out="hold in tensors what changes, and pad batches to few shapes",
 )
 
 
@@ -36,7 +37,8 @@ class Functions:
             with may_wait():
                 function = self._made[recording.text] = self._compiler(recording)
         except Exception as error:
-            return Hazard(f"compiling it failed: {in_short(error)}"[:500])
+            way_out = 'write the operation in another way that it names (`engine="traced"` runs it uncompiled)'
+            return Hazard(f"compiling it failed: {in_short(error)}"[:500], way_out=way_out)
         finally:
             self._generators.restore(generated)
         return function

@@ -28,6 +28,8 @@ from lightning_sink.engine.watch import Hazard
 TENSOR = object()
 """Stands for a tensor among the values that a step returns."""
 
+_DO_THE_SAME = "have each step do the same, or decide by `batch_idx` or the batch which way it goes"
+
 
 @dataclass
 class Observation:
@@ -180,20 +182,24 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
     if first.recording.text != second.recording.text:
         return [], [_difference(first.recording, second.recording)]
     if first.constants != second.constants or first.spec != second.spec:
-        return [], [Hazard("the step returns other Python values each time")]
+        return [], [Hazard("the step returns other Python values each time", way_out="return tensors in their place")]
     if first.appends.key != second.appends.key:
-        return [], [Hazard("the step appends other Python values to lists each time")]
+        what = "the step appends other Python values to lists each time"
+        return [], [Hazard(what, way_out="append tensors in their place")]
     if first.note != second.note:
-        return [], [Hazard("the step logs other names, or with other arguments, each time")]
+        what = "the step logs other names, or with other arguments, each time"
+        return [], [Hazard(what, way_out="log the same in each step")]
     names = [slot.name for slot in (*first.filled, *first.cleared)]
     others = [slot.name for slot in (*second.filled, *second.cleared)]
     if names != others:
         name = min({*names} ^ {*others}, default=names[0])
-        return [], [Hazard(f"the step fills other places each time: {name} is one that not every step does")]
+        what = f"the step fills other places each time: {name} is one that not every step does"
+        return [], [Hazard(what, way_out=_DO_THE_SAME)]
     found = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]
     hazards = [item for item in found if isinstance(item, Hazard)]
     if share_memory(second.recording.inputs, second.recording.written_inputs):
-        hazards.append(Hazard("a tensor that the step writes to shares its memory with another one"))
+        what = "a tensor that the step writes to shares its memory with another one"
+        hazards.append(Hazard(what, way_out="give it memory of its own (`clone()`)"))
     looked_at = second.recording.read | second.recording.asked | {count.input for count in second.recording.counts}
     hazards += [
         Hazard(f"the value of {b.name}, which a step replaces, decides what Python does", second.recording.first_use[i])
@@ -218,9 +224,11 @@ def _bind(first: Observation, second: Observation, index: int, volatile: set[str
         return Binding(names[0], slot=homes[0], twins=homes[1:])
     where = second.recording.first_use[index]
     if first.recorder.made(new):
-        return Hazard("a tensor of one step is used in the next, and no attribute holds it", where)
+        what = "a tensor of one step is used in the next, and no attribute holds it"
+        return Hazard(what, where, "keep it in an attribute or a buffer")
     if new.requires_grad or not torch.equal(new, old):
-        return Hazard("a tensor is made anew in each step from Python or numpy values", where)
+        what = "a tensor is made anew in each step from Python or numpy values"
+        return Hazard(what, where, "make it once, before the training, or with the batch")
     if index in second.recording.written_inputs:
         return Hazard("a tensor that is made anew in each step of numpy's values is written to", where)
     return Binding(f"constant {index}", tensor=new)
@@ -230,5 +238,6 @@ def _difference(first: Recording, second: Recording) -> Hazard:
     lines = zip(first.text.splitlines(), second.text.splitlines(), strict=False)
     old, new = next(((a, b) for a, b in lines if a != b), ("", ""))
     if not old:
-        return Hazard("two steps in a row do a different number of operations")
-    return Hazard(f"two steps in a row do not do the same: first `{old[:100]}`, then `{new[:100]}`")
+        return Hazard("two steps in a row do a different number of operations", way_out=_DO_THE_SAME)
+    what = f"two steps in a row do not do the same: first `{old[:100]}`, then `{new[:100]}`"
+    return Hazard(what, way_out=_DO_THE_SAME)

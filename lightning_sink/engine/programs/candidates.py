@@ -41,7 +41,10 @@ take turns have programs by then."""
 _LOOKS = 4
 """Pairs of batches that are compared, to name what keeps changing."""
 
-TOO_MANY_KINDS = Hazard("batches are of too many kinds: shapes, or values that are no tensors, keep changing")
+TOO_MANY_KINDS = Hazard(
+    "batches are of too many kinds: shapes, or values that are no tensors, keep changing",
+    way_out="pad batches to few shapes, and leave out of them what is no tensor",
+)
 
 
 @dataclass
@@ -187,7 +190,8 @@ class Candidates:
         others = f" and {len(places) - 1} more" if len(places) > 1 else ""
         return Hazard(
             "batches hold values that keep changing and are no tensors, each of which would need a program of its own:"
-            f" `{places[0]}`{others}. Leave them out of the batch, or make them tensors"
+            f" `{places[0]}`{others}",
+            way_out="leave them out of the batch, or make them tensors",
         )
 
     def problems(self) -> list[tuple[Hashable, Hazard]]:

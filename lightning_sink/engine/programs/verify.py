@@ -12,6 +12,7 @@ changed by their own rounding: twice what that changes is allowed as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -237,7 +238,12 @@ def _slack(pair: _Pair, gradient: _Pair | None, tolerance: float) -> Tensor | fl
 
 
 def _size(tensor: Tensor) -> float:
-    finite = tensor.detach()[torch.isfinite(tensor.detach())].abs()
+    """Returns the largest absolute value that is finite; 0 where there is none."""
+    sizes = tensor.detach().abs()
+    largest = float(sizes.max()) if sizes.numel() else 0.0
+    if math.isfinite(largest):
+        return largest
+    finite = sizes[torch.isfinite(sizes)]
     return float(finite.max()) if finite.numel() else 0.0
 
 
