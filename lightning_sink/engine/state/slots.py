@@ -56,15 +56,15 @@ def place_of(tensor: Tensor) -> int:
 
 
 class Slot:
-    """One place that holds a tensor or nothing. This one is a parameter's gradient, its subclasses are other places.
+    """One place that holds a tensor or nothing: an attribute, a parameter's `grad` too. Subclasses are other places.
 
     Args:
         name: What a user calls the place.
-        owner: The parameter, or what holds the tensor.
-        key: Where in `owner`; None for a gradient.
+        owner: The module or the parameter, or what else holds the tensor.
+        key: Where in `owner`.
     """
 
-    def __init__(self, name: str, owner: Any, key: Any = None) -> None:
+    def __init__(self, name: str, owner: Any, key: Any) -> None:
         self.name, self._owner, self._key = name, owner, key
 
     def __repr__(self) -> str:
@@ -72,26 +72,13 @@ class Slot:
 
     @property
     def owner_id(self) -> int:
-        """Identity of the parameter, or of what holds the tensor."""
+        """Identity of what holds the tensor."""
         return id(self._owner)
 
     @property
     def is_gradient(self) -> bool:
         """Whether it holds a parameter's gradient."""
-        return self._key is None
-
-    def get(self) -> Tensor | None:
-        """Returns the tensor that is there now."""
-        gradient: Tensor | None = self._owner.grad
-        return gradient
-
-    def set(self, tensor: Tensor | None) -> None:
-        """Puts a tensor there."""
-        self._owner.grad = tensor
-
-
-class AttributeSlot(Slot):
-    """An attribute of a module: a parameter, a buffer or a plain tensor."""
+        return isinstance(self._owner, Tensor)
 
     def get(self) -> Tensor | None:
         """Returns the tensor that is there now."""
@@ -238,12 +225,12 @@ def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> I
         if isinstance(holder, nn.Module):
             for named in (holder.named_parameters, holder.named_buffers):
                 for name, _ in named(recurse=False):
-                    yield AttributeSlot(prefix + name, holder, name)
+                    yield Slot(prefix + name, holder, name)
         attributes = vars(holder)
         left_out = TENSOR_HOLDERS | collected.names(holder)
         for name, value in attributes.items():
             if is_a(value, Tensor):
-                yield AttributeSlot(prefix + name, holder, name)
+                yield Slot(prefix + name, holder, name)
             elif type(value) in (tuple, list, dict) and name not in left_out:
                 for key, item in value.items() if type(value) is dict else enumerate(value):
                     if is_a(item, Tensor):
@@ -260,7 +247,7 @@ def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iter
                     name = f"optimizer {number} state {key!r} of {names[parameter]}"
                     yield StateSlot(name, optimizer, parameter, key)
     for parameter, name in names.items():
-        yield Slot(f"gradient of {name}", parameter)
+        yield Slot(f"gradient of {name}", parameter, "grad")
 
 
 class Snapshot:
