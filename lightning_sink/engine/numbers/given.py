@@ -25,13 +25,10 @@ class Given:
 
 
 def given(item: Any) -> Any:
-    """Returns an item with `Given` in the place of stand-ins."""
-    return _with(item, _given)
-
-
-def plain(item: Any) -> Any:
-    """Returns an item with plain numbers in the place of stand-ins; the item itself where it holds none."""
-    return _with(item, lambda number: number.value)
+    """Returns an item with `Given` in the place of stand-ins; the item itself where it holds none."""
+    if not any(type(leaf) is Number for leaf in pytree.tree_leaves(item)):
+        return item
+    return pytree.tree_map(lambda leaf: _given(leaf) if type(leaf) is Number else leaf, item)
 
 
 def _given(number: Number) -> Any:
@@ -40,9 +37,3 @@ def _given(number: Number) -> Any:
         return Given(number.tensor, type(number.value))
     # What is computed of whole numbers may be too large for float64 in later steps.
     return number.freeze() if number.whole is None else Given(number.whole, type(number.value))
-
-
-def _with(item: Any, function: Any) -> Any:
-    if not any(type(leaf) is Number for leaf in pytree.tree_leaves(item)):
-        return item
-    return pytree.tree_map(lambda leaf: function(leaf) if type(leaf) is Number else leaf, item)

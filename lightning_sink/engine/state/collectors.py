@@ -10,8 +10,9 @@ from typing import Any
 
 from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.flows import is_only_added_to
-from lightning_sink.engine.numbers.given import given, plain
+from lightning_sink.engine.numbers.given import given
 from lightning_sink.engine.numbers.passed_on import ADDED
+from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.state.attributes import are_the_same
 
 
@@ -36,7 +37,7 @@ class ListWatch(list[Any]):
     def append(self, item: Any) -> None:
         """Appends, and tells of it."""
         self._take(given(item))
-        item = plain(item)
+        item = as_they_are(item)
         for items in (self._expected, self.held):
             items.append(item)
         super().append(item)
@@ -100,11 +101,11 @@ class Sum:
 
     def add(self, value: Any, other: Any) -> Any:
         """Returns the sum of what it held when it was asked for and of what is added."""
-        if type(plain(other)) not in (int, float) or self._held.get(self._key, ABSENT) is not value:
+        if type(as_they_are(other)) not in (int, float) or self._held.get(self._key, ABSENT) is not value:
             self._tell(_READ)  # what is added has set it to another number itself, which is lost
             return value + other
         self._take(given(other))
-        self._expected = value + plain(other)
+        self._expected = value + as_they_are(other)
         return self._expected
 
     def changed(self) -> None:
