@@ -32,11 +32,8 @@ class Counts:
 
     def number(self, name: str, value: int, uses: Uses) -> Number:
         """Returns a stand-in for a counter as it is now; it may have changed since the step began."""
-        if name not in self._present:
-            return Number(torch.tensor(float(value), dtype=torch.float64), value, uses, f"`{name}`", counts=True)
-        present = self._present[name]
-        tensor, get = self._tensors[name], self._getters[name]
-        number = Number(tensor, present, uses, f"`{name}`", get, counts=True, whole=tensor)
+        tensor, present = self._tensors[name], self._present[name]
+        number = Number(tensor, present, uses, f"`{name}`", self._getters[name], counts=True, whole=tensor)
         return number.plus(value - present) if value != present else number
 
     def among(self, tensors: list[Tensor]) -> list[tuple[Tensor, Callable[[], int]]]:

@@ -28,10 +28,3 @@ def test_a_counter_that_moves_in_the_middle_of_a_step_is_one_more_in_every_step(
     assert number.value == 8
     assert number.tensor == 8
     assert [get() for _, get in counts.among([counts.begin()[0], torch.zeros(())])] == [7]
-
-
-def test_a_number_that_nobody_can_give_later_may_not_decide():
-    leaks = []
-    number = Counts({}).number("other", 2, Uses(leaks.append, print))
-    assert number > 1
-    assert leaks == ["`other` decides what Python does"]
