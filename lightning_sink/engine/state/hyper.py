@@ -63,7 +63,6 @@ class Hyperparameters:
         self._entries: list[tuple[dict[str, Any], str, int | None]] = []
         self._owners: list[int] = []
         self._layout: list[list[Any]] = []
-        self.lifted_entries: list[int] = []
         self.tensors: dict[int, Tensor] = {}
         self._tensor_entries: set[int] = set()
         self.values: list[Any] = []
@@ -86,13 +85,13 @@ class Hyperparameters:
         numbered = [(number, group) for number, item in enumerate(self._optimizers) for group in item.param_groups]
         owned = [(number, entry) for number, group in numbered for entry in _entries(group)]
         self._owners, self._entries = [number for number, _ in owned], [entry for _, entry in owned]
-        self.lifted_entries = [i for i, (_, key, _) in enumerate(self._entries) if key == "lr"]
         self.tensors = {}
         self._tensor_entries.clear()
         self._left.clear()
         self.values = self.read()
-        for index in self.lifted_entries:
-            self._lift(index)
+        for index, (_, key, _) in enumerate(self._entries):
+            if key == "lr":
+                self._lift(index)
         self._seen = self._look()
         return True
 
@@ -121,8 +120,9 @@ class Hyperparameters:
         changed = [index for index in others if not _equal(self.values[index], values[index])]
         if not changed:
             return stale
+        self.values, before = values, self.values
         for index in changed:
-            old, new = self.values[index], values[index]
+            old, new = before[index], values[index]
             if index in self.tensors and _is_number(new):
                 if isinstance(new, Tensor):
                     self.tensors[index].copy_(new.detach())
@@ -131,11 +131,8 @@ class Hyperparameters:
                     self.tensors[index].fill_(float(new))
                 continue
             stale = True
-            if index not in self.lifted_entries and isinstance(new, float) and isinstance(old, float):
-                self.lifted_entries.append(index)
-        self.values = values
-        for index in self.lifted_entries if stale else ():
-            self._lift(index)
+            if self._entries[index][1] == "lr" or (isinstance(new, float) and isinstance(old, float)):
+                self._lift(index)
         return stale
 
     def _lift(self, index: int) -> None:
