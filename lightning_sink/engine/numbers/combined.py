@@ -45,16 +45,10 @@ def compare(number: Value, symbol: Callable[[Any, Any], Any], other: Any) -> Any
         return symbol(number.freeze(), other)
     if isinstance(other, Tensor):
         return symbol(as_tensor(number, [other], compared=True), other)
-    outcome = bool(symbol(number.value, plain_value(other)))
-    host, name = number.hosted(symbol, other, reflected=False), (number.key, symbol.__name__, _key(other))
-    if (
-        host is None
-        and _can_be_compared(number, other)
-        and number.finds_out(lambda: _truth(number, symbol, other), outcome)
-    ):
-        return outcome
+    outcome, host = bool(symbol(number.value, plain_value(other))), number.hosted(symbol, other, reflected=False)
     later = None if host is None else lambda: bool(host())
-    number.uses.froze(f"{number.words} decides what Python does", name, outcome, later)
+    truth = (lambda: _truth(number, symbol, other)) if _can_be_compared(number, other) else None
+    number.decides((number.key, symbol.__name__, _key(other)), outcome, later, truth)
     return outcome
 
 

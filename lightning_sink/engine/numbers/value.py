@@ -171,11 +171,15 @@ class Value:
     def decided(self, name: Any, plain: Callable[[Any], bool], truth: Callable[[Tensor], Tensor]) -> bool:
         """Returns what Python decides by the number; `truth` is the same as `plain` for tensors."""
         outcome, host = plain(self.value), self.host
-        if self.uses.closed or (host is None and self.finds_out(lambda: truth(self.tensor), outcome)):
-            return outcome
-        later = None if host is None else lambda: plain(host())
-        self.uses.froze(f"{self.words} decides what Python does", (self.key, name), outcome, later)
+        if not self.uses.closed:
+            later = None if host is None else lambda: plain(host())
+            self.decides((self.key, name), outcome, later, lambda: truth(self.tensor))
         return outcome
+
+    def decides(self, name: Any, outcome: bool, later: Host | None, truth: Callable[[], Tensor] | None) -> None:
+        """Takes note of what Python decided by it; `later` does so in later steps, or else the program by a `truth`."""
+        if later is not None or truth is None or not self.finds_out(truth, outcome):
+            self.uses.froze(f"{self.words} decides what Python does", name, outcome, later)
 
     @property
     def words(self) -> str:
