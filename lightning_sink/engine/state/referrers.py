@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
+from lightning_sink.engine.held import slots_of
+
 
 def referrers(*held: Any) -> list[Any]:
     """Returns the objects that hold any of some others."""
@@ -54,7 +56,7 @@ def put_in_place_of(held: Any, new: Any) -> None:
     No closure of this function may hold it: its cell would be among them.
     """
     for holder in referrers(held):
-        if type(holder) is tuple:
+        if isinstance(holder, (tuple, frozenset)):
             put_in_place_of(holder, _with(holder, held, new))
         elif isinstance(holder, CellType):
             holder.cell_contents = new
@@ -64,8 +66,21 @@ def put_in_place_of(held: Any, new: Any) -> None:
         else:
             items = holder if isinstance(holder, (dict, list, deque)) else getattr(holder, "__dict__", {})
             for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
+                if key is held:
+                    _put_key(items, held, new)
+                    key = new
                 if item is held:
                     _put(items, key, new)
+            for name, item in slots_of(holder).items():
+                if item is held:
+                    object.__setattr__(holder, name, new)
+
+
+def _put_key(items: Any, held: Any, new: Any) -> None:
+    """Puts a key in the place of another one in a dictionary, in the same order."""
+    content = [*zip(_with([*items], held, new), items.values(), strict=True)]
+    items.clear()
+    items.update(content)
 
 
 def _put(items: Any, key: Any, new: Any) -> None:
@@ -83,5 +98,6 @@ def _class_with(attributes: dict[Any, Any], name: Any) -> type | None:
     return next((kind for kind in holders if vars(kind).get(name) is attributes[name]), None)
 
 
-def _with(items: tuple[Any, ...], held: Any, new: Any) -> tuple[Any, ...]:
-    return tuple(new if item is held else item for item in items)
+def _with(items: Any, held: Any, new: Any) -> Any:
+    changed = [new if item is held else item for item in items]
+    return items._make(changed) if hasattr(items, "_make") else type(items)(changed)

@@ -2,6 +2,10 @@
 
 import subprocess
 import sys
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
 
 from lightning_sink.engine.state.referrers import functions_of, put_in_place_of, referrers
 
@@ -64,3 +68,39 @@ def test_what_a_class_holds_is_put_there_for_code_that_has_looked_it_up():
     put_in_place_of(held, new)
     del held
     assert looked_up() is new
+
+
+class Held:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class InASlot:
+    step: object
+
+
+Pair = namedtuple("Pair", "step others")
+HOLDERS = {
+    "a list": (lambda held: [held], lambda kept: kept[0]),
+    "a set": (lambda held: {held}, lambda kept: [*kept][0]),
+    "a tuple": (lambda held: (1, held), lambda kept: kept[1]),
+    "a named tuple": (lambda held: Pair(held, 2), lambda kept: kept.step),
+    "a frozen set": (lambda held: frozenset([held]), lambda kept: [*kept][0]),
+    "a slot": (InASlot, lambda kept: kept.step),
+    "a value": (lambda held: {"a": 1, "b": held, "c": 3}, lambda kept: kept["b"]),
+    "a key": (lambda held: {"a": 1, held: 2, "c": 3}, lambda kept: [*kept][1]),
+    "a key's value": (lambda held: {held: held}, lambda kept: [*kept.values()][0]),
+    "a tuple as a key": (lambda held: {(held, 1): 2}, lambda kept: [*kept][0][0]),
+}
+
+
+@pytest.mark.parametrize(("hold", "look"), HOLDERS.values(), ids=HOLDERS)
+def test_whoever_holds_a_value_holds_the_other_one(hold, look):
+    held, new = Held(), Held()
+    kept = [hold(held)]
+    kind, count = type(kept[0]), sys.getrefcount(new)
+    put_in_place_of(held, new)
+    assert look(kept[0]) is new
+    assert type(kept[0]) is kind
+    assert sys.getrefcount(new) > count
+    assert len(referrers(held)) == 0
