@@ -77,7 +77,10 @@ class _Reader:
             return True
         self._met.add(code)
         given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        cells = (cell.cell_contents for cell in function.__closure__ or ())
+        try:
+            cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        except ValueError:  # nothing has been assigned to one
+            return False
         if is_library(function.__module__ or "") or not all(map(_is_number, given)) or not all(map(self._knows, cells)):
             return False
         codes = [*codes_in(code)]

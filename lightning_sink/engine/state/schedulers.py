@@ -88,7 +88,7 @@ def set_by(kind: type) -> frozenset[str]:
 
 def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) -> Callable[[], None]:
     """Returns what puts schedulers, and the optimizers' options, back to where they are now."""
-    states = [(scheduler, _state(scheduler)) for scheduler in schedulers]
+    states = [(scheduler, _state(scheduler.state_dict())) for scheduler in schedulers]
     groups = [(group, dict(group)) for optimizer in optimizers for group in optimizer.param_groups]
     held = (value for _, options in groups for value in options.values() if isinstance(value, Tensor))
     filled = [(tensor, tensor.detach().clone()) for tensor in held]  # schedulers fill a rate that is a tensor
@@ -106,9 +106,12 @@ def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) 
     return restore
 
 
-def _state(scheduler: Any) -> dict[str, Any]:
-    items = scheduler.state_dict().items()
-    return {key: copy(value) if type(value) in (dict, list) else value for key, value in items}  # code may fill these
+def _state(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns a scheduler's state with containers of its own, and so for those that it steps: code may fill them."""
+    found = {key: copy(value) if type(value) in (dict, list) else value for key, value in state.items()}
+    if _INNER in found:
+        found[_INNER] = [_state(inner) for inner in found[_INNER]]
+    return found
 
 
 def only_computes(scheduler: Any, module: nn.Module | None = None) -> bool:

@@ -65,6 +65,13 @@ def counting():
     return count
 
 
+def closed_over_nothing():
+    function = lambda step: 1.0 if step < WARMUP else late  # noqa: E731
+    if WARMUP < 0:
+        late = 0.5
+    return function
+
+
 def applied(function):
     return lambda step: 2 * function(step)
 
@@ -109,6 +116,7 @@ MORE = {
     "writes to a list": lambda step: COUNTED.append(step) or 0.5,
     "reads a list, which steps may fill": lambda step: len(COUNTED),
     "closed over a list": closed_over([1]),
+    "closed over nothing": closed_over_nothing(),
     "an array of a number": closed_over(np.array(1.0)),
     "counts its calls": counting(),
     "sets a global": remembers,
@@ -243,14 +251,16 @@ def test_those_in_another_one_count():
     assert only_computes(SequentialLR(first, [StepLR(first, 2), Own(first)], [3]))
 
 
-def test_what_a_step_wrote_to_lists_and_options_is_put_back():
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_what_a_step_wrote_to_lists_and_options_is_put_back(is_inner):
     of = optimizer()
     scheduler = Writes(of)
-    restore = keep_schedulers([scheduler], [of])
+    outer = SequentialLR(of, [scheduler, StepLR(of, 2)], [100]) if is_inner else scheduler
+    restore = keep_schedulers([outer], [of])
     before = {**vars(scheduler), "rates": [*scheduler.rates]}, dict(of.param_groups[0])
     of.step()
     for _ in range(3):
-        scheduler.step()
+        outer.step()
         of.param_groups[0]["steps"] = scheduler.last_epoch
     assert scheduler.rates != before[0]["rates"]
     restore()
