@@ -281,7 +281,7 @@ def unwatched() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.setprofile(hook)
+        _put_back(hook)
 
 
 def _put_back(profiler: Any) -> None:

@@ -136,18 +136,6 @@ class Operations(TorchDispatchMode):
         finally:
             self.are_paused = paused
 
-    @contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """Takes the profile hook out, where it is in."""
-        watched = self.hook is not None and sys.getprofile() is self.hook
-        if watched:
-            sys.setprofile(None)
-        try:
-            yield
-        finally:
-            if watched:
-                sys.setprofile(self.hook)
-
     def finish(self) -> None:
         """The graph has ended: sees whether inputs still lie where they lay, and draws nothing twice."""
         recording = self._recording
@@ -173,7 +161,7 @@ class Operations(TorchDispatchMode):
         if torch.is_inference_mode_enabled() and (made := self._decomposed(func, args, kwargs)) is not NotImplemented:
             return made
         # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
-        # Written out: `unwatched` would make that a tenth longer.
+        # Written out: `watch.unwatched` would make that a tenth longer.
         watched = func.namespace == "aten" and self.hook is not None and sys.getprofile() is self.hook
         if watched:
             sys.setprofile(None)

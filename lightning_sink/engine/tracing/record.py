@@ -13,7 +13,7 @@ comparing it with the recording of the step before.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -42,14 +42,13 @@ from lightning_sink.engine.tracing.batch_gradients import BatchGradients
 from lightning_sink.engine.tracing.bounds import largest_in
 from lightning_sink.engine.tracing.left_behind import learn, release
 from lightning_sink.engine.tracing.operations import Operations
-from lightning_sink.engine.tracing.recorded_options import RecordedOptions
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.stand_in import StandInMode
 from lightning_sink.engine.tracing.step_counts import StepCounts
 from lightning_sink.engine.tracing.undo import Attributes
 from lightning_sink.engine.tracing.values import Values
 from lightning_sink.engine.tracing.whose_error import is_raised_by_user, may_be_ours
-from lightning_sink.engine.watch import DRAWN, Hazard, user_line, watch_reads
+from lightning_sink.engine.watch import DRAWN, Hazard, unwatched, user_line, watch_reads
 from lightning_sink.errors import add_note
 
 
@@ -87,12 +86,13 @@ class Recorder(Tape):
         self._watched = Watched()
         self._uses = Uses(self.recording.hazard, self.recording.freeze, lambda: not self._is_apart())
         self._look, self._hyper, self._counts, self._before = look, hyper, counts, before
-        self._options = RecordedOptions(hyper, self._uses, self.paused, set_in_step=sets_options)
+        self._is_setting_options = False
+        hyper.begin(spent=sets_options)
         varying = before.parts.varying
         varying.begin(before.parts.holders())
         carried, drawn = before.parts.carried.begin(), before.parts.drawn.begin()
         changing = [*hyper.tensors.values(), *counts.begin(), *carried, *drawn, *varying.tensors]
-        apart = lambda: self._options.are_being_set  # noqa: E731
+        apart = lambda: self._is_setting_options  # noqa: E731
         appended = lambda tensor: self._watched.items.get(id(tensor))  # noqa: E731
         self._operations = Operations(self.recording, before, leaves, changing, lambda: self._values, appended, apart)
         self._writer, self.moved = self._operations.writer, self._operations.moved
@@ -216,7 +216,7 @@ class Recorder(Tape):
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""
-        return value if self._failed or self._options.are_being_set else self._counts.number(name, value, self._uses)
+        return value if self._failed or self._is_setting_options else self._counts.number(name, value, self._uses)
 
     def goes_to(self, holder: Any, method: str) -> None:
         """Takes note of a method of the owner's that does the same with a stand-in for a number."""
@@ -224,7 +224,7 @@ class Recorder(Tape):
 
     def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
         """Notes that this recording stands for steps with the same answer."""
-        if not self._failed and not self._options.are_being_set:
+        if not self._failed and not self._is_setting_options:
             self._uses.froze(f"{what} decides what Python does", (what, id(of)), outcome, decide)
 
     def hazard(self, what: str, where: str | None = None) -> None:
@@ -237,7 +237,7 @@ class Recorder(Tape):
 
     def _is_apart(self) -> bool:
         """Tells whether what runs now is run elsewhere where a program runs the step."""
-        return self._operations.are_paused or self._options.are_being_set
+        return self._operations.are_paused or self._is_setting_options
 
     def _is_sum(self, holder: Any, key: str) -> bool:
         return self._watched.has_sum(holder, key)
@@ -255,7 +255,7 @@ class Recorder(Tape):
         if self._failed:
             yield
             return
-        with self._options.changing(of), self._operations.unwatched():
+        with self._hyper.plain(self._uses, of), self.paused(), unwatched():
             yield
 
     def options_may_be_others(self) -> None:
@@ -266,13 +266,42 @@ class Recorder(Tape):
         """Operations in here are not recorded."""
         return self._operations.paused()
 
-    def setting_options(self, last: bool) -> AbstractContextManager[None]:
-        """Lets the user's code set the optimizers' options, with plain numbers, and sees that it does nothing else."""
-        return nullcontext() if self._failed else self._options.setting(last)
+    @contextmanager
+    def setting_options(self, last: bool) -> Iterator[None]:
+        """Lets the user's code set the optimizers' options, with plain numbers, and sees that it does nothing else.
 
-    def computing(self) -> AbstractContextManager[None]:
+        A program has one value of each: that with which the optimizer steps, which is there behind the last such code.
+        """
+        if self._failed:
+            yield
+            return
+        self._is_setting_options = True
+        try:
+            with self._hyper.plain(self._uses):
+                yield
+                if last:
+                    self._take_options()
+        finally:
+            self._is_setting_options = False
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
         """The options are set, for what is done in here."""
-        return nullcontext() if self._failed else self._options.computing()
+        if self._failed:
+            yield
+            return
+        self._is_setting_options = False
+        self._take_options()
+        try:
+            with self._hyper.lifted(self._uses):
+                yield
+        finally:
+            self._hyper.spend()
+            self._is_setting_options = True
+
+    def _take_options(self) -> None:
+        with self.paused():
+            self._hyper.take()
 
     @contextmanager
     def apart(self, what: str, given: Sequence[Tensor]) -> Iterator[None]:
