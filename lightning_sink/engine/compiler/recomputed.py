@@ -9,13 +9,12 @@ way and that no compiler sees through: `where(g != g and g == g, 0, x)` is `x`, 
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
 
 from lightning_sink.engine.private import is_view
-from lightning_sink.engine.tracing.draws import owner_of, written_nodes
+from lightning_sink.engine.tracing.draws import insert, owner_of, written_nodes
 from lightning_sink.engine.tracing.recording import Recording
 
 _aten = torch.ops.aten
@@ -55,22 +54,17 @@ class _Late:
     def _wait(self, tensor: fx.Node) -> fx.Node:
         if self._never is None:
             self._never = self._false()
-        return self._insert(_aten.where.ScalarSelf, (self._never, False, tensor), tensor.meta["layout"])
+        return insert(self._graph, _aten.where.ScalarSelf, (self._never, False, tensor), tensor.meta["layout"])
 
     def _false(self) -> fx.Node:
         """Returns what is never true, and is known when the gradient is."""
         element, (shape, stride, dtype, device) = self._gradient, self._gradient.meta["layout"]
         for dim in range(1, len(shape) + 1):
-            element = self._insert(_aten.select.int, (element, 0, 0), (shape[dim:], stride[dim:], dtype, device))
+            element = insert(self._graph, _aten.select.int, (element, 0, 0), (shape[dim:], stride[dim:], dtype, device))
         truth = (), (), torch.bool, device
-        differs = self._insert(_aten.ne.Tensor, (element, element), truth)
-        equals = self._insert(_aten.eq.Tensor, (element, element), truth)
-        return self._insert(_aten.logical_and.default, (differs, equals), truth)
-
-    def _insert(self, func: Any, args: tuple[Any, ...], layout: Any) -> fx.Node:
-        node = self._graph.call_function(func, args)
-        node.meta["draws"], node.meta["layout"] = False, layout
-        return node
+        differs = insert(self._graph, _aten.ne.Tensor, (element, element), truth)
+        equals = insert(self._graph, _aten.eq.Tensor, (element, element), truth)
+        return insert(self._graph, _aten.logical_and.default, (differs, equals), truth)
 
 
 def _go(node: fx.Node) -> int | None:

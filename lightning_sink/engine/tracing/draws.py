@@ -102,21 +102,22 @@ def take_masks_apart(graph: fx.Graph) -> None:
             continue
         parts = {part.args[1]: part for part in node.users}
         given, probability = node.args[:2]
-        if 0 in parts:
-            if 1 not in parts:
-                with graph.inserting_after(node):
-                    parts[1] = graph.call_function(operator.getitem, (node, 1))
-                shape, stride, _, device = parts[0].meta["layout"]
-                parts[1].meta["layout"] = shape, stride, torch.bool, device
+        if 0 in parts:  # it has not been taken apart yet
+            layout, factor = parts[0].meta["layout"], 0.0 if probability == 1 else 1.0 / (1.0 - probability)
             with graph.inserting_after(parts[1]):
-                kept = graph.call_function(torch.ops.aten.mul.Tensor, (given, parts[1]))
+                kept = insert(graph, torch.ops.aten.mul.Tensor, (given, parts[1]), layout)
             with graph.inserting_after(kept):
-                factor = 0.0 if probability == 1 else 1.0 / (1.0 - probability)
-                scaled = graph.call_function(torch.ops.aten.mul.Tensor, (kept, factor))
-            kept.meta["layout"] = scaled.meta["layout"] = parts[0].meta["layout"]
+                scaled = insert(graph, torch.ops.aten.mul.Tensor, (kept, factor), layout)
             parts[0].replace_all_uses_with(scaled)
             graph.erase_node(parts[0])
         node.meta["layout"] = given.meta["layout"]
+
+
+def insert(graph: fx.Graph, func: Any, args: tuple[Any, ...], layout: Any) -> fx.Node:
+    """Inserts an operation that is none of the step's, with what is noted of others; its result looks so."""
+    node = graph.call_function(func, args)
+    node.meta["draws"], node.meta["layout"] = False, layout
+    return node
 
 
 def draw_of(node: fx.Node, written: Collection[fx.Node]) -> Draw | None:

@@ -62,17 +62,14 @@ class GraphWriter:
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         """Returns what stands for a tensor in another type."""
-        cast = self._recording.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
-        cast.meta["draws"] = False
-        cast.meta["layout"] = (*node.meta["layout"][:2], dtype, *node.meta["layout"][3:])
-        self._lines.append(f"{node} as {dtype}")
-        return cast
+        shape, stride, _, device = node.meta["layout"]
+        return self.derive(torch.ops.aten._to_copy.default, (node,), (shape, stride, dtype, device), dtype=dtype)
 
-    def derive(self, func: Any, args: tuple[Any, ...], layout: Any) -> fx.Node:
+    def derive(self, func: Any, args: tuple[Any, ...], layout: Any, **options: Any) -> fx.Node:
         """Writes an operation down that is none of the step's, and returns it; its result looks so."""
-        node = self._recording.graph.call_function(func, args)
+        node = self._recording.graph.call_function(func, args, options)
         node.meta["draws"], node.meta["layout"] = False, layout
-        self._lines.append(f"{func.name()}{args!r}")
+        self._lines.append(f"{func.name()}{(args, options)!r}")
         return node
 
     def at_the_start(self) -> AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from lightning_sink.engine.private import schema_name
 from lightning_sink.engine.state.default_generators import Generators, State
-from lightning_sink.engine.tracing.draws import DROPOUT, Draw, draw_of, take_masks_apart, written_nodes
+from lightning_sink.engine.tracing.draws import DROPOUT, Draw, draw_of, insert, take_masks_apart, written_nodes
 from lightning_sink.engine.watch import user_line
 
 _aten = torch.ops.aten
@@ -125,7 +125,7 @@ def _kept(graph: fx.Graph, first: fx.Node) -> fx.Node:
     """Returns a copy of what was drawn, as it was then: what is drawn is often written to (`empty().bernoulli_()`)."""
     drawn = _drawn(first)
     with graph.inserting_after(drawn):
-        return _insert(graph, _aten.clone.default, (drawn,), like=first)
+        return insert(graph, _aten.clone.default, (drawn,), _layout(first))
 
 
 def _replace(graph: fx.Graph, node: fx.Node, kept: fx.Node) -> None:
@@ -133,9 +133,9 @@ def _replace(graph: fx.Graph, node: fx.Node, kept: fx.Node) -> None:
     drawn, filled = _drawn(node), _filled(node)
     with graph.inserting_before(drawn):
         if filled is None:
-            given = _insert(graph, _aten.clone.default, (kept,), like=node)
+            given = insert(graph, _aten.clone.default, (kept,), _layout(node))
         else:
-            given = _insert(graph, _aten.copy_.default, (filled, kept), like=node)
+            given = insert(graph, _aten.copy_.default, (filled, kept), _layout(node))
     if "again" in node.meta:
         given.meta["again"] = node.meta["again"]
     drawn.replace_all_uses_with(given)
@@ -156,10 +156,3 @@ def _filled(node: fx.Node) -> Any:
 
 def _layout(node: fx.Node) -> Any:
     return (_filled(node) or _drawn(node)).meta["layout"]
-
-
-def _insert(graph: fx.Graph, func: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
-    """Inserts an operation that is none of the step's, with what is noted of others; it gives what a draw gives."""
-    node = graph.call_function(func, args)
-    node.meta["draws"], node.meta["layout"] = False, _layout(like)
-    return node
