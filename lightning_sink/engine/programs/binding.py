@@ -80,8 +80,9 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
             (cleared if tensor is None else filled).append(slot)
         elif before.pointers.get(name) != after.pointers.get(name) and not recorder.moved.has(tensor):
             recorder.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
-    for name in before.slots.keys() - after.slots.keys():
-        recorder.hazard(f"{name} disappears")
+    for name in before.slots:
+        if name not in after.slots:
+            recorder.hazard(f"{name} disappears")
     _check_gradients(recorder, after, leaves, filled)
     _check_aliases(recorder, after, filled)
     appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))
