@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lightning_sink.engine.private import tensor_hooks
+from lightning_sink.engine.private import tensor_hooks, version
 
 
 class _Look(NamedTuple):
@@ -32,7 +32,7 @@ class _Look(NamedTuple):
     def at(cls, tensor: Tensor) -> _Look:
         gradient = tensor.grad if tensor.is_leaf else None
         hooks = [dict(held or {}) for held in tensor_hooks(tensor)]
-        return cls(tensor.requires_grad, gradient, 0 if gradient is None else gradient._version, hooks)
+        return cls(tensor.requires_grad, gradient, 0 if gradient is None else version(gradient), hooks)
 
     def is_as(self, other: _Look) -> bool:
         return self.gradient is other.gradient and (*self[:1], *self[2:]) == (*other[:1], *other[2:])
