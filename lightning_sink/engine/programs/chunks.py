@@ -27,8 +27,8 @@ _FIRST = 8
 with 20 traversals of a DataLoader takes 47 ms so, and 59 where the first call has 16 (`buffer_size`)."""
 
 _MORE = 8
-"""By how much a call may be longer than the one beside which it is prepared, that it is ready when that ends. An MLP's
-step took two H200s 28.3 and 29.4 us so, and 28.8 and 27.7 where calls grow by 4 and are more; their hosts no less."""
+"""How many times as long a call may be as the one beside which it is prepared, so that it is ready when that ends. An
+MLP's step took two H200s 28.3 and 29.4 us so, and 28.8 and 27.7 with 4 in the place of 8: no difference."""
 
 _MOST = 1024
 """Steps in a call at most: what a call costs by itself is nothing to that many."""

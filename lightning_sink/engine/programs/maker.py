@@ -232,6 +232,6 @@ class ProgramMaker:
         knowing = self._counts, parts.carried, parts.drawn, self._hyper
         counts = [pair for each in knowing for pair in each.among(tensors)]
         lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
-        kept = parts.carried.kept_in(tensors)
-        self._programs.add(key, Program(observation, bindings, function, counts, kept, lifted))
+        held = parts.carried.kept_in(tensors)
+        self._programs.add(key, Program(observation, bindings, function, counts, held, lifted))
         return True

@@ -24,7 +24,7 @@ class Program:
     Args:
         function: Takes the inputs, writes in place what the step wrote in place, returns the outputs.
         counts: Inputs that stand for counters, with what gives their values.
-        kept: Inputs that have what attributes hold, and may be written to, with what gives it before a step; None for
+        held: Inputs that have what attributes hold, and may be written to, with what gives it before a step; None for
             one that keeps what is there.
 
     Attributes:
@@ -36,7 +36,8 @@ class Program:
         carries: The attributes that a step sets, with what gives the values.
         replaced: The slots that a step fills, but for gradients.
         touches: The slots that a step fills, or clears, with whether there is something in them then.
-        moved: The tensors to which the step gives other memory, and it what that holds.
+        moved: The tensors to which the step gives other memory; the program writes what that holds into what
+            they have.
         takes_turns: Whether steps that it is for may take turns with others in a row.
         needs_own_batch: Whether it is for batches only that are nobody else's.
         assumed: The truths that it finds out by itself.
@@ -51,18 +52,18 @@ class Program:
         bindings: list[Binding],
         function: CompiledStep,
         counts: list[tuple[Tensor, Callable[[], Any]]],
-        kept: Sequence[tuple[Tensor, Callable[[], Any]]],
+        held: Sequence[tuple[Tensor, Callable[[], Any]]],
         lifted: Collection[Tensor] = (),
     ) -> None:
         recording = observation.recording
         self.turns, self.function, self.bindings = [self], function, bindings
-        self.counts, self.kept = counts, kept
+        self.counts, self._held = counts, held
         self.text, self.dtypes, self.grad_mode = recording.text, recording.dtypes, recording.grad_mode
         self.guards, self.questions, self._equal = recording.guards, recording.questions, recording.equal
         self.note, self.loss, self.appends = observation.note, observation.loss, observation.appends
         self.filled, self.cleared, self._gradients = observation.filled, observation.cleared, observation.gradients
         self.replaced = [slot for slot in self.filled if not slot.is_gradient]
-        self.carries, self._left = recording.carries, list[Any]()
+        self.carries, self._found = recording.carries, list[Any]()
         self._spec, self._constants = observation.spec, observation.constants
         self._same_leaves, self.num_outputs = observation.same_leaves, observation.num_outputs
         self.num_results = self.num_outputs + observation.num_logged
@@ -122,14 +123,14 @@ class Program:
     def sets_attributes(self) -> bool:
         """Tells whether what the step sets attributes to is known, of what it finds; keeps that for `carry`."""
         try:
-            self._left = [value() for _, value in self.carries]
+            self._found = [value() for _, value in self.carries]
         except (ArithmeticError, ValueError, TypeError):  # the user's line raises it in its turn
             return False
         return True
 
     def carry(self) -> None:
         """Sets attributes as a step does that goes on this way, as was just asked."""
-        for (carry, _), value in zip(self.carries, self._left, strict=True):
+        for (carry, _), value in zip(self.carries, self._found, strict=True):
             carry.set(value)
 
     def is_for(self, leaves: Sequence[Tensor]) -> bool:
@@ -204,7 +205,7 @@ class Program:
 
     def fill(self) -> None:
         """Gives the inputs that stand for what attributes hold what they hold."""
-        for tensor, get in self.kept:
+        for tensor, get in self._held:
             if (value := get()) is not None:
                 tensor.fill_(value)
 

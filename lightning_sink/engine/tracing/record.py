@@ -64,7 +64,7 @@ class Recorder(Tape):
         sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
 
     Attributes:
-        moved: The tensors to which the step gives other memory, and a program what that holds.
+        moved: The tensors to which the step gives other memory.
         batch_gradients: What was on the batch's own tensors before the step.
         batch_contents: What the batch held.
     """
@@ -99,7 +99,7 @@ class Recorder(Tape):
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)
         self.batch_gradients, self.batch_contents = BatchGradients(leaves), BatchContents()
         self._handed = Handed()
-        # Which of both is made first is of no account: they ask each other while the step runs.
+        # `PlainUses` and `Values` ask each other while the step runs, so the one is made before what it asks.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
         most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
         # What runs programs on a device has several of them on their way, and is told of a failure late.

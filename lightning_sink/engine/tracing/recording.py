@@ -47,7 +47,7 @@ class Recording:
         largest: Elements of the largest tensor that an operation gave.
         dtypes: Of the tensors that operations gave.
         written: Storages of inputs that the step writes to.
-        moved: Tensors to which the step gives other memory, and a program what that holds.
+        moved: Tensors to which the step gives other memory; a program writes what that holds into what they have.
         grad_mode: Whether an operation gives something else where gradients are off.
         read: Inputs whose values Python looked at; a program takes them to stay as they are.
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
