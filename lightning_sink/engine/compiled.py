@@ -76,7 +76,8 @@ class CompiledEngine(Engine):
         self._state: State | None = None
         self._sinks = 0
         # How often the user's code has run, or may have: programs that were last used before take their tensors anew.
-        self._generation, self._parted = 0, -1  # and as of when tensors that steps move have memory of their own
+        self._generation = 0
+        self._parted = -1  # the generation in which tensors that steps move were last given memory of their own
         self._began, self._looking_seconds = time.perf_counter(), 0.0
         self._is_checked = False  # whether what programs take for granted has been looked at since
         self._let_go = Counter[Key]()  # kinds of steps that had programs which often failed

@@ -60,7 +60,7 @@ class Candidate:
         problem: Why the last recording made no program.
         hazard: Why there will be no program.
         unlike: How many recordings in a row were no example of other steps.
-        rest: Steps that are not recorded, behind such.
+        rest: How many steps are not to be recorded behind such.
     """
 
     last: dict[Hashable, Observation] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from lightning_sink.engine.watch import Hazard, user_line
 
 @dataclass(frozen=True)
 class Assumed:
-    """A truth that a recorded step has come by.
+    """A truth that Python took out of what a recorded step computed.
 
     Attributes:
         what: How Python came by it, for users.
@@ -53,14 +53,14 @@ class Recording:
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
         counts: Numbers in tensors by which guards decide.
-        is_alone: Whether it stands for no step right behind another one that it stands for.
+        is_alone: Whether its program may not run twice in a row.
         carries: The attributes that the step sets and the generators that it draws from, with what gives the values.
-        assumed: The truths that it has come by in its midst, which its program finds out by itself.
+        assumed: The truths that Python took out of what it computed; its program finds out by itself whether they hold.
         needs_own_batch: Whether the step leaves something on a batch that must be nobody else's.
         failed: Whether it failed, so that the step was run again.
         failed_by_raise: Whether by an error that code of the user's raised by itself.
         acts_twice: Whether not all that it had done by then was undone, as far as one can tell.
-        is_no_example: Whether the step did not do what it does else, by what no recording shows.
+        is_no_example: Whether the step left out what others of its kind do, as where a scaler skips the optimizer.
     """
 
     graph: fx.Graph
