@@ -112,8 +112,9 @@ class Rows:
         if any(each.needs_own_batch for each in program.turns) and not sink.owns_batch:
             return None
         batches = sink.ahead(step, program.note, steps, behind)
-        if batches is None or not program.takes(columns := batches.columns()):
+        if batches is None:
             return None
+        columns = batches.columns()
         leading = program.leading(columns, len(batches))
         if not leading:
             return None

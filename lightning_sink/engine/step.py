@@ -43,7 +43,7 @@ class Step:
     Attributes:
         batch: What the user's step is called with.
         leaves: The batch's tensors in a fixed order.
-        signature: Equal for batches that the same program serves.
+        signature: Equal for batches that the same program serves; it says where one tensor is twice.
         kind: What the owner will do in this step besides calling the user's code (clear gradients, step the
             optimizer); equal for steps that the same program serves.
         clears: Whether the owner sees to it that no gradient from before the step is used in it.

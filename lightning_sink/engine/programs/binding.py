@@ -59,12 +59,6 @@ class Observation:
         truths = tuple((assumed.where, assumed.outcome) for assumed in self.recording.assumed)
         return branches, answers, truths, tuple((slot.name, there) for slot, there in self.gradients)
 
-    @property
-    def same_leaves(self) -> list[tuple[int, int]]:
-        """Pairs of indices at which the batch held one and the same tensor."""
-        first = {id(leaf): index for index, leaf in reversed(list(enumerate(self.leaves)))}
-        return [(first[id(leaf)], index) for index, leaf in enumerate(self.leaves) if first[id(leaf)] != index]
-
 
 def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, result: Result) -> Observation:
     """Ends a recording: works out what the program has to return and which slots it fills."""

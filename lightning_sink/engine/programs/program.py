@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from operator import is_
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from lightning_sink.engine.compiler.row import Layout, Turn, layout_of
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.state.slots import shape_of, share_memory, storages
-from lightning_sink.engine.step import Column, Result, taken_apart
+from lightning_sink.engine.step import Column, Result
 
 
 class Program:
@@ -65,7 +64,7 @@ class Program:
         self.replaced = [slot for slot in self.filled if not slot.is_gradient]
         self.carries, self._found = recording.carries, list[Any]()
         self._spec, self._constants = observation.spec, observation.constants
-        self._same_leaves, self.num_outputs = observation.same_leaves, observation.num_outputs
+        self.num_outputs = observation.num_outputs
         self.num_results = self.num_outputs + observation.num_logged
         self.num_given = self.num_results + len(self.appends.names)
         self.num_all = self.num_given + len(self.filled)
@@ -186,8 +185,6 @@ class Program:
 
     def arguments(self, leaves: list[Tensor]) -> list[Tensor] | None:
         """Returns the inputs for one batch; None where a slot holds nothing or something of another shape."""
-        if self._same_leaves and any(leaves[i] is not leaves[j] for i, j in self._same_leaves):
-            return None
         if self._twins and any(slot.get() is not twin.get() for slot, twin in self._twins):
             return None
         arguments = self._template.copy()
@@ -246,11 +243,6 @@ class Program:
     def kept_layouts(self, outputs: tuple[Tensor, ...]) -> list[Layout]:
         """Returns what that looks like which is kept of steps in a row."""
         return [layout_of(outputs[index]) for index in self._kept]
-
-    def takes(self, columns: list[Column]) -> bool:
-        """Tells whether leaves that were the same in the recorded steps are so in these batches."""
-        pairs = ((taken_apart(columns[i]), taken_apart(columns[j])) for i, j in self._same_leaves)
-        return all(all(map(is_, one, other)) for one, other in pairs)
 
     def left(self, outputs: tuple[Tensor, ...], steps: int) -> list[tuple[Program, tuple[Tensor, ...]]]:
         """Returns the programs that steps in a row have left something of, and what, in the order of the steps."""

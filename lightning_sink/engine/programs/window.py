@@ -53,10 +53,6 @@ class Window:
         self.seconds = sum(program.seconds for program in programs) / len(programs)
         self.kept_bytes = max(program.kept_bytes for program in programs)
 
-    def takes(self, columns: list[Column]) -> bool:
-        """Tells whether leaves that were the same in the recorded steps are so in these batches."""
-        return all(program.takes(self._of_turn(columns, which)) for which, program in enumerate(self.turns))
-
     def leading(self, columns: list[Column], steps: int) -> int:
         """Returns how many of the steps that come next it is for: those of whole windows."""
         return steps - steps % len(self.turns)
@@ -65,7 +61,8 @@ class Window:
         """Returns what steps in a row take, right behind the last one of a window."""
         count, turns = len(self.turns), []
         for which, (program, links) in enumerate(zip(self.turns, self._links, strict=True)):
-            turn = program.turn(self._of_turn(columns, which), numbers[which::count], steps // count)
+            own = [column[which::count] for column in columns]
+            turn = program.turn(own, numbers[which::count], steps // count)
             turns.append(replace(turn, links=links))
         return turns
 
@@ -94,9 +91,6 @@ class Window:
             if len(own) == count:
                 found.append((program, own))
         return found
-
-    def _of_turn(self, columns: list[Column], which: int) -> list[Column]:
-        return [column[which :: len(self.turns)] for column in columns]
 
 
 def window_of(programs: Sequence[Program], note: Any) -> Window | None:

@@ -184,13 +184,6 @@ def test_a_program_sees_that_what_was_one_tensor_is_two():
     assert not made.refresh()
 
 
-def test_a_program_sees_that_a_batch_no_longer_has_one_tensor_twice():
-    x, y = torch.ones(3), torch.zeros(3)
-    made = program(nn.Module(), lambda a, b: (a * b).sum(), leaves=[(x, x), (y, y)])
-    assert run(made, x, x) == 3
-    assert made.arguments([x, y]) is None
-
-
 def test_a_slot_with_another_shape_is_seen():
     module = nn.Module()
     module.hidden = torch.zeros(3)
