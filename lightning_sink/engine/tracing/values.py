@@ -58,8 +58,7 @@ class Values:
         assumes: Callable[[Any, tuple[Any, ...], Any, str, str], bool],
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._recording = recording
-        self._leaves, self._known = leaves, {id(leaf) for leaf in leaves}
+        self._recording, self._leaves = recording, leaves
         self._is_sum, self._uses, self._plain, self._paused = is_sum, uses, plain, paused
         self._origin_of, self._most_of, self._assumes = origin_of, most_of, assumes
         self._takers: set[tuple[int, str]] = set()
@@ -148,7 +147,7 @@ class Values:
 
     def look_at(self, origin: Origin, where: str) -> None:
         """Takes note of inputs that were looked at: they stay as they are, or go with the batch into a question."""
-        others = {index for index in origin.inputs if id(self._recording.inputs[index]) not in self._known}
+        others = origin.inputs - self._recording.batch
         if origin.of_batch:
             self._recording.asked |= others
         else:
