@@ -179,7 +179,10 @@ def _see_spread(pairs: list[_Pair], program: Program, before: list[Tensor], draw
             for binding, tensor in zip(program.bindings, before, strict=True)
         ]
         draw_again()
-        outputs = program(changed)
+        try:
+            outputs = program(changed)
+        except Exception:  # so changed, the step goes another way, or its values are refused
+            continue
         for pair in pairs:
             moved = outputs[pair.place] if pair.place >= 0 else changed[-1 - pair.place]
             if pair.compiled.is_floating_point():

@@ -160,6 +160,20 @@ def test_what_rounding_decides_is_no_difference(monkeypatch):
         train(build, [batches(8)], True, compiler=rounds_otherwise)
 
 
+def test_a_program_that_goes_another_way_when_it_is_rounded_is_no_error():
+    def build():
+        module = AtTheEdge()
+
+        def step(batch, index):
+            if module.weight.sum() > module.total + 8e-6:
+                raise ValueError("too large")
+            return loss_of(module, batch)
+
+        return Training(module, optim.SGD(module.parameters(), 0.0), step)
+
+    assert train(build, [batches(8)], True, compiler=rounds_otherwise).compiled
+
+
 def masked(built, batch):
     x, y = batch
     keep = (y == 1).float()
