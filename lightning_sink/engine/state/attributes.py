@@ -209,7 +209,7 @@ class _Walk:
         if is_a(value, int, float, complex, str, bytes, range, torch.device):
             return kind, _told_apart(value)
         if is_a(value, random.Random):
-            return value.getstate()
+            return random.Random.getstate(value)  # a class's own may refuse: `SystemRandom` has no state
         if module_of(kind).startswith("numpy"):
             return self._numpy(value, depth)
         number, deepest, _ = self._met.get(id(value), (len(self._met), -1, None))

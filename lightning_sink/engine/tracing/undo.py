@@ -139,8 +139,8 @@ def _bytes_of(value: Any) -> int:
 def _kept(value: Any) -> Callable[[], None] | None:
     """Returns what puts an object back; None for one of which nothing is kept."""
     if is_a(value, random.Random):
-        state = value.getstate()
-        return lambda: value.setstate(state)
+        state = random.Random.getstate(value)
+        return lambda: random.Random.setstate(value, state)
     if is_a(value, torch.Generator):
         present = value.get_state()
 

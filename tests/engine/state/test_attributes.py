@@ -139,6 +139,11 @@ def test_a_draw_from_a_global_generator_is_seen(draw):
     assert random_state() != before
 
 
+def test_a_generator_without_a_state_is_the_same():
+    generator = random.SystemRandom()
+    assert fingerprint(generator) == fingerprint(generator)
+
+
 CONTAINERS = {
     "list": [1],
     "deque": collections.deque([1], 3),

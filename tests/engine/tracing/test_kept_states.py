@@ -49,3 +49,8 @@ def test_an_array_that_nobody_can_write_to_is_left_alone():
     held.flags.writeable = False
     for put_back in keep_objects([held, "a text", 1, None, object()]):
         put_back()
+
+
+def test_a_generator_without_a_state_is_left_alone():
+    for put_back in keep_objects([random.SystemRandom()]):
+        put_back()
