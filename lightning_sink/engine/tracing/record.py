@@ -132,9 +132,9 @@ class Recorder(Tape):
             self._collect(attributes, left)
             self._compare(python, attributes)
             return out
-        except Exception as error:
+        except BaseException as error:
             release(self._uses, self._steps.numbers, parts, lambda what: None)  # the frames of the error hold some
-            if not may_be_ours(error):
+            if not isinstance(error, Exception) or not may_be_ours(error):
                 raise
             self._fails(error)
         self._operations.undo.restore()

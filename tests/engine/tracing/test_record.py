@@ -134,3 +134,16 @@ def test_half_precision_and_the_largest_tensor_are_noted():
     recording = record(lambda: x.bfloat16().expand(5, 3) * 2)[2]
     assert torch.bfloat16 in recording.dtypes
     assert recording.largest == 15
+
+
+def test_an_interrupt_in_the_step_leaves_plain_numbers():
+    module = nn.Module()
+    recorder = Recorder(Hyperparameters([]), Counts({"batch_idx": lambda: 3}), Snapshot(Parts(module)))
+
+    def body():
+        module.seen = recorder.watched("batch_idx", 3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recorder.span(body, lambda: None)
+    assert type(module.seen) is int
