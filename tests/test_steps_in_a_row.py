@@ -276,6 +276,29 @@ def test_several_schedules(chunks):
     assert counts[0]["total"]["completed"] > 0
 
 
+class StepsItsScheduleWhereEpochsEnd(Quiet):
+    """By code of its own, which sets an attribute that steps use."""
+
+    weight = 1.0
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+        self.weight *= 0.5
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.weight
+
+
+@pytest.mark.parametrize("size", [-1, 25])
+def test_code_that_steps_a_schedule_where_epochs_end_parts_no_rows(chunks, size):
+    compare(StepsItsScheduleWhereEpochsEnd, "traced", size, data=many)
+    assert sum(chunks) > 60
+
+
 def exponential(optimizer, **options):
     return LRSchedulerConfig(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), interval="step", **options)
 

@@ -25,7 +25,7 @@ from lightning_sink.trainer.logging import StepLog, captured
 from lightning_sink.trainer.metric_watch import keep_metrics, noted
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.reads import lifted_counters
-from lightning_sink.trainer.schedules import keep_schedules, may_change_more, schedules_by_step
+from lightning_sink.trainer.schedules import keep_schedules, may_change_more, stepped_behind_steps
 
 _IN_BETWEEN = (
     "code of yours that steps a schedule (`lr_scheduler_step`, a `LambdaLR`) may change what `on_train_batch_end` sees"
@@ -76,7 +76,7 @@ class PlainStep:
 
     def end(self, output: Any) -> None:
         """Calls the module's `on_train_batch_end`, and that of callbacks that belong to the step."""
-        if self._tape.records and schedules_by_step(self._trainer):
+        if self._tape.records and stepped_behind_steps(self._trainer):
             self._tape.options_may_be_others()
             if self._hooks.end_steps(self._trainer.lightning_module) and may_change_more(self._trainer):
                 self._tape.hazard(_IN_BETWEEN)

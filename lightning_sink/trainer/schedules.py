@@ -50,10 +50,10 @@ def step_schedulers(loop: Any) -> None:
         loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
 
-def schedules_by_step(trainer: Any) -> bool:
-    """Tells whether Lightning may step schedulers behind each training step, before its `on_train_batch_end`."""
+def stepped_behind_steps(trainer: Any) -> list[Any]:
+    """Returns the schedulers that Lightning may step behind each training step, before its `on_train_batch_end`."""
     is_automatic = trainer.lightning_module.automatic_optimization
-    return is_automatic and any(config.interval == "step" for config in trainer.lr_scheduler_configs)
+    return [each.scheduler for each in trainer.lr_scheduler_configs if is_automatic and each.interval == "step"]
 
 
 def may_change_more(trainer: Any) -> bool:
@@ -66,8 +66,8 @@ def may_change_more(trainer: Any) -> bool:
     function = getattr(module.lr_scheduler_step, "__func__", None)
     if function is not LightningModule.lr_scheduler_step and not _hands_on(function):
         return True
-    by_step = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
-    return not all(_asks_only(each, module) for scheduler in by_step for each in with_inner(scheduler))
+    inner = (each for scheduler in stepped_behind_steps(trainer) for each in with_inner(scheduler))
+    return not all(_asks_only(each, module) for each in inner)
 
 
 def _asks_only(scheduler: Any, module: Any) -> bool:
@@ -155,10 +155,7 @@ def step_in_row(loop: Any) -> Callable[[], None]:
 
 def steps_by_users_code(trainer: Any) -> bool:
     """Tells whether any scheduler that steps between two training steps runs code that may look further."""
-    if not trainer.lr_scheduler_configs:
-        return False
-    step = trainer.lightning_module.lr_scheduler_step
-    if getattr(step, "__func__", None) is not LightningModule.lr_scheduler_step:  # also behind `functools.wraps`
-        return True
-    inner = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
-    return not all(only_computes(scheduler, trainer.lightning_module) for scheduler in inner)
+    module = trainer.lightning_module
+    # One that wraps Lightning's, by `functools.wraps`, is the user's too.
+    is_lightnings = getattr(module.lr_scheduler_step, "__func__", None) is LightningModule.lr_scheduler_step
+    return not all(is_lightnings and only_computes(each, module) for each in stepped_behind_steps(trainer))

@@ -37,7 +37,12 @@ from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep, keep_results
 from lightning_sink.trainer.progress import SinkProgress
-from lightning_sink.trainer.schedules import step_by_hand, step_schedulers, steps_by_users_code
+from lightning_sink.trainer.schedules import (
+    step_by_hand,
+    step_schedulers,
+    stepped_behind_steps,
+    steps_by_users_code,
+)
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
 
 _END = object()
@@ -96,7 +101,7 @@ class TrainerSink(Sink):
         """Sees which there are, again wherever the user's code has run: it may change that."""
         configs = self._trainer.lr_scheduler_configs
         self._schedulers = bool(configs)
-        self._by_step = any(config.interval == "step" for config in configs)
+        self._by_step = bool(stepped_behind_steps(self._trainer))
         self._ends_otherwise = self._hooks.end_steps(self._module) and any(
             config.interval == "epoch" for config in configs
         )
