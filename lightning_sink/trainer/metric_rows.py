@@ -2,15 +2,13 @@
 
 A call takes a fraction of a millisecond of Python, a compiled step a hundredth of that. Calls that have nothing to do
 with each other are made one for all steps, then the next; and each for many steps at once where `metric_vmap.py` can.
-
-Private names of torchmetrics (1.x): `Metric._forward_cache`, the value that Lightning logs for a metric at a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -53,18 +51,6 @@ class Repeated(NamedTuple):
     error: BaseException | None
 
 
-class _Made(NamedTuple):
-    """What one call of each step gave.
-
-    Attributes:
-        leaves: What it returned, leaf by leaf, as far as that is logged.
-        caches: What each metric that is logged held as measured last, by its identity.
-    """
-
-    leaves: dict[int, Column]
-    caches: dict[int, Column]
-
-
 def repeat_in_row(
     calls: Sequence[MetricCall], columns: Sequence[Tensor], sources: Sequence[Source | None], steps: int
 ) -> Repeated:
@@ -89,20 +75,22 @@ def _repeat_in_row(
 ) -> Repeated:
     if not _are_apart(calls, sources):
         made, error = _one_by_one(0, steps, lambda i: repeat(calls, [column[i] for column in columns], sources))
-        by_source = [*zip(*made, strict=True)] if made else [()] * len(sources)
-        pairs = zip(sources, by_source, strict=True)
-        return Repeated([None if source is None else _column([*found]) for source, found in pairs], len(made), error)
-    done, error, of_calls = steps, None, list[_Made]()
+        by_source = zip(sources, _columns(made, len(sources)), strict=True)
+        return Repeated([None if source is None else found for source, found in by_source], len(made), error)
+    values, done, error = dict[int, Column](), steps, None
     ends = [*accumulate((call.count for call in calls), initial=0)]
     for number, (call, (begin, end)) in enumerate(zip(calls, pairwise(ends), strict=True), start=1):
-        wanted = {source.leaf or 0 for source in sources if source is not None and source.is_of(number)}
-        objects = [source.metric.value for source in sources if source is not None and source.metric is not None]
-        own = [item for item in call.metric.value.modules() if any(item is one for one in objects)]
+        own = {
+            place: source for place, source in enumerate(sources) if source is not None and source.is_of(number, call)
+        }
         parts = [column[:done] for column in columns[begin:end]]
-        found, count, raised = _make(call, parts, done, wanted, cast(list[Metric], own))
-        done, error = count, raised or error
-        of_calls.append(found)
-    return Repeated([None if s is None else _value_of(s, of_calls, done) for s in sources], done, error)
+        found, done, raised = _make(call, parts, done, [*own.values()])
+        values |= zip(own, found, strict=True)
+        error = raised or error
+    for place, source in enumerate(sources):
+        if source is not None and place not in values:  # logged, and called by none
+            values[place] = [source.value([])] * done
+    return Repeated([values[place][:done] if place in values else None for place in range(len(sources))], done, error)
 
 
 def _one_by_one(begin: int, end: int, make: Callable[[int], Any]) -> tuple[list[Any], BaseException | None]:
@@ -113,6 +101,11 @@ def _one_by_one(begin: int, end: int, make: Callable[[int], Any]) -> tuple[list[
         except BaseException as error:  # raised by whoever is told, when what was made before it has been seen to
             return found, error
     return found, None
+
+
+def _columns(rows: list[list[Any]], count: int) -> list[Column]:
+    """Returns each of so many values of each step, side by side."""
+    return [_column([row[place] for row in rows]) for place in range(count)]
 
 
 def _column(values: list[Any]) -> Column:
@@ -134,32 +127,20 @@ def _are_apart(calls: Sequence[MetricCall], sources: Sequence[Source | None]) ->
     return all(touched.get(id(source.metric and source.metric.value), 0) <= source.calls for source in logged)
 
 
-def _value_of(source: Source, made: list[_Made], steps: int) -> Column:
-    if source.metric is None:
-        values = made[source.calls - 1].leaves.get(source.leaf or 0, [])[:steps]
-        found = values if isinstance(values, Tensor) else torch.stack([value.reshape(()) for value in values])
-        return found.detach().reshape(steps)
-    metric = source.metric.value
-    caches = [of_call.caches[id(metric)] for of_call in made if id(metric) in of_call.caches]
-    return caches[0][:steps] if caches else [metric._forward_cache] * steps  # which calls of `update` leave as it is
-
-
 def _make(
-    call: MetricCall, columns: Sequence[Tensor], steps: int, wanted: set[int], logged: Sequence[Metric]
-) -> tuple[_Made, int, BaseException | None]:
+    call: MetricCall, columns: Sequence[Tensor], steps: int, sources: Sequence[Source]
+) -> tuple[list[Column], int, BaseException | None]:
     """Makes a call for all steps: for the first, and for the others at once where that may be.
 
-    `wanted` are the leaves of what it returns that are logged, `logged` its metrics that are logged themselves.
-
     Returns:
-        What it gave, for how many steps, and what the one behind them raised.
+        The values of such sources, for how many steps, and what the one behind them raised.
     """
 
-    def one(number: int) -> tuple[list[Any], list[Any]]:
+    def one(number: int) -> list[Any]:
         leaves = call.repeat([column[number] for column in columns])
-        return [leaves[leaf] for leaf in sorted(wanted)], [metric._forward_cache for metric in logged]
+        return [source.value(leaves) for source in sources]
 
-    rows, error = list[Any](), None
+    rows, error = list[list[Any]](), None
     changed = addable(call, columns) if steps >= _FEW else []
     if changed:
         with unvalidated(changed):
@@ -169,27 +150,22 @@ def _make(
             others = None if error else made_at_once(call, changed, rest, steps - 1, first.taken)
         if others is not None and others.are_like(changed):
             add(call, changed, others, steps - 1)
-            return _Made(*_joined(rows[0], others.measured, changed, sorted(wanted), logged)), steps, None
+            return (
+                [_joined(*pair, others.measured, changed, steps) for pair in zip(sources, rows[0], strict=True)],
+                steps,
+                None,
+            )
     if error is None:
         further, error = _one_by_one(len(rows), steps, one)
         rows += further
-    of_leaves, of_metrics = zip(*rows, strict=True) if rows else ((), ())
-    leaves = dict(zip(sorted(wanted), map(_column, map(list, zip(*of_leaves, strict=True))), strict=False))
-    caches = dict(zip(map(id, logged), map(_column, map(list, zip(*of_metrics, strict=True))), strict=False))
-    return _Made(leaves, caches), len(rows), error
+    return _columns(rows, len(sources)), len(rows), error
 
 
-def _joined(
-    first: tuple[list[Any], list[Any]],
-    measured: list[Tensor],
-    metrics: Sequence[Metric],
-    wanted: list[int],
-    logged: Sequence[Metric],
-) -> tuple[dict[int, Column], dict[int, Column]]:
-    """Returns what a step gave with what those behind it gave, which were made at once."""
+def _joined(source: Source, first: Any, measured: list[Tensor], metrics: Sequence[Metric], steps: int) -> Column:
+    """Returns the first step's value with those behind it, which were made at once."""
     if not measured:
-        return {}, {}
-    numbers = {id(metric): number for number, metric in enumerate(metrics)}
-    leaves = {leaf: torch.cat([value[None], measured[leaf]]) for leaf, value in zip(wanted, first[0], strict=True)}
-    pairs = zip(logged, first[1], strict=True)
-    return {**leaves}, {id(m): torch.cat([value[None], measured[numbers[id(m)]]]) for m, value in pairs}
+        return [first] * steps  # `update` leaves it as it is
+    which = source.leaf or 0
+    if source.metric is not None:
+        which = next(number for number, metric in enumerate(metrics) if metric is source.metric.value)
+    return torch.cat([first[None], measured[which].reshape(steps - 1, *first.shape)])

@@ -108,9 +108,11 @@ class Source:
     leaf: int | None = None
     metric: Same | None = None
 
-    def is_of(self, call: int) -> bool:
-        """Tells whether it is what a call returned; the first one has number 1."""
-        return self.metric is None and self.calls == call
+    def is_of(self, number: int, call: MetricCall) -> bool:
+        """Tells whether it is what a call returned, or what one of its metrics measured; the first has number 1."""
+        if self.metric is None:
+            return self.calls == number
+        return any(part is self.metric.value for part in call.metric.value.modules())
 
     def value(self, out: list[Any]) -> Any:
         """Returns the value, given the leaves of what the last call returned."""

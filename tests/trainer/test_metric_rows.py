@@ -232,6 +232,17 @@ def test_a_wrong_value_is_the_error_of_its_step(make, method, where):
     assert rows.validate_args == plain.validate_args
 
 
+@pytest.mark.parametrize("steps", [STEPS, 2])
+def test_an_error_of_the_first_step_is_its_own(steps):
+    columns = [torch.stack([shares() for _ in range(steps)]), torch.stack([flags() for _ in range(steps)])]
+    columns[1][0, 0] = 7
+    refuses = classes.BinaryAccuracy()
+    sources = [None, Source(1, leaf=0), Source(1, metric=Same(refuses))]
+    found = repeat_in_row([call_of(refuses, "forward", 2)], columns, sources, steps)
+    assert "Detected the following values" in str(found.error)
+    assert (found.values, found.done) == ([None, [], []], 0)
+
+
 def test_behind_an_error_other_calls_are_made_for_the_steps_before_it():
     columns = [torch.stack([shares() for _ in range(STEPS)]), torch.stack([flags() for _ in range(STEPS)])]
     columns[1][9, 0] = 7
