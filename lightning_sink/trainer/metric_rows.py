@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ _DRAWS = (
     " behind them: if the steps draw too, these numbers come in another order than in plain Lightning. Let it draw from"
     ' a generator of its own, or train with `SinkStrategy(engine="eager")`.'
 )
-_TOLD: WeakSet[Metric] = WeakSet()
-"""Metrics of which that has been said."""
+_TOLD: WeakValueDictionary[int, Metric] = WeakValueDictionary()
+"""Metrics of which that has been said, by identity: their hash is that of what they hold."""
 
 
 class Repeated(NamedTuple):
@@ -62,8 +62,8 @@ def repeat_in_row(
     own = [call.metric.value for call in calls if not type(call.metric.value).__module__.startswith("torchmetrics.")]
     have_drawn = watch_states() if own and steps > 1 else bool
     repeated = _repeat_in_row(calls, columns, sources, steps)
-    if have_drawn() and not any(metric in _TOLD for metric in own):
-        _TOLD.update(own)
+    if have_drawn() and not any(_TOLD.get(id(metric)) is metric for metric in own):
+        _TOLD.update({id(metric): metric for metric in own})
         warn_at(
             _DRAWS.format(" or ".join({type(metric).__name__: 0 for metric in own})), first_line(type(own[0]).update)
         )
