@@ -337,6 +337,22 @@ def test_learning_rates_are_logged_for_every_step_that_plain_lightning_logs(inte
     assert momenta[1] == momenta[0]
 
 
+class Notes(LearningRateMonitor):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        pl_module.log("index", float(batch_idx))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_that_logs_learning_rates_may_log_by_the_module_too(engine):
+    strategies = "auto", SinkStrategy(7, epoch="dataset", engine=engine)
+    options = {"max_epochs": 2, "log_every_n_steps": 2}
+    runs = [train(Net(), loader(), strategy, callbacks=[Notes("step")], **options) for strategy in strategies]
+    plain, sink = ({step: row["index"] for step, row in run.rows if "index" in row} for run in runs)
+    assert plain
+    assert sink == plain
+
+
 class Bar(TQDMProgressBar):
     def __init__(self):
         super().__init__(refresh_rate=1)

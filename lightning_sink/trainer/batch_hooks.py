@@ -197,8 +197,7 @@ class BatchHooks:
 
     def monitor(self, batch: Any, batch_idx: int) -> None:
         """Shows a step to the monitors."""
-        for monitor in self._monitors:
-            monitor.on_train_batch_start(self._trainer, self._trainer.lightning_module, batch, batch_idx)
+        self._call("on_train_batch_start", self._monitors, batch, batch_idx)
 
     def _call(self, hook: str, callbacks: list[Any], *arguments: Any) -> None:
         """Does for some callbacks what `_call_callback_hooks` does for all; `trainer.callbacks` stays as it is."""
