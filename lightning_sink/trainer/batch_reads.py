@@ -150,8 +150,8 @@ class _Body:
         """Returns what leads to what an expression gives; nothing for one that is no part of the batch as it is."""
         if isinstance(node, ast.Name):
             return self._holds[node.id]
-        key = _key_of(node)
-        return set() if key is None else {(*path, key.value) for path in self._paths_of(key.of)}
+        of, key = _asked(node)
+        return set() if of is None else {(*path, key) for path in self._paths_of(of)}
 
     def _seen_at(self, node: ast.expr) -> Iterator[Path]:
         """Yields what is looked at where a variable is named."""
@@ -178,8 +178,7 @@ class _Body:
         parent = self._parents[node]
         if isinstance(parent, ast.Attribute) and isinstance(self._parents[parent], ast.Call):
             parent = self._parents[parent]  # `batch.get`
-        key = _key_of(parent)
-        return parent if key is not None and key.of is node else None  # type: ignore[return-value]
+        return parent if _asked(parent)[0] is node else None  # type: ignore[return-value]
 
     def _seen_in_call(self, call: ast.AST, node: ast.expr, paths: set[Path]) -> Iterator[Path]:
         if not isinstance(call, ast.Call) or any(isinstance(each, ast.Starred) for each in call.args):
@@ -226,24 +225,15 @@ class _Body:
         return self._reader.find(partial(variable, self._function, name))
 
 
-class _Key:
-    """What a part is asked for by: `of[value]`."""
-
-    def __init__(self, of: ast.expr, value: Any) -> None:
-        self.of, self.value = of, value
-
-
-def _key_of(node: ast.AST) -> _Key | None:
-    """Returns by which constant an expression asks for a part of another one; None where it does not."""
+def _asked(node: ast.AST) -> tuple[ast.expr | None, Any]:
+    """Returns what an expression asks for a part, and by which constant: `of[key]`, `of.get(key)`; None for others."""
     of: ast.expr | None = None
     key: ast.expr | None = None
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         of, key = node.value, node.slice
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) == 1:
         of, key = (None if node.keywords or node.func.attr != "get" else node.func.value), node.args[0]
-    if of is None or not isinstance(key, ast.Constant) or not isinstance(key.value, (str, int)):
-        return None
-    return _Key(of, key.value)
+    return (of, key.value) if isinstance(key, ast.Constant) and isinstance(key.value, (str, int)) else (None, None)
 
 
 def _is_of_structure(compared: ast.Compare, node: ast.expr) -> bool:
