@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_sink import SinkStrategy
+from lightning_sink.data.queue import BatchQueue
 from parity import QUIET, Net, Rows, assert_parity, loader, train
 
 
@@ -286,3 +287,19 @@ def test_control_a_handler_of_the_users_own_is_called():
         signal.signal(signal.SIGINT, previous)
     assert called == [signal.SIGINT]
     assert trainer.global_step >= 8
+
+
+def test_a_training_while_an_error_is_handled_is_none_that_failed(monkeypatch):
+    waited, original = [], BatchQueue.rest
+
+    def rest(self, wait=True, ran=0.0):
+        waited.append(wait)
+        original(self, wait, ran)
+
+    monkeypatch.setattr(BatchQueue, "rest", rest)
+    try:
+        raise MemoryError
+    except MemoryError:
+        train(Net(), loader(), SinkStrategy(engine="eager"), max_epochs=2)
+    assert waited
+    assert all(waited)

@@ -12,7 +12,6 @@ happens between two batches; `_should_check_val_fx`, `_skip_next_val`, `_save_lo
 
 from __future__ import annotations
 
-import sys
 from typing import Any, cast
 
 from lightning.pytorch import Trainer
@@ -200,17 +199,19 @@ class SinkEpochLoop(_TrainingEpochLoop):
         with DeferredInterrupt() as interrupt:
             data_fetcher.queue.expect(length)
             sink = strategy.present_sink = LoopSink(self, data_fetcher, length, interrupt)
+            failed = True  # `sys.exc_info` would tell of an error around the whole training, too
             try:
                 strategy.engine.run(sink)
+                failed = False
             finally:
                 try:
-                    sink.close()
+                    sink.close(failed)
                 finally:
                     strategy.finish_sink()
                     self.many = length > 1
                     # A fetch may take long; at the end of the training nobody wants it.
                     interrupt.held = False
-                    ends = interrupt.requested or interrupt.raised or trainer.should_stop or sys.exc_info()[0]
+                    ends = interrupt.requested or interrupt.raised or trainer.should_stop or failed
                     data_fetcher.queue.rest(wait=not ends, ran=sink.ran_seconds)
         if sink.exhausted and self.batch_progress.total.ready == 0:
             raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")

@@ -12,7 +12,6 @@ Private names of Lightning (2.6), each because the order of events has no public
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -197,10 +196,9 @@ class TrainerSink(Sink):
             self._interrupt.held = True
         return batch
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
         self.progress.end(self.ran_seconds)
-        failed = sys.exc_info()[0] is not None
         try:
             self._catch_up()
         finally:
