@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
-import dis
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_sink.engine.state.arithmetic import only_reads
 from lightning_sink.engine.state.schedulers import (
@@ -22,6 +19,9 @@ from lightning_sink.engine.state.schedulers import (
 
 _MOST_NUMBERS = 1_000
 """Of a table that is gone through."""
+
+_STEPS = ("step", "step_update")
+"""Methods of schedulers, torch's and timm's, that an `lr_scheduler_step` calls."""
 
 
 def schedulers_of(trainer: Any) -> list[Any]:
@@ -59,12 +59,13 @@ def stepped_behind_steps(trainer: Any) -> list[Any]:
 def may_change_more(trainer: Any) -> bool:
     """Tells whether code of the user's that Lightning steps a schedule by may change more than the schedule.
 
-    An `lr_scheduler_step` that sets nothing, and asks the module for its counters only, hands these on; a scheduler
-    that holds nothing but numbers and its optimizer (timm's) has nothing else to change.
+    An `lr_scheduler_step` that sets nothing hands on what it asks for; a scheduler that holds nothing but numbers and
+    its optimizer (timm's) has nothing else to change.
     """
     module = trainer.lightning_module
-    function = getattr(module.lr_scheduler_step, "__func__", None)
-    if function is not LightningModule.lr_scheduler_step and not _hands_on(function):
+    ways = [names.get("lr_scheduler_step") for names in (vars(module), *map(vars, type(module).__mro__))]
+    others = [way for way in ways if way not in (None, LightningModule.lr_scheduler_step)]
+    if not all(only_reads(way, module, calls=_STEPS) for way in others):
         return True
     inner = (each for scheduler in stepped_behind_steps(trainer) for each in with_inner(scheduler))
     return not all(_asks_only(each, module) for each in inner)
@@ -75,36 +76,6 @@ def _asks_only(scheduler: Any, module: Any) -> bool:
     is_torchs = type(scheduler).__module__.startswith("torch.optim")
     by_functions = is_torchs and all(only_reads(function, module) for function in functions_of(scheduler))
     return by_functions or only_computes(scheduler, module) or _holds_numbers(scheduler)
-
-
-_PLAIN = (bool, float, getattr, hasattr, int, isinstance, len, max, min, ReduceLROnPlateau)
-"""What an `lr_scheduler_step` may name besides: it changes nothing."""
-
-
-def _hands_on(function: Any) -> bool:
-    """Tells whether a method sets nothing, and asks its object for nothing but counters."""
-    code = getattr(function, "__code__", None)
-    if code is None or not code.co_varnames or code.co_cellvars:
-        return False
-    if code.co_freevars:
-        return {*code.co_names} <= {"super", "lr_scheduler_step"} and code.co_freevars == ("__class__",)
-    name, steps = code.co_varnames[0], [*dis.get_instructions(code)]
-    return all(_only_asks(name, step, then, function) for step, then in zip(steps, [*steps[1:], None], strict=True))
-
-
-def _only_asks(name: str, step: dis.Instruction, then: dis.Instruction | None, function: Any) -> bool:
-    """Tells whether an instruction sets nothing, uses known variables only, and the object for its counters only."""
-    does, value = step.opname, step.argval
-    if does.startswith(("STORE_", "DELETE_", "IMPORT_", "MAKE_")) and "FAST" not in does:
-        return False
-    if does in ("LOAD_GLOBAL", "LOAD_NAME"):
-        found = function.__globals__.get(value, vars(builtins).get(value))
-        return any(found is each for each in _PLAIN)
-    loads = (value if isinstance(value, tuple) else (value,)) if "FAST" in does else ()
-    if name not in loads:
-        return True
-    is_counter = then is not None and then.opname == "LOAD_ATTR" and then.argval in ("global_step", "current_epoch")
-    return does.startswith("LOAD_FAST") and loads.index(name) == len(loads) - 1 and is_counter
 
 
 def _holds_numbers(scheduler: Any) -> bool:

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import nn, optim
 from torch.optim import lr_scheduler as schedules
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from gallery.case import Small, add, case
 from gallery.optimizers import Optimized
@@ -346,6 +347,28 @@ class ScheduleThatSetsAnAttribute(ScheduledLate):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.log("level", self.level)
+
+
+@case(data=long, size=10, eager="code of yours that steps a schedule")
+class ScheduleOfABaseThatSetsAnAttribute(ScheduleThatSetsAnAttribute):
+    def lr_scheduler_step(self, scheduler, metric):
+        super().lr_scheduler_step(scheduler, metric)
+
+
+@case(data=long, size=10)
+class ScheduleThatIsSteppedByItsClass(Small):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": schedules.ExponentialLR(optimizer, 0.99), "interval": "step"}]
+
+    def lr_scheduler_step(self, scheduler, metric):
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(metric)
+        else:
+            super().lr_scheduler_step(scheduler, metric)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("weights", self.net[0].weight.abs().sum())
 
 
 @case(data=long, size=10)

@@ -49,20 +49,21 @@ def is_arithmetic(function: Any, of: Any = None, filled: Collection[int] = ()) -
     return _Reader(of, filled).understands(function)
 
 
-def only_reads(function: Any, of: Any) -> bool:
+def only_reads(function: Any, of: Any, calls: Collection[str] = ()) -> bool:
     """Tells whether a function computes with numbers and what it asks of an object, and sets nothing anywhere.
 
-    The object may be behind it (`lambda step: step / self.warmup`), or be what it is a method of.
+    The object may be behind it (`lambda step: step / self.warmup`), or be what it is a method of. Methods with names in
+    `calls` may do more.
     """
-    return _Reader(of, (), sets=False).understands(getattr(function, "__func__", function))
+    return _Reader(of, (), sets=False, calls=calls).understands(getattr(function, "__func__", function))
 
 
 class _Reader:
     """What is known wherever code is read."""
 
-    def __init__(self, of: Any, filled: Collection[int], sets: bool = True) -> None:
+    def __init__(self, of: Any, filled: Collection[int], sets: bool = True, calls: Collection[str] = ()) -> None:
         self._kind, self._held = type(of), held_by(of) if of is not None else {}
-        self._filled, self._sets, self._of = filled, sets, of
+        self._filled, self._sets, self._of, self._calls = filled, sets, of, calls
         self._met: set[CodeType] = set()
 
     def understands(self, function: Any) -> bool:
@@ -112,7 +113,8 @@ class _Reader:
         """Tells whether a variable outside is a number, or computes with numbers."""
         if isinstance(value, type):
             is_error = issubclass(value, Warning) and value.__module__ == "builtins"
-            return value in _CLASSES or value in self._kind.__mro__ or is_error
+            is_torchs = value.__module__.startswith(_TORCHS)
+            return value in _CLASSES or value in self._kind.__mro__ or is_error or is_torchs
         if not self._sets and value is self._of:
             return True
         if value is math or value is warnings or value is sys.modules.get("numpy"):
@@ -146,7 +148,8 @@ class _Reader:
             found = found.__func__
         if isinstance(found, FunctionType):
             return self.understands(found)
-        return name in _OF_TABLES or name in _names_of_numbers() or (found is not None and _is_number(found))
+        is_known = name in self._calls or name in _OF_TABLES or name in _names_of_numbers()
+        return is_known or (found is not None and _is_number(found))
 
 
 @lru_cache(maxsize=1024)
