@@ -4,9 +4,8 @@
 loaders, its mode and its limits; a queue fetches from its `LoaderTraversals`. The user's loaders stay what
 `trainer.train_dataloader` shows. With `epoch_batches` its length is that of a sink and its traversals are endless.
 
-Private names of Lightning (2.6): `_DataLoaderSource`, where Lightning asks for the loaders; of `CombinedLoader`
-`_state_dicts`, what a checkpoint gets, `_iterator`, `_iterables`, and `_flattened`, the list of the loaders;
-`_Stateful`, what Lightning takes for a loader with a state.
+Private names of Lightning (2.6): of `CombinedLoader` `_state_dicts`, what a checkpoint gets, `_iterator`, `_iterables`,
+and `_flattened`, the list of the loaders; `_Stateful`, what Lightning takes for a loader with a state.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, cast
 
 import torch
 from lightning.fabric.utilities.types import _Stateful
-from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_sink.data.gather import gathered
@@ -165,15 +163,3 @@ class LoaderTraversals(Traversals):
 
     def _iterators(self) -> list[Any]:
         return getattr(self._of._iterator, "iterators", [])
-
-
-class LoaderSource(_DataLoaderSource):
-    """Gives Lightning what `adopt` makes of the loaders that another source gives."""
-
-    def __init__(self, source: _DataLoaderSource, adopt: Callable[[Any], TrainingLoaders]) -> None:
-        super().__init__(source.instance, source.name)
-        self._adopt = adopt
-
-    def dataloader(self) -> TrainingLoaders:
-        """Returns the training loaders."""
-        return self._adopt(super().dataloader())

@@ -12,6 +12,7 @@ happens between two batches; `_should_check_val_fx`, `_skip_next_val`, `_save_lo
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, cast
 
 from lightning.pytorch import Trainer
@@ -29,7 +30,7 @@ from lightning_sink.trainer import demands
 from lightning_sink.trainer.batch_hooks import Compared
 from lightning_sink.trainer.batch_reads import BatchReads
 from lightning_sink.trainer.fetcher import SinkFetcher
-from lightning_sink.trainer.loaders import LoaderSource, TrainingLoaders
+from lightning_sink.trainer.loaders import TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.metric_reads import tell_of_reads
 
@@ -62,7 +63,9 @@ class SinkFitLoop(_FitLoop):
     def setup_data(self) -> None:
         """Prepares the training data; the queue takes the place of Lightning's fetcher."""
         present, source = self._combined_loader, self._data_source
-        self._data_source = LoaderSource(source, self._adopt)
+        adopting: Any = copy(source)
+        adopting.dataloader = lambda: self._adopt(source.dataloader())
+        self._data_source = adopting
         try:
             super().setup_data()
         finally:
