@@ -99,7 +99,7 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
 
 def _told_apart(value: Any) -> Any:
     """Returns a number or text, and a word for those that equality does not tell: -0.0 equals 0.0, and NaN no NaN."""
-    return value if value and value == value else repr(value)
+    return value if value and value == value else (repr(value),)  # no text is equal to a tuple
 
 
 def _few_scalars(values: Collection[Any]) -> Hashable | None:

@@ -120,7 +120,7 @@ def _by_themselves(
     shape, dtype = inputs[source].shape, inputs[source].dtype
 
     def host() -> Any:
-        known: dict[Any, Any] = {**stay, source: torch.full(shape, count(), dtype=dtype)}
+        known: dict[Any, Any] = {**stay, source: torch.full(shape, count(), dtype=dtype, device="cpu")}
         for node in computed:
             args = [known.get(item, item) if isinstance(item, fx.Node) else item for item in node.args]
             known[node] = node.target(*args, **node.kwargs)  # type: ignore[operator]

@@ -83,7 +83,13 @@ def test_a_value_is_equal_to_its_like(value):
     assert fingerprint(copy.deepcopy(value)) == fingerprint(value)
 
 
-ZEROS = [(0.0, -0.0), ([1, 0.0], [1, -0.0]), (0j, complex(0.0, -0.0)), ({"a": [object, 0.0]}, {"a": [object, -0.0]})]
+ZEROS = [
+    ("", "''"),
+    (0.0, -0.0),
+    ([1, 0.0], [1, -0.0]),
+    (0j, complex(0.0, -0.0)),
+    ({"a": [object, 0.0]}, {"a": [object, -0.0]}),
+]
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0, False), ([1], (1,)), (None, 0), *ZEROS])
