@@ -34,13 +34,9 @@ class Lending:
         self._supply, self._fetches, self._options = supply, supply.fetches, supply.options
         self.restart()
 
-    def changed(self) -> None:
-        """The source gives its batches in another way from now on."""
-        self._supply.look_again()
-        self.restart()
-
     def restart(self) -> None:
         """Another source has begun, or another way of it."""
+        self._as_of = self._fetches.source.changes
         self._reuse = self._looking(many=False)
         # Looks at further ones, while those before them are trained in rows; None where it has, or need not, or where
         # it would wait for a device.
@@ -79,6 +75,7 @@ class Lending:
 
         `size`: its bytes.
         """
+        self._see_changes()
         if not self._has_begun:
             self._has_begun = True
             self._ask_source()  # it may know only now what its loaders are
@@ -100,6 +97,7 @@ class Lending:
 
         `size`: its bytes.
         """
+        self._see_changes()
         self._sent = type(item) is Arriving
         if self._sent:
             return item.take(), True
@@ -111,6 +109,10 @@ class Lending:
         if own is None:
             self._supply.look_ahead_no_more()
         return (item, False) if own is None else (own, True)
+
+    def _see_changes(self) -> None:
+        if self._as_of != self._fetches.source.changes:
+            self.restart()
 
     def _look_further(self, further: Reuse, batch: Any, size: int) -> None:
         further.note(batch)

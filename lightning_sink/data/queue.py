@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
-from weakref import ref
 
 from lightning_sink.data.device import Device
 from lightning_sink.data.fetches import Fetches
@@ -64,7 +63,6 @@ class BatchQueue:
         self._supply = Supply(self._fetches, options, in_step_because, say)
         self._telemetry, self._producer, self._pace = self._fetches.telemetry, self._supply.producer, self._supply.pace
         self._lending = Lending(self._supply)
-        source.on_change = _Changed(self._lending)
         self.looked = Looked()
         self._early = LookAhead(self._supply, self._lending, self.looked)
         self._last_take = self._began = self._waited = 0.0
@@ -132,8 +130,8 @@ class BatchQueue:
         self._supply.empty()
         if source is not None:
             self._fetches.source = source
+            self._supply.look_again()
             self._lending.restart()
-            source.on_change = _Changed(self._lending)
 
     def close(self) -> None:
         """Ends the thread; one that hangs in somebody else's code is left to end with it, and that is said."""
@@ -189,24 +187,3 @@ class BatchQueue:
         self._telemetry.taken(0.0, held - self._producer.held_bytes, depth, count)
         self._last_take = time.perf_counter()
         return taken
-
-
-class _Changed:
-    """Forgets what is known of the batches.
-
-    It holds nothing: a queue ends when nobody has it. Its copy does nothing.
-
-    Args:
-        lending: What knows that; None for what does nothing.
-    """
-
-    def __init__(self, lending: Lending | None = None) -> None:
-        self._lending = (lambda: None) if lending is None else ref(lending)
-
-    def __call__(self) -> None:
-        lending = self._lending()
-        if lending is not None:
-            lending.changed()
-
-    def __reduce__(self) -> tuple[type[_Changed], tuple[()]]:
-        return _Changed, ()

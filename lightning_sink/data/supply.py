@@ -57,7 +57,7 @@ class Supply:
         self.pace = Pace()
         self._ahead = fetches.weakly()
         self._probes, self._drawn = _PROBES, 0
-        self._begins, self.draws, self._watched = True, False, 0
+        self._begins, self.draws, self._watched, self._as_of = True, False, 0, fetches.source.changes
         self.watching_seconds = self.sending_seconds = 0.0
         self._looks_ahead = not in_step_because and not options.early_preload
         self.sure = False
@@ -105,9 +105,9 @@ class Supply:
             raise self._late()
 
     def look_again(self) -> None:
-        """What fetches draw is not known any more: another way to fetch has begun."""
-        self._probes, self._drawn = _PROBES, 0
-        self.draws, self._watched = False, 0
+        """What is known of the fetches is not any more: another source has begun, or another way of it."""
+        self._as_of, self.sure, self.draws = self.fetches.source.changes, False, False
+        self._probes, self._drawn, self._watched = _PROBES, 0, 0
 
     def stay_in_step(self, because: str) -> None:
         """Lets the thread fetch no more."""
@@ -203,8 +203,15 @@ class Supply:
         return _value(item)
 
     def _when_due(self) -> Found:
-        """Has the batch fetched that nobody has begun to fetch: here, or on the thread if there is a timeout."""
-        return self._in_step() if self.options.timeout is None else self.demand()
+        """Has the batch fetched that nobody has begun to fetch: here, or on the thread if there is a timeout.
+
+        Where another way to fetch begins with it, it is not known any more whether batches may be fetched ahead.
+        """
+        try:
+            return self._in_step() if self.options.timeout is None else self.demand()
+        finally:
+            if self._as_of != self.fetches.source.changes:
+                self.look_again()
 
     def _in_step(self) -> Found:
         self.producer.wanted -= 1

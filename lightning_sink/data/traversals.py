@@ -43,7 +43,7 @@ class Traversals:
         limit: Batches of a traversal, which ends behind them even if there are more; infinity where nobody knows.
         keeps_states: Whether some loader has a state.
         on_restart: Called when a traversal that follows another had workers to start, with the seconds that it took.
-        on_change: Called when a loader is not gathered any more, so that what was known of the batches is not.
+        changes: How often the batches began to be had in another way, so that what was known of them is not.
         doubt: Why what follows a resumed place may not be what would have followed; "" where it certainly is.
         resumed_at: Batches of the present traversal that were trained before it was resumed.
         iterator: What gives the batches of the present traversal; None before the first.
@@ -65,7 +65,7 @@ class Traversals:
         self.traversal, self.batch = -1, 0
         self.keeps_states = False
         self.on_restart: Callable[[float], None] = lambda seconds: None
-        self.on_change: Callable[[], None] = _nothing
+        self.changes = 0
         self.resumed_at, self.doubt = 0, ""
         self.limit = float("inf")
         self.iterator: Iterator[Any] | None = None
@@ -146,7 +146,7 @@ class Traversals:
         self.resumed_at, self.doubt = look_at(saved, self.roads) if saved is not None else (0, "")
         follows, began = self.traversal >= 0, time.perf_counter()
         if follows and any([road.look_again() for road in self.roads]):
-            self.on_change()
+            self.changes += 1
         self.traversal = saved["traversal"] if saved is not None else self.traversal + 1
         self.batch, self._fresh, self._ended = 0, True, False
         if self.endless:
@@ -274,10 +274,6 @@ class Traversals:
     def close(self) -> None:
         """Lets go of the iterator."""
         self.iterator = self._further = None
-
-
-def _nothing() -> None:
-    """Is called where nobody has to know."""
 
 
 _ONCE = (

@@ -66,7 +66,7 @@ class Numbers:
         groups: How many batches in a row are given as one, in turn, where they may and are alike.
     """
 
-    gives_copies = True
+    gives_copies, changes = True, 0
     draws_nothing = stacks = makes_own = reads_further = restarts_midway = False
 
     def __init__(self, lengths=(1 << 40,), act=lambda number: None, other=0, groups=(1,)):
@@ -193,13 +193,14 @@ class Failure(Exception):
 def queue_of(source, pace=None, options=None, **arguments):
     """A queue whose way the test chooses, closed at the end."""
     pace, probes = pace or FakePace(), arguments.pop("probes", 0)
-    with mock.patch.object(module, "Pace", return_value=pace), mock.patch.object(module, "_PROBES", probes):
-        queue = BatchQueue(source, options or QueueOptions(), **arguments)
-    try:
-        yield queue
-    finally:
-        queue.close()
-        assert not source.violations
+    with mock.patch.object(module, "_PROBES", probes):
+        with mock.patch.object(module, "Pace", return_value=pace):
+            queue = BatchQueue(source, options or QueueOptions(), **arguments)
+        try:
+            yield queue
+        finally:
+            queue.close()
+            assert not source.violations
 
 
 @pytest.fixture
@@ -1276,6 +1277,17 @@ def test_a_queue_that_nobody_holds_ends_in_the_midst_of_a_fetch():
 
 
 # -- the first fetches on the thread -----------------------------------------------------------------------------------
+
+
+def test_another_source_is_watched_anew(make):
+    """It may draw where the one before it did not, and then its fetches are not made before their turn."""
+    queue = make(Numbers(), FakePace(False))
+    queue.expect(20)
+    for _ in range(10):
+        queue.take()
+    assert queue._supply.is_quiet
+    queue.restart(Numbers())
+    assert not queue._supply.is_quiet
 
 
 def test_probes_are_made_while_the_training_waits(make):
