@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import isqrt
 from operator import is_
 from typing import Any
 
@@ -19,12 +18,6 @@ from torch import Tensor
 
 from lightning_sink.data.batch import containers_in, flatten
 from lightning_sink.data.containers import is_plain, taken_apart
-
-_EXACT = 1 << 16
-"""Words of eight bytes that are compared one by one; of more, sums are. So many are summed at once."""
-
-_MIXERS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)
-"""Large odd numbers."""
 
 
 @dataclass
@@ -56,7 +49,8 @@ class Reuse:
     is as the data has it. So there is no distance at which a loader that fills memory again is safe.
 
     Args:
-        batches: How many to look at. They are kept until then: memory that nobody holds may well come again.
+        batches: How many to look at. They are kept until then, with copies of what they held: memory that nobody holds
+            may well come again.
         most_bytes: Most bytes to keep; where batches are larger, fewer are looked at.
 
     Attributes:
@@ -90,11 +84,11 @@ class Reuse:
             return
         leaves = [leaf.detach() for leaf in flatten(batch)[0] if _has_numbers(leaf)]
         size = sum(leaf.nbytes for leaf in leaves)
-        self._room -= size
+        self._room -= 2 * size
         self.seen += 1
         self.found = self._is_filled_again(leaves) | self._has_others(batch)
         self._last = batch
-        # So many bytes may lie in the queue while one batch is trained, and one is fetched.
+        # One batch may be trained, and one fetched, beside what has room.
         is_last = self.seen >= self._most or self._room <= -2 * size
         if is_last and not self.found:  # it may fill memory for batches to come
             self.found = any(leaf.holds_another() for earlier in self._kept for leaf in earlier)
@@ -155,29 +149,7 @@ def _has_numbers(tensor: Tensor) -> bool:
 
 
 def _content(tensor: Tensor) -> Tensor:
-    """What a tensor's memory holds: all of it where that is little, and else a sum for each row of a square made of it.
-
-    The sums have weights: what differs from batch to batch may be the order of rows, or of ones among zeros.
-    """
-    words, edges = _words(tensor)
-    side = isqrt(len(words)) if len(words) > _EXACT else 0
-    sums = [words[:0]]
-    if side:
-        weights, square = _weights(side, words.device), words[: side * side].view(side, side)
-        sums += [(rows * weights).sum(1) for rows in square.split(max(1, _EXACT // side))]
-    return torch.cat([*sums, words[side * side :], edges])
-
-
-def _weights(count: int, device: torch.device) -> Tensor:
-    """Odd numbers without a pattern, always the same ones: arithmetic of whole numbers wraps around."""
-    mixed = torch.arange(1, count + 1, device=device) * _MIXERS[0]
-    for mixer in _MIXERS[1:]:
-        mixed = (mixed ^ (mixed >> 29)) * mixer
-    return mixed | 1
-
-
-def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """A tensor's memory as words of eight bytes, and the bytes around; where others lie between, its own numbers."""
+    """A copy of a tensor's memory, as words of eight bytes; where others lie between, of its own numbers."""
     if not _lies_dense(tensor):
         tensor = tensor.contiguous()
     begin, (start, end) = tensor.storage_offset() * tensor.element_size(), _span(tensor) or (0, 0)
@@ -187,7 +159,7 @@ def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
     words = torch.empty(0, dtype=torch.int64, device=tensor.device)
     words.set_(storage, (begin + lead) // 8, (count,), (1,))
     around = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, begin, (end - start,), (1,))
-    return words, torch.cat([around[:lead], around[end - start - trail :]]).to(torch.int64)
+    return torch.cat([words, around[:lead], around[end - start - trail :]])
 
 
 def _lies_dense(tensor: Tensor) -> bool:
