@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_sink.checks import choice, integer, wrong
 from lightning_sink.data.gather import gathered
-from lightning_sink.data.holding_training import holds_training, parts_that_may_change
+from lightning_sink.data.holding_training import holds_training
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
@@ -161,9 +161,8 @@ class DataSink:
             road = Road(self._dataset, gathered(self._dataset, lambda: self._queue.horizon() if self._queue else 1))
             self._traversals = Traversals([road], lambda: iter(road), endless=True)
             is_own = not getattr(self._dataset, "num_workers", 0)  # workers have copies, which no step changes
-            held = is_own and holds_training([self._dataset], module)
-            self._may_change = held and holds_training(parts_that_may_change(self._dataset), module)
-            because = "the dataset holds a module whose weights each step changes" if held else ""
+            self._may_change = is_own and holds_training([self._dataset], module)
+            because = "the dataset holds a module whose weights each step changes" if self._may_change else ""
             self._queue = BatchQueue(self._traversals, self._options, in_step_because=because, say=self._asked.say)
         return self._engine, self._queue, state
 

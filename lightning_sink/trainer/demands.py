@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
 
-from lightning_sink.data.holding_training import holds_training, parts_that_may_change
+from lightning_sink.data.holding_training import holds_training
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits
@@ -137,20 +137,18 @@ def in_step_reason(trainer: Any, loaders: Iterable[Any]) -> str:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
     if is_overridden("on_train_batch_start", trainer.lightning_module) and not OptionHooks(trainer).end_no_epoch:
         return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
-    if holds_training(_own(loaders), trainer.lightning_module, [trainer], _leads_back):
+    if loaders_hold_training(trainer, loaders):
         return "a dataset, sampler or `collate_fn` holds the module, whose weights each step changes"
     return ""
 
 
-def may_change_training(trainer: Any, loaders: Iterable[Any]) -> bool:
-    """Tells whether a fetch from loaders runs code that holds the training, and looks as if it may change it."""
-    parts = [part for loader in _own(loaders) for part in parts_that_may_change(loader)]
-    return holds_training(parts, trainer.lightning_module, [trainer], _leads_back)
+def loaders_hold_training(trainer: Any, loaders: Iterable[Any]) -> bool:
+    """Tells whether loaders hold the training: a fetch may see what steps change, and change what these go by.
 
-
-def _own(loaders: Iterable[Any]) -> Iterable[Any]:
-    """Returns those without workers, which have copies of their own that no step changes."""
-    return [loader for loader in loaders if not getattr(loader, "num_workers", 0)]
+    Workers have copies of their own, which no step changes.
+    """
+    own = [loader for loader in loaders if not getattr(loader, "num_workers", 0)]
+    return holds_training(own, trainer.lightning_module, [trainer], _leads_back)
 
 
 def _leads_back(item: Any) -> tuple[str, ...]:

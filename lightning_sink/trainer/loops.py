@@ -85,7 +85,7 @@ class SinkFitLoop(_FitLoop):
             self.queue.restart(loaders.traversals)
         if before is not None:
             before.let_go()
-        changes = demands.may_change_training(self.trainer, loaders.flattened)
+        changes = demands.loaders_hold_training(self.trainer, loaders.flattened)
         self._data_fetcher = SinkFetcher(loaders, self.queue, changes)
         loaders.traversals.on_restart = self._say_restart
         if loaders.traversals.doubt:
