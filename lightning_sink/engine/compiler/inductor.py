@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lightning_sink.engine.compiler.factors import keep_factors
 from lightning_sink.engine.compiler.generated import Beside, compile_graph
-from lightning_sink.engine.compiler.joins import copy_joins_of_one
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, NativeStep
-from lightning_sink.engine.compiler.recomputed import compute_late
-from lightning_sink.engine.compiler.value_checks import keep_value_checks
+from lightning_sink.engine.compiler.prepared import prepare
 from lightning_sink.engine.tracing.draws import hoist_draws
 from lightning_sink.engine.tracing.recording import Recording
 
@@ -79,10 +76,7 @@ def compile_inductor(recording: Recording) -> CompiledStep:
     draws, assumes = hoist_draws(recording.graph), bool(recording.assumed)
     if assumes and any(node.meta.get("draws") for node in recording.graph.nodes):
         raise ValueError("what depends on a tensor is drawn, and a value decides what Python does")
-    compute_late(recording)
-    keep_value_checks(recording.graph)
-    copy_joins_of_one(recording.graph)
-    keep_factors(recording.graph)
+    prepare(recording, on_host=True)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]
         step = _text(_STEP).replace("@ONE_THREAD@", str(small).lower())

@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 _NOT_TRUE = "Expected Tensor with single nonzero value, but got zero"
 
 
-def keep_value_checks(graph: fx.Graph, on_host: bool = True) -> None:
+def keep_value_checks(graph: fx.Graph, on_host: bool) -> None:
     """Puts the checks before the operations that make them in eager code.
 
     On the host, whole numbers are not divided by zero; a GPU's are.

@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.compiler.factors import keep_factors
 from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.inductor import NO_ASSERTS, graph_module, keeps_layouts
-from lightning_sink.engine.compiler.joins import copy_joins_of_one
-from lightning_sink.engine.compiler.recomputed import compute_late
+from lightning_sink.engine.compiler.prepared import prepare
 from lightning_sink.engine.compiler.row import Outputs
-from lightning_sink.engine.compiler.value_checks import keep_value_checks
 from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured import CapturedStep
 from lightning_sink.engine.device.graphs import Graphs
@@ -94,10 +91,7 @@ def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> t
     if keeps_layouts(recording.graph):
         options["layout_optimization"] = False
     inputs: list[Tensor] = [*(tensor.detach() for tensor in recording.inputs), *(draw() for draw in draws)]
-    compute_late(recording)
-    keep_value_checks(recording.graph, on_host=False)
-    copy_joins_of_one(recording.graph)
-    keep_factors(recording.graph)
+    prepare(recording, on_host=False)
     replaced = write_sums(recording.graph)
     if replaced:
         # What a sum takes again and again is computed once, behind what it is made of, where it is made of two tensors.

@@ -7,7 +7,7 @@ import torch
 from loop import record
 from torch import fx
 
-from lightning_sink.engine.compiler import inductor
+from lightning_sink.engine.compiler import prepared
 from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor
 from lightning_sink.engine.compiler.kernels import hand_out_errors
@@ -29,7 +29,7 @@ def looked_up(rows, columns):
 @pytest.mark.parametrize("columns", [65, 130])
 def test_a_wrong_index_is_raised_from_any_thread(columns, two_threads, monkeypatch):
     """By the kernel itself, whatever else looks at it."""
-    monkeypatch.setattr(inductor, "keep_value_checks", lambda graph: None)
+    monkeypatch.setattr(prepared, "keep_value_checks", lambda graph, on_host: None)
     graph, (table, indices) = looked_up(512, columns)
     step = compile_inductor(Recording(graph, inputs=[table, indices], largest=1 << 20))
     (found,) = step(table, indices)
@@ -62,7 +62,7 @@ def test_a_wrong_value_is_raised_from_any_thread(rows, two_threads):
 @missing
 def test_an_error_that_a_call_hands_out_is_not_dropped(monkeypatch):
     """Inductor does not look at what its calls of scattering operations return (torch 2.13)."""
-    monkeypatch.setattr(inductor, "keep_value_checks", lambda graph: None)
+    monkeypatch.setattr(prepared, "keep_value_checks", lambda graph, on_host: None)
     table, index, rows = torch.zeros(8, 4), torch.zeros(8, 4, dtype=torch.int64), torch.ones(8, 4)
     step = compile_inductor(record(lambda *given: given[0].scatter_reduce(1, *given[1:], "amax"), table, index, rows))
     assert step(table, index, rows)[0].sum() == 8

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from lightning_sink.engine import private
-from lightning_sink.engine.compiler import inductor
+from lightning_sink.engine.compiler import prepared
 from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor, graph_module
 from lightning_sink.engine.compiler.recomputed import compute_late
@@ -62,7 +62,7 @@ def test_a_program_holds_about_as_much_as_the_step(monkeypatch):
         return peak(function, *recording.inputs)
 
     late = compiled()
-    monkeypatch.setattr(inductor, "compute_late", lambda recording: None)
+    monkeypatch.setattr(prepared, "compute_late", lambda recording: None)
     early = compiled()
     assert late < plain + 2 * one
     assert early > late + 6 * one  # the control: without it the program holds nearly all

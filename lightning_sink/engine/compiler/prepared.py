@@ -1,0 +1,67 @@
+"""What is done to a recording's graph before Inductor compiles it, for a CPU or a GPU.
+
+Two operations are written so that Inductor (torch 2.13) does not get them wrong. `torch.compile` does, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from lightning_sink.engine.compiler.recomputed import compute_late
+from lightning_sink.engine.compiler.value_checks import keep_value_checks
+from lightning_sink.engine.tracing.recording import Recording
+
+_aten = torch.ops.aten
+
+
+def prepare(recording: Recording, *, on_host: bool) -> None:
+    """Changes the graph of a recording, whose random draws have been taken out, for Inductor to compile it."""
+    compute_late(recording)
+    keep_value_checks(recording.graph, on_host)
+    copy_joins_of_one(recording.graph)
+    keep_factors(recording.graph)
+
+
+def keep_factors(graph: fx.Graph) -> None:
+    """Replaces `add(a, b, alpha=k)` by `add(a, b * k)`, where both are tensors of one type.
+
+    Inductor makes `addmm` of a matrix product that is added to a tensor, and does not look at `alpha`: a step that
+    decays its weights, by `gradient.add(weight, alpha=decay)`, would train with a decay of 1. It does so with tensors
+    of one type only; those of two are left alone, since a multiple is of the second one's type.
+    """
+    for node in list(graph.nodes):
+        if node.target in (_aten.add.Tensor, _aten.add_.Tensor) and "alpha" in node.kwargs and _are_of_one_type(node):
+            first, second = node.args
+            with graph.inserting_before(node):
+                multiple = graph.call_function(_aten.mul.Tensor, (second, node.kwargs["alpha"]))
+            node.args, node.kwargs = (first, multiple), {}
+
+
+def _are_of_one_type(node: fx.Node) -> bool:
+    layouts = [item.meta.get("layout") if isinstance(item, fx.Node) else None for item in node.args]
+    return all(layouts) and len({layout[2] for layout in layouts if layout}) == 1
+
+
+def copy_joins_of_one(graph: fx.Graph) -> None:
+    """Replaces each `cat` of a single tensor that has numbers by a copy: a cache of keys begins empty.
+
+    Inductor's copy lies as the tensor does, not in one piece as `cat` gives it, and views behind it fail.
+    """
+    for node in graph.find_nodes(op="call_function", target=_aten.cat.default):
+        tensors: Any = node.args[0]
+        if any(each.meta.get("layout") is None for each in (*tensors, node)):
+            continue
+        full = [tensor for tensor in tensors if 0 not in tensor.meta["layout"][0]]
+        shape, stride, dtype, _ = node.meta["layout"]
+        # The shapes are those that tensors had when they were made: an empty one may have been filled since.
+        is_one = len(full) == 1 and (full[0].meta["layout"][0], full[0].meta["layout"][2]) == (shape, dtype)
+        if not is_one or stride != torch.empty(shape, device="meta").stride():
+            continue
+        with graph.inserting_before(node):
+            copy = graph.call_function(_aten.clone.default, (full[0],), {"memory_format": torch.contiguous_format})
+        copy.meta.update(node.meta)
+        node.replace_all_uses_with(copy)
+        graph.erase_node(node)
