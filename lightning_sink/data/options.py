@@ -78,7 +78,4 @@ _BYTES = "a number of bytes from 1 up"
 
 # An MLP's step takes 14.8 us of a CPU's thread in rows of 16 gathered batches, 10.6 in rows of 64 and 10.5 of 160.
 _BATCHES, _BATCHES_MANY, _BATCHES_SENT = 16, 64, 1024
-"""How many batches may be held at once that lie in memory of the loader's, which it may fill again.
-
-`reuse.py` finds out whether it does. What is sent to a device, or gathered, is a copy already.
-"""
+"""`buffer_size` where it is None: for any batches, those that are gathered or small, and those that are sent."""
