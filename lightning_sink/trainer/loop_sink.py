@@ -8,7 +8,6 @@ where fewer are run than were gone through, it is undone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -99,10 +98,8 @@ class LoopSink(TrainerSink):
         number = self._loop._batches_that_stepped + behind // note.stretch
         if self._hooks.monitors and self._selects:
             room = min(room, (self._selects - 1 - number % self._selects) * note.stretch // turns)
-        if self._awaited is not None:
-            each = [of.optimizer_steps for of in note.turns]
-            made = self._counters.optimization[1] + (behind - self.passages.steps) // turns * sum(each)
-            room = int(min(room, self._awaited.rounds_before(made, each)))
+        each = [of.optimizer_steps for of in note.turns]
+        room = int(min(room, self._ends.rounds_before(each, (behind - self.passages.steps) // turns)))
         if room < 1:
             return None
         self.progress.tell(self.passages.steps)
@@ -121,12 +118,9 @@ class LoopSink(TrainerSink):
 
     def _is_attended(self, note: Note | TurnsNote) -> bool:
         """Tells whether the host has something to do after every step."""
-        trainer = self._trainer
         if self._last or self.disturbed or (self._kind_of_all is None and len(note.turns) == 1):
             return True
-        if self._hooks.shows or self._interrupt.requested:
-            return True
-        return bool(trainer.received_sigterm or trainer.should_stop or time.monotonic() >= self._deadline)
+        return self._hooks.shows or self._ends.is_asked_for
 
     def passing(self, steps: int, note: Note | TurnsNote, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Counts steps between the first and the last one, and steps the schedulers behind each."""

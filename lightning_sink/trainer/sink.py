@@ -13,7 +13,6 @@ Private names of Lightning (2.6), each because the order of events has no public
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -28,7 +27,8 @@ from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
-from lightning_sink.trainer.demands import awaited, deadline, eager_reason
+from lightning_sink.trainer.demands import eager_reason
+from lightning_sink.trainer.ends import Ends
 from lightning_sink.trainer.log_buffer import LogBuffer
 from lightning_sink.trainer.logged_turns import LoggedTurns
 from lightning_sink.trainer.logging import Logged, numbers_in, split_late, told_of_logs
@@ -68,17 +68,16 @@ class TrainerSink(Sink):
         self._fetcher = fetcher
         self.progress = SinkProgress(loop, fetcher.queue, self.history)
         self._length, self._interrupt = length, interrupt
-        self._deadline, self.eager_reason = deadline(self._trainer), eager_reason(self._trainer)
+        self.eager_reason = eager_reason(self._trainer)
         self._transfer = Transfer(self._trainer, done=fetcher.queue.prepares)
         self._logs = LogBuffer(self._trainer, self._module)
         self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
         self._counters = Counters(loop)
+        self._ends = Ends(self._trainer, self._counters, interrupt)
         self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.compared)
         self._automatic = self._module.automatic_optimization
         self._clears = not is_overridden("optimizer_zero_grad", self._module)
         self._may_skip = is_overridden("on_train_batch_start", self._module)
-        self._awaited = awaited(self._trainer)
-        self._made = {1}  # optimizer steps that a batch was seen to make
         self._option_hooks = OptionHooks(self._trainer)
         # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
         self._meets_end = self._option_hooks.leave_end and self._hooks.are_met
@@ -130,14 +129,7 @@ class TrainerSink(Sink):
             self._index += 1
             progress.is_last_batch = self._fetcher.done
             self._first = not started
-            self._last = (
-                self._index == self._length
-                or progress.is_last_batch
-                or interrupt.requested
-                or trainer.received_sigterm
-                or trainer.should_stop
-                or time.monotonic() >= self._deadline
-            )
+            self._last = self._index == self._length or progress.is_last_batch or self._ends.is_asked_for
             self.progress.tell()
             self._batch.take(raw)
             self._is_here = self._transfer.is_identity(raw)
@@ -164,7 +156,7 @@ class TrainerSink(Sink):
                     self._hooks.monitor(batch, loop.batch_idx)
                 leaves, signature = flatten(batch, self._fetcher.queue.looked)
                 kind = self._kind()
-                is_met = self._meets_end and (self._last or self._may_be_due())
+                is_met = self._meets_end and (self._last or self._ends.may_be_due())
                 # What the step's last hook sees is behind the schedule there, and a program has one rate of each.
                 is_met = is_met or (self._ends_otherwise and progress.is_last_batch)
                 step = Step(batch, leaves, signature, kind, kind[0] and self._clears, is_met)
@@ -302,8 +294,8 @@ class TrainerSink(Sink):
             return result
         self._result, self._trained = lambda: result, step
         cleared, made = (now - then for now, then in zip(self._counters.optimization, counted, strict=True))
-        self._made.add(made)
-        self._last = self._last or trainer.should_stop or self._is_due(made)
+        self._ends.saw(made)
+        self._last = self._last or trainer.should_stop or self._ends.is_due(made)
         noted = len(plain.log.calls)
         self.history.add(loss, numbers_in(plain.log.calls, plain.log.values))
         self.progress.trained(step)
@@ -349,7 +341,7 @@ class TrainerSink(Sink):
         loop, calls, self._take_back = self._loop, note.calls, None
         steps, number = cast(Kind, step.kind)[1], loop._batches_that_stepped
         self._counters.trained(note.clearings, note.optimizer_steps)
-        self._made.add(note.optimizer_steps)
+        self._ends.saw(note.optimizer_steps)
         step_by_hand(note.schedulers)
         self._catch_up()
         try:
@@ -366,7 +358,7 @@ class TrainerSink(Sink):
             self._batch.announce()
             with self._users_turn(), told_of_logs(self._module, self._deliver):
                 self._hooks.show(result().output, self._batch.get(), loop.batch_idx)
-        if not self._last and (self._trainer.should_stop or self._is_due(note.optimizer_steps)):
+        if not self._last and (self._trainer.should_stop or self._ends.is_due(note.optimizer_steps)):
             # A hook on the host stopped the training, or a step by hand was one that something waits for.
             self._batch.announce()
             self._last = True
@@ -395,14 +387,6 @@ class TrainerSink(Sink):
     def _step_behind(self, note: Note) -> None:
         step_by_hand(note.late_schedulers)
         self._option_hooks.set_behind(self._loop.batch_idx)
-
-    def _is_due(self, made: int) -> bool:
-        return self._awaited is not None and self._awaited.is_met(self._counters.optimization[1], made)
-
-    def _may_be_due(self) -> bool:
-        """Tells whether the host has to be there behind the next batch, if it makes as many steps as one before."""
-        awaited, made = self._awaited, self._counters.optimization[1]
-        return awaited is not None and any(awaited.is_met(made + by, by) for by in self._made)
 
     def _add(self, pairs: Logged, number: int, selects: int = 0) -> None:
         calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]
