@@ -203,7 +203,7 @@ class SinkStrategy(SingleDeviceStrategy):
             options,
             device=sender(self.root_device) if sends else None,
             prepare=transfer.ahead if options.transfer_ahead else None,
-            in_step_because=in_step_reason(module.trainer, loaders.flattened),
+            in_step_because=in_step_reason(module.trainer),
             say=self.say,
         )
         return self._queue

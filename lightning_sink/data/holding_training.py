@@ -1,7 +1,8 @@
 """Whether loaders hold the training itself: then a fetch may look at weights that the steps before it change.
 
 Datasets that play with the present policy, or mine the present model's errors, are such. Batches for them are fetched
-when they are due and no earlier. What a loader reaches through global variables is not seen.
+when they are due and no earlier. What a loader reaches through global variables is not seen. A dataset may be given the
+model while the training is under way, so what is near a loader is looked at before each sink.
 """
 
 from __future__ import annotations
@@ -22,7 +23,61 @@ _MOST = 10_000
 _LARGE = 256
 """Items of a container from which on it is data."""
 
+_NEAR, _MOST_NEAR = 4, 256
+"""How many levels below a loader something is near, and how many objects at most. A `ConcatDataset`'s data sets are
+three levels below, and what they have as attributes four."""
+
 _NOT_INTO = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, str, bytes, int, float, Tensor)
+
+
+class Holding:
+    """Whether loaders hold the training: looked for again where others are near them than before.
+
+    Attributes:
+        found: Whether they do.
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+        self._near: list[int] = []
+
+    def look(
+        self,
+        loaders: Iterable[Any],
+        module: nn.Module,
+        others: Iterable[Any] = (),
+        hidden: Callable[[Any], Iterable[str]] = lambda item: (),
+    ) -> bool:
+        """Tells whether loaders have come to hold it since this was asked. Arguments as `holds_training`.
+
+        Workers have copies of their own, which no step changes.
+        """
+        own = [loader for loader in loaders if not getattr(loader, "num_workers", 0)]
+        near = [id(module), *_near(own, hidden)]
+        if near == self._near:
+            return False
+        self._near, before = near, self.found
+        self.found = holds_training(own, module, others, hidden)
+        return self.found and not before
+
+
+def _near(loaders: list[Any], hidden: Callable[[Any], Iterable[str]]) -> list[int]:
+    """Returns the identities of objects that are near loaders."""
+    found, level = list[int](), loaders
+    for _ in range(_NEAR + 1):
+        level = [item for item in level[:_MOST_NEAR] if item is not None and not isinstance(item, _NOT_INTO)]
+        found += map(id, level)
+        level = [value for item in level if not isinstance(item, nn.Module) for value in _parts(item, hidden)]
+    return found
+
+
+def _parts(item: Any, hidden: Callable[[Any], Iterable[str]]) -> Iterable[Any]:
+    if isinstance(item, (list, tuple, dict)):
+        return () if len(item) > _LARGE else item.values() if isinstance(item, dict) else item
+    if isinstance(item, (types.FunctionType, types.MethodType)):
+        return _held(item, set())
+    left_out = {*hidden(item)}
+    return [value for name, value in getattr(item, "__dict__", {}).items() if name not in left_out]
 
 
 def holds_training(

@@ -124,6 +124,10 @@ class BatchQueue:
         """Lets nothing be fetched, whatever the options say; with `wait`, returns when no fetch is running."""
         self._supply.pause(wait)
 
+    def fetch_when_due(self, because: str) -> None:
+        """Fetches nothing ahead from now on."""
+        self._supply.fetch_when_due(because)
+
     def restart(self, source: Traversals | None = None) -> None:
         """Forgets what was fetched: the source begins something new, or another takes its place."""
         self._early.clear()

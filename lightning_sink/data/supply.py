@@ -59,10 +59,10 @@ class Supply:
         self._probes, self._drawn = _PROBES, 0
         self._begins, self.draws, self._watched, self._as_of = True, False, 0, fetches.source.changes
         self.watching_seconds = self.sending_seconds = 0.0
-        self._looks_ahead = not in_step_because and not options.early_preload
+        self._looks_ahead = not options.early_preload
         self.sure = False
         if in_step_because:
-            self.stay_in_step(in_step_because)
+            self.fetch_when_due(in_step_because)
         self._close = weakref.finalize(self, self.producer.close, 0.0)
 
     @property
@@ -114,8 +114,13 @@ class Supply:
         self.pace.stay_in_step()
         self._telemetry.in_step_because = because
 
+    def fetch_when_due(self, because: str) -> None:
+        """Has each batch fetched when it is due from now on."""
+        self.stay_in_step(because)
+        self.look_ahead_no_more()
+
     def look_ahead_no_more(self) -> None:
-        """Fetches each batch when it is due from now on."""
+        """Has no batch fetched beside steps from now on."""
         self._looks_ahead = False
 
     def close(self) -> None:

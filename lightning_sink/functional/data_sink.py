@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_sink.checks import choice, integer, wrong
 from lightning_sink.data.gather import gathered
-from lightning_sink.data.holding_training import holds_training
+from lightning_sink.data.holding_training import Holding
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
@@ -56,7 +56,7 @@ class DataSink:
         self._engine: Engine | None = None
         self._queue: BatchQueue | None = None
         self._traversals: Traversals | None = None
-        self._may_change = False
+        self._holding = Holding()
         self._report = QueueReport()
         self._outputs = Outputs()
         self._history: dict[str, Any] | None = None
@@ -88,7 +88,7 @@ class DataSink:
                 self._schedulers,
                 self._signature,
                 interrupt,
-                self._may_change,
+                self._holding.found,
             )
             try:
                 queue.expect(self.sink_size)
@@ -160,10 +160,9 @@ class DataSink:
         if self._queue is None:
             road = Road(self._dataset, gathered(self._dataset, lambda: self._queue.horizon() if self._queue else 1))
             self._traversals = Traversals([road], lambda: iter(road), endless=True)
-            is_own = not getattr(self._dataset, "num_workers", 0)  # workers have copies, which no step changes
-            self._may_change = is_own and holds_training([self._dataset], module)
-            because = "the dataset holds a module whose weights each step changes" if self._may_change else ""
-            self._queue = BatchQueue(self._traversals, self._options, in_step_because=because, say=self._asked.say)
+            self._queue, self._holding = BatchQueue(self._traversals, self._options, say=self._asked.say), Holding()
+        if self._holding.look([self._dataset], module):
+            self._queue.fetch_when_due("the dataset holds a module whose weights each step changes")
         return self._engine, self._queue, state
 
 

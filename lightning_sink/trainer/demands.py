@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
 
-from lightning_sink.data.holding_training import holds_training
+from lightning_sink.data.holding_training import Holding
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits
@@ -128,8 +128,8 @@ def require_optimizer(optimizers: list[Optimizer], module: LightningModule) -> N
         )
 
 
-def in_step_reason(trainer: Any, loaders: Iterable[Any]) -> str:
-    """Returns why no batch may be fetched before a step of this trainer that is due; "" where it may."""
+def in_step_reason(trainer: Any) -> str:
+    """Returns why no batch may be fetched before a step of this trainer that is due, whatever the data; "" for none."""
     before = torch.get_default_dtype()
     with copy(trainer.precision_plugin).forward_context():  # one of the user's may count how often it is entered
         changed = torch.get_default_dtype()
@@ -137,18 +137,14 @@ def in_step_reason(trainer: Any, loaders: Iterable[Any]) -> str:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
     if is_overridden("on_train_batch_start", trainer.lightning_module) and not OptionHooks(trainer).end_no_epoch:
         return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
-    if loaders_hold_training(trainer, loaders):
-        return "a dataset, sampler or `collate_fn` holds the module, whose weights each step changes"
     return ""
 
 
-def loaders_hold_training(trainer: Any, loaders: Iterable[Any]) -> bool:
-    """Tells whether loaders hold the training: a fetch may see what steps change, and change what these go by.
-
-    Workers have copies of their own, which no step changes.
-    """
-    own = [loader for loader in loaders if not getattr(loader, "num_workers", 0)]
-    return holds_training(own, trainer.lightning_module, [trainer], _leads_back)
+def have_come_to_hold(holding: Holding, trainer: Any, loaders: Iterable[Any]) -> str:
+    """Returns why no batch may be fetched before its step from now on: loaders hold the training; "" for no news."""
+    if holding.look(loaders, trainer.lightning_module, [trainer], _leads_back):
+        return "a dataset, sampler or `collate_fn` holds the module, whose weights each step changes"
+    return ""
 
 
 def _leads_back(item: Any) -> tuple[str, ...]:

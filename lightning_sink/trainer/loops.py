@@ -20,6 +20,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 
+from lightning_sink.data.holding_training import Holding
 from lightning_sink.data.place import Place
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.engine.interrupt import DeferredInterrupt
@@ -57,6 +58,7 @@ class SinkFitLoop(_FitLoop):
     sink_strategy: Any
     loaders: TrainingLoaders | None = None
     queue: BatchQueue | None = None
+    holding: Holding
     said_restart = False
     last_place: Place | None = None
 
@@ -80,16 +82,22 @@ class SinkFitLoop(_FitLoop):
     def _put_queue(self, loaders: TrainingLoaders) -> None:
         before, self.loaders = self.loaders, loaders
         if self.queue is None:
-            self.queue = self.sink_strategy.make_queue(loaders)
+            self.queue, self.holding = self.sink_strategy.make_queue(loaders), Holding()
         else:
             self.queue.restart(loaders.traversals)
         if before is not None:
             before.let_go()
-        changes = demands.loaders_hold_training(self.trainer, loaders.flattened)
-        self._data_fetcher = SinkFetcher(loaders, self.queue, changes)
+        self.see_loaders()
+        self._data_fetcher = SinkFetcher(loaders, self.queue, self.holding)
         loaders.traversals.on_restart = self._say_restart
         if loaders.traversals.doubt:
             warn_at(loaders.traversals.doubt, user_line())
+
+    def see_loaders(self) -> None:
+        """Has batches fetched no earlier than they are due where the loaders hold the training, if only since now."""
+        queue, loaders = cast(BatchQueue, self.queue), cast(TrainingLoaders, self.loaders)
+        if because := demands.have_come_to_hold(self.holding, self.trainer, loaders.flattened):
+            queue.fetch_when_due(because)
 
     def _say_restart(self, seconds: float) -> None:
         if not self.said_restart:
@@ -200,6 +208,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
         )
         length = 1 if trainer.should_stop else next_sink(limits, position)
         with DeferredInterrupt() as interrupt:
+            trainer.fit_loop.see_loaders()
             data_fetcher.queue.expect(length)
             sink = strategy.present_sink = LoopSink(self, data_fetcher, length, interrupt)
             failed = True  # `sys.exc_info` would tell of an error around the whole training, too

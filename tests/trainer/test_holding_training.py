@@ -7,11 +7,11 @@ import lightning as L
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_sink import SinkStrategy
+from lightning_sink.data import holding_training
 from lightning_sink.trainer import demands
-from lightning_sink.trainer.demands import in_step_reason
 from parity import Net, assert_parity, loader, once
 
 
@@ -22,7 +22,7 @@ def trainer_with(module):
 
 
 def holds(loaders, trainer):
-    return "holds the module" in in_step_reason(trainer, loaders)
+    return "holds the module" in demands.have_come_to_hold(holding_training.Holding(), trainer, loaders)
 
 
 class Holding(Dataset):
@@ -121,13 +121,73 @@ def test_a_training_on_what_the_present_weights_give_is_the_same():
 
 
 def test_control_fetched_ahead_it_is_another_one(monkeypatch):
-    monkeypatch.setattr(demands, "holds_training", lambda *given: False)
+    monkeypatch.setattr(holding_training, "holds_training", lambda *given: False)
     plain, sink = (
         once(Mining, lambda: None, strategy, max_epochs=2)
         for strategy in ("auto", SinkStrategy(-1, epoch="dataset", engine="traced"))
     )
     with pytest.raises(AssertionError):
         assert_parity(plain, sink, tolerance=1e-4)
+
+
+class Labelled(Dataset):
+    """Has the present weights in its rows, once it has been given the model."""
+
+    def __init__(self, model=None):
+        self.rows, self.model = loader(16, last=8).dataset, model
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        x, y = self.rows[index]
+        return (x if self.model is None else x + self.model.net[0].weight.detach().mean()), y
+
+
+class LabelsFromTheStart(Mining):
+    def train_dataloader(self):
+        return DataLoader(Labelled(), batch_size=8)
+
+    def on_train_start(self):
+        self.trainer.train_dataloader.dataset.model = self
+
+
+class LabelsLater(LabelsFromTheStart):
+    def train_dataloader(self):
+        return DataLoader(ConcatDataset([Labelled()]), batch_size=8)
+
+    def on_train_start(self):
+        pass
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 2:
+            self.trainer.train_dataloader.dataset.datasets[0].model = self
+
+
+class LabelsAnew(Mining):
+    def train_dataloader(self):
+        return DataLoader(Labelled(self if self.trainer.current_epoch else None), batch_size=8)
+
+
+GIVEN_LATE = [(LabelsFromTheStart, {}), (LabelsLater, {}), (LabelsAnew, {"reload_dataloaders_every_n_epochs": 1})]
+
+
+@pytest.mark.parametrize(("make", "options"), GIVEN_LATE)
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_a_dataset_that_is_given_the_model_while_the_training_is_under_way(make, options, engine):
+    strategies = "auto", SinkStrategy(-1, epoch="dataset", engine=engine)
+    plain, sink = (once(make, lambda: None, strategy, max_epochs=4, **options) for strategy in strategies)
+    assert sink.engine == engine
+    assert_parity(plain, sink, exact=engine == "eager")
+
+
+@pytest.mark.parametrize(("make", "options"), GIVEN_LATE)
+def test_control_not_looked_at_again_they_are_other_trainings(make, options, monkeypatch):
+    monkeypatch.setattr(holding_training.Holding, "look", lambda *given: False)
+    strategies = "auto", SinkStrategy(-1, epoch="dataset", engine="traced")
+    plain, sink = (once(make, lambda: None, strategy, max_epochs=4, **options) for strategy in strategies)
+    with pytest.raises(AssertionError):
+        assert_parity(plain, sink)
 
 
 class Stream(IterableDataset):
