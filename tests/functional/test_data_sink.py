@@ -683,3 +683,35 @@ def played(compiled):
 
 def test_what_a_fetch_changes_is_what_the_step_finds():
     torch.testing.assert_close(played(compiled=True), played(compiled=False))
+
+
+class Labelled(torch.utils.data.Dataset):
+    """Has the present weights in its rows, once it has been given the model."""
+
+    def __init__(self):
+        self.rows, self.model = loader(128).dataset, None
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        x, y = self.rows[index]
+        return (x if self.model is None else x + self.model[0].weight.detach().mean()), y
+
+
+@ENGINES
+def test_a_dataset_that_is_given_the_model_between_two_calls(engine):
+    plain, sunk = Task(), Task()
+    expected, rows = DataLoader(Labelled(), 8), DataLoader(Labelled(), 8)
+    by_hand(plain, expected, 32)
+    expected.dataset.model = plain.model
+    for batch in islice(endless(expected), 64):
+        plain.step(*batch)
+    torch.manual_seed(7)
+    with data_sink(sunk.step, rows, 32, engine=engine) as sink:
+        sink()
+        rows.dataset.model = sunk.model
+        sink()
+        sink()
+        assert "holds a module" in str(sink.queue_report())
+    assert_same(plain, sunk, exact=engine == "eager")
