@@ -88,9 +88,11 @@ def holds_training(
 ) -> bool:
     """Tells whether objects reach the module, or what belongs to its training, other than through global variables.
 
+    A deque that it has is such: steps remember in it what datasets replay. Lists and arrays may be data that stay.
+
     `hidden` gives the attributes of an object through which it may reach that all the same.
     """
-    targets = {*map(id, others), *map(id, module.modules()), *map(id, module.parameters())}
+    targets = {*map(id, others), *map(id, module.modules()), *map(id, module.parameters()), *map(id, _deques(module))}
     memory = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} - {0}
     waiting, seen = deque(loaders), set[int]()
     while waiting and len(seen) < _MOST:
@@ -101,6 +103,13 @@ def holds_training(
             seen.add(id(item))
             waiting.extend(_held(item, set(hidden(item))))
     return False
+
+
+def _deques(module: nn.Module) -> list[deque[Any]]:
+    """Returns the deques that are attributes of a module's parts, or of objects that are."""
+    held = [value for part in module.modules() for value in vars(part).values() if not isinstance(value, _NOT_INTO)]
+    inside = [value for item in held for value in getattr(item, "__dict__", {}).values()]
+    return [item for item in (*held, *inside) if isinstance(item, deque)]
 
 
 def _address(tensor: Tensor) -> int:

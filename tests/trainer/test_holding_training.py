@@ -70,6 +70,15 @@ def test_what_is_held_is_found(held):
     assert holds([DataLoader(HELD[held](module, trainer))], trainer)
 
 
+def test_a_replay_buffer_that_the_module_fills():
+    module = Net()
+    module.memory = Holding(kept=deque(maxlen=4), names=["a"])
+    trainer = trainer_with(module)
+    assert holds([DataLoader(Holding(memory=module.memory))], trainer)
+    assert holds([DataLoader(Holding(rows=module.memory.kept))], trainer)
+    assert not holds([DataLoader(Holding(names=module.memory.names, kept=deque()))], trainer)
+
+
 def test_a_method_of_the_module_collates():
     module = Net()
     assert holds([DataLoader(Holding(), collate_fn=module.forward)], trainer_with(module))
