@@ -259,7 +259,7 @@ class Sink(ABC):
         Args:
             kinds: The kinds of the last steps: as many as `turns` says, or that came again in this order.
             notes: Their notes.
-            layouts: What that looks like which each of them logs.
+            layouts: Shapes and types of the values that each of them logs.
         """
         return None
 

@@ -129,7 +129,7 @@ class BatchHooks:
 
     Args:
         alone: Whether the sink is a single step, where everybody sees every step in Lightning's own order.
-        late: Whether steps before the sink began without `on_train_batch_start`.
+        late: Whether the last sink had several steps, so that callbacks have missed the starts of some.
         compared: What is known of hooks in other sinks of the fit.
 
     Attributes:
@@ -221,7 +221,7 @@ class BatchHooks:
         look = partial(HostState, self._trainer, self._others, batch, self._of_fit.seen, reads)
         before = look()
         yield
-        if not before.is_left(look()):
+        if not before.differs_from(look()):
             return
         self._of_fit.told.add(hook)  # by Python itself once more whenever anybody sets a filter
         where = " or ".join(f"`{type(item).__name__}.{hook}`" for item in users)

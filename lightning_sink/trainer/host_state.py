@@ -78,8 +78,8 @@ class HostState:
         self._reads = contents
         self._seen = self._look_at(self._kept)
 
-    def is_left(self, later: HostState) -> bool:
-        """Tells whether anything has changed since."""
+    def differs_from(self, later: HostState) -> bool:
+        """Tells whether anything has changed by a later moment."""
         return self._values != later._values or self._look_at(self._kept) != self._seen
 
     def _look_at(self, tensors: list[Tensor]) -> Any:

@@ -66,7 +66,7 @@ class LoopSink(TrainerSink):
     _has_failed = False
 
     def turns(self) -> int:
-        """Returns how many steps a window has, behind the last one of one; one where nothing is accumulated."""
+        """Returns the steps of an accumulation window; 0 in the midst of one, 1 where nothing is accumulated."""
         if self._kind_of_all is not None:
             return 1
         count = self._trainer.accumulate_grad_batches

@@ -88,7 +88,7 @@ class TurnsNote:
     Attributes:
         turns: Their notes, in order. All call metrics alike; where they call any, all log alike, too.
         stretch: How many of them have one number for loggers: those of an accumulation window have.
-        layouts: What that looks like which each logs.
+        layouts: Shapes and types of the values that each logs.
     """
 
     turns: tuple[Note, ...]

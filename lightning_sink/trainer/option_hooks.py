@@ -69,7 +69,7 @@ class OptionHooks:
                 seen()
             else:
                 optimizer, given = self._trainer.strategy._lightning_optimizers[0], object()
-                around = _Around(optimizer, given, lambda **options: seen())
+                around = _OptimizerInHook(optimizer, given, lambda **options: seen())
                 self._hooks[_STEP](self._trainer.current_epoch, batch_idx, around, given)
         except BaseException:
             restore()
@@ -94,7 +94,7 @@ class OptionHooks:
                 with tape.computing():
                     return optimizer.step(**options)
 
-            around = _Around(optimizer, closure, compute)
+            around = _OptimizerInHook(optimizer, closure, compute)
             with tape.setting_options(last=False):
                 self._hooks[_STEP](epoch, batch_idx, around, closure)
             if around.steps != 1:
@@ -107,7 +107,7 @@ class OptionHooks:
         return {name: put for name, put in ((_START, start), (_STEP, step), (_END, end)) if name in self._hooks}
 
 
-class _Around:
+class _OptimizerInHook:
     """An optimizer as such a hook sees it, to be stepped with the closure; `compute` takes the place of its step.
 
     Attributes:

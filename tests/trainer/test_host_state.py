@@ -48,7 +48,7 @@ def test_it_is_seen(trained, name):
     seen = Seen()
     before = HostState(trainer, [keeper], batch, seen, contents=True)
     CHANGES[name](trainer, module, keeper, batch)
-    assert before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_a_list_of_the_modules(trained, change, count, among):
     module.held = among(tensors)
     seen = Seen()
     before = HostState(trainer, [keeper], batch, seen, contents=True)
-    assert not before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
     change[1](tensors)
-    assert before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
 
 
 @pytest.mark.parametrize("place", [0, 100, 255])
@@ -82,9 +82,9 @@ def test_a_module_that_another_one_keeps_in_a_list(trained, place):
     module.kept = [*range(place), nn.Linear(2, 2), *range(255 - place)]
     seen = Seen()
     before = HostState(trainer, [keeper], batch, seen, contents=True)
-    assert not before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
     module.kept[place].weight.data.add_(1)
-    assert before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
 
 
 def test_tensors_without_memory_are_left_alone(trained):
@@ -95,7 +95,7 @@ def test_tensors_without_memory_are_left_alone(trained):
     seen = Seen()
     before = HostState(trainer, [keeper], batch, seen, contents=True)
     others = [torch.full((4096,), float(i)) for i in range(50)]  # what lies elsewhere is no part of it
-    assert not before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
     assert len(others) == 50
 
 
@@ -105,7 +105,7 @@ def test_what_a_callback_counts_and_collects_changes_no_training(trained):
     before = HostState(trainer, [keeper], batch, seen, contents=True)
     keeper.seen.append(1)
     keeper.count = 1
-    assert not before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_one_number_that_no_version_counts_is_seen_whatever_holds_it(tensor, tra
     module.register_buffer("held", tensor.clone())
     seen = Seen()
     before = HostState(trainer, [keeper], batch, seen, contents=True)
-    assert not before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
     module.held.data[1] = 1
-    assert before.is_left(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
 
 
 def test_numbers_in_memory_are_compared_seldom_where_there_are_many():

@@ -1,4 +1,4 @@
-"""What each step finds where the one before it has left something, known before any of some steps in a row has run.
+"""Values that one step leaves to the next, worked out on the host before a row of steps runs.
 
 Such steps are gone through first, on the host, while those before them may be running.
 """

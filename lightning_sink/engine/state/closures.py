@@ -20,7 +20,7 @@ from torch import nn
 
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, python_state
-from lightning_sink.engine.state.insides import CACHED, own_attributes
+from lightning_sink.engine.state.insides import CACHED, put_on_function
 from lightning_sink.engine.state.referrers import functions_of
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.watch import is_users
@@ -106,7 +106,7 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
     code = function.__code__
     yield "code", Same(code)
     yield "defaults", (function.__defaults__, function.__kwdefaults__)
-    yield "attributes", own_attributes(function)
+    yield "attributes", put_on_function(function)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield name, cell.cell_contents
@@ -117,7 +117,7 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
         if name == key and is_a(value, ModuleType):
             continue  # what is named behind it comes by itself
         if name == key and is_a(value, FunctionType) and not _is_decorators(value):
-            yield name, (Same(value), own_attributes(value))
+            yield name, (Same(value), put_on_function(value))
         else:
             yield name, value
 

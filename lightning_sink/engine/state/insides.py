@@ -53,10 +53,10 @@ def _of_function(function: FunctionType) -> list[Any]:
         # The rest of what it holds is a cache, in which each first call with a type is noted.
         return [function.registry]  # type: ignore[attr-defined]
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
-    return [*cells, *(own := own_attributes(function)), *own.values()]
+    return [*cells, *(own := put_on_function(function)), *own.values()]
 
 
-def own_attributes(function: Any) -> dict[str, Any]:
+def put_on_function(function: Any) -> dict[str, Any]:
     """Returns what somebody has put on a function."""
     return {name: value for name, value in vars(function).items() if not name.startswith("__")}
 
@@ -87,7 +87,7 @@ def _of_cache(cache: Any) -> list[Any]:
     hits, misses, cleared = _CACHES.get(cache, (0, 0, 0))
     cleared += found.hits < hits or found.misses < misses
     _CACHES[cache] = found.hits, found.misses, cleared
-    return [cache.__wrapped__, cleared, *(own := own_attributes(cache)), *own.values()]
+    return [cache.__wrapped__, cleared, *(own := put_on_function(cache)), *own.values()]
 
 
 # -- iterators --------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ _LOOKS: dict[type, _Look] = {
     MethodWrapperType: _of_bound_to_c,
     CACHED: _of_cache,
     **dict.fromkeys((partial, partialmethod), lambda value: [value.func, value.args, value.keywords, vars(value)]),
-    **dict.fromkeys((staticmethod, classmethod), lambda value: [value.__wrapped__, own_attributes(value)]),
+    **dict.fromkeys((staticmethod, classmethod), lambda value: [value.__wrapped__, put_on_function(value)]),
     property: lambda value: [value.fget, value.fset],
     singledispatchmethod: lambda value: [value.dispatcher, value.func],
     ContextVar: lambda value: [value.get(None)],
