@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     EarlyStopping,
+    ModelCheckpoint,
     RichProgressBar,
     SpikeDetection,
     ThroughputMonitor,
@@ -17,7 +18,7 @@ from lightning.pytorch.callbacks import (
 
 import positions
 from lightning_sink import CompileError, SinkStrategy, StepCallback
-from parity import QUIET, Net, assert_parity, both, loader, train
+from parity import QUIET, Net, assert_parity, both, loader, once, train
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
 SIZES = pytest.mark.parametrize("size", [-1, 4])
@@ -246,6 +247,61 @@ def test_a_step_callback_is_called_once_in_a_sink_of_one_step_among_longer_ones(
 
     both(Net, lambda: loader(7, last=8), strategy(engine, size), callbacks=callbacks, max_epochs=6)
     assert [float(callback.steps) for callback in kept] == [42, 42]
+
+
+class Averages(StepCallback):
+    """Keeps an average in the module, and counts."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.steps += 1
+        pl_module.average.mul_(0.9).add_(pl_module.net[4].bias.detach(), alpha=0.1)
+        self.log("averaged", pl_module.average[0], on_step=True, on_epoch=False)
+
+
+class SeesAverages(L.Callback):
+    def __init__(self):
+        self.seen = {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        averaged = trainer.callback_metrics.get("averaged", torch.zeros(()))
+        self.seen[trainer.global_step] = pl_module.average.clone(), averaged.clone()
+
+
+class Averaged(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(3))
+
+
+@ENGINES
+@pytest.mark.parametrize("size", [4, -1])
+@pytest.mark.parametrize("first", [True, False])
+def test_others_see_what_a_step_callback_did_where_their_turn_is_behind_it(first, size, engine, tmp_path):
+    saved, saw = [], []
+    for number, by in enumerate(("auto", strategy(engine, size))):
+        sees, folder = SeesAverages(), tmp_path / str(number)
+        saves = ModelCheckpoint(folder, every_n_train_steps=5, save_top_k=-1, filename="{step}")
+        ordered = [Averages(), sees] if first else [sees, Averages()]
+        callbacks = [*ordered, saves]
+        once(Averaged, loader, by, callbacks=callbacks.copy, max_epochs=2, enable_checkpointing=True)
+        found = [torch.load(file, weights_only=False) for file in sorted(folder.iterdir())]
+        saved.append([(each["callbacks"]["Averages"]["steps"], each["state_dict"]["average"]) for each in found])
+        saw.append(sees.seen)
+    assert len(saved[0]) == 6
+    for (steps, expected), (found_steps, found) in zip(*saved, strict=True):
+        assert steps == found_steps
+        torch.testing.assert_close(expected, found, rtol=1e-4, atol=1e-6)
+    plain, sink = saw
+    assert {5, 10, 15} <= set(sink) <= set(plain)
+    for step, (average, logged) in sink.items():
+        torch.testing.assert_close(plain[step][0], average, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(plain[step][1], logged, rtol=1e-4, atol=1e-6)
 
 
 def test_control_a_callback_that_changes_weights_once_a_sink_is_told():

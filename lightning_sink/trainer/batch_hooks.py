@@ -19,7 +19,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
@@ -62,6 +64,17 @@ def are_met_every_batch(trainer: Trainer) -> bool:
     """Tells whether a callback has something to do behind every step, where a sink is a single one."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     return any(_overrides(item, "on_train_batch_end") for item in callbacks)
+
+
+class Turn(Enum):
+    """What a callback is to the batches of a sink.
+
+    STEP: It belongs to each step. SHOWN: It is shown every batch on the host. MET: It is called once for the sink.
+    """
+
+    STEP = "step"
+    SHOWN = "shown"
+    MET = "met"
 
 
 _BATCH = {"on_train_batch_start": 2, "on_train_batch_end": 3}
@@ -135,6 +148,10 @@ class BatchHooks:
     Attributes:
         monitors: Whether somebody is to be shown every step that the loggers are.
         shows: Whether somebody is to be shown every batch on the host.
+        shown: Those to whom it is shown.
+        shows_users: Whether it is code of the user's to which it is shown.
+        shown_first: Whether one to whom it is shown has its turn before one that belongs to the step.
+        met_first: Whether one that only a sink's end is shown to has.
     """
 
     def __init__(self, trainer: Any, alone: bool, late: bool, compared: Compared) -> None:
@@ -144,10 +161,21 @@ class BatchHooks:
         monitors = (item for item in trainer.callbacks if isinstance(item, LearningRateMonitor))
         self._monitors = [item for item in monitors if item.logging_interval != "epoch"]
         self._traced = [item for item in trainer.callbacks if isinstance(item, StepCallback)]  # programs have them in
-        self._shown = [] if alone else [item for item in trainer.callbacks if isinstance(item, _SHOWN)]
-        self._others = [item for item in trainer.callbacks if item not in self._traced and item not in self._shown]
-        self.monitors, self.shows = bool(self._monitors), bool(self._shown)
+        self.shown = [] if alone else [item for item in trainer.callbacks if isinstance(item, _SHOWN)]
+        self._others = [item for item in trainer.callbacks if item not in self._traced and item not in self.shown]
+        self.shows_users = any(not is_library(type(item).__module__) for item in self.shown)
+        self.monitors, self.shows = bool(self._monitors), bool(self.shown)
+        self.shown_first, self.met_first = self._come_first(self.shown), self._come_first(self._others)
         self._showed = -1
+
+    def _come_first(self, callbacks: list[Any]) -> bool:
+        """Tells whether, where batches end, any of these has its turn before one that belongs to the step."""
+        last = max((self._place(item) for item in self._traced), default=-1)
+        return any(-1 < self._place(item) < last for item in callbacks)
+
+    def _place(self, callback: Any) -> int:
+        """Returns the place of its turn where batches end; -1 for one that does nothing there."""
+        return self._trainer.callbacks.index(callback) if _overrides(callback, "on_train_batch_end") else -1
 
     @property
     def are_met(self) -> bool:
@@ -163,7 +191,7 @@ class BatchHooks:
     @property
     def look_at_batch(self) -> bool:
         """Whether a callback looks at a batch that it is shown, or may keep it for later."""
-        own = [*self._shown, *self._others]
+        own = [*self.shown, *self._others]
         return any(
             _overrides(item, hook) and _uses(item, hook, place) for item in own for hook, place in _BATCH.items()
         )
@@ -171,24 +199,44 @@ class BatchHooks:
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""
         with self._compared("on_train_batch_start", batch):
-            self._call("on_train_batch_start", [*self._shown, *self._others], batch, batch_idx)
+            self._call("on_train_batch_start", [*self.shown, *self._others], batch, batch_idx)
 
-    def step(self, hook: str, *arguments: Any) -> None:
-        """A step begins or ends, for callbacks that belong to it."""
+    def begin_step(self, *arguments: Any) -> None:
+        """A step begins, for callbacks that belong to it."""
         if self._traced:
-            self._call(hook, self._traced, *arguments)
+            self._call("on_train_batch_start", self._traced, *arguments)
 
-    def show(self, output: Any, batch: Any, batch_idx: int) -> None:
-        """Shows a batch to those that are wrong unless they see every one."""
+    def end_step(self, callbacks: list[Any], *arguments: Any) -> None:
+        """A step ends, for some callbacks that belong to it."""
+        self._call("on_train_batch_end", callbacks, *arguments)
+
+    def turns(self, last: bool) -> list[tuple[Turn, list[Any]]]:
+        """Returns whose turn it is behind a batch, in Lightning's order; `last`: whether it is the sink's last one."""
+        others = self._others if last else []
+        if not self._traced:
+            return [(Turn.SHOWN, self.shown), (Turn.MET, others)]
+        due = [item for item in (*self._traced, *self.shown, *others) if self._place(item) >= 0]
+        groups = groupby(sorted(due, key=self._place), key=self._turn)
+        return [(turn, [*group]) for turn, group in groups]
+
+    def _turn(self, callback: Any) -> Turn:
+        return Turn.STEP if callback in self._traced else Turn.SHOWN if callback in self.shown else Turn.MET
+
+    def show(self, callbacks: list[Any], output: Any, batch: Any, batch_idx: int) -> None:
+        """Shows a batch to some of those that are wrong unless they see every one."""
         self._showed = batch_idx
-        self._call("on_train_batch_end", self._shown, output, batch, batch_idx)
+        self._call("on_train_batch_end", callbacks, output, batch, batch_idx)
+
+    def meet(self, callbacks: list[Any], output: Any, batch: Any, batch_idx: int) -> None:
+        """Shows the sink's last batch to callbacks that see no other."""
+        with self._compared("on_train_batch_end", batch):
+            self._call("on_train_batch_end", callbacks, output, batch, batch_idx)
 
     def end(self, output: Any, batch: Any, batch_idx: int) -> None:
         """The last batch of the sink has been trained."""
-        if self._shown and self._showed != batch_idx:
-            self.show(output, batch, batch_idx)
-        with self._compared("on_train_batch_end", batch):
-            self._call("on_train_batch_end", self._others, output, batch, batch_idx)
+        if self.shown and self._showed != batch_idx:
+            self.show(self.shown, output, batch, batch_idx)
+        self.meet(self._others, output, batch, batch_idx)
 
     def is_monitored(self) -> bool:
         """Tells whether a monitor would log the next step although it does not begin the sink."""

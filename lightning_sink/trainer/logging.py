@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,7 +103,7 @@ def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape
         with tape.paused() if source is not None else nullcontext():
             log.values.append(value._forward_cache if isinstance(value, Metric) else _kept(value))
 
-    with shadowed(module, {"log": note}):
+    with _logs_by(module, note):
         yield
 
 
@@ -116,7 +116,18 @@ def told_of_logs(module: LightningModule, tell: Callable[[], None]) -> Iterator[
         tell()
         original(*args, **options)
 
-    with shadowed(module, {"log": log}):
+    with _logs_by(module, log):
+        yield
+
+
+@contextmanager
+def _logs_by(module: LightningModule, log: Callable[..., None]) -> Iterator[None]:
+    """Has a function take the place of `module.log`, and of what Lightning gives to callbacks as their own `log`."""
+    with ExitStack() as stack:
+        for callback in module.trainer.callbacks:  # type: ignore[attr-defined]
+            if getattr(getattr(callback, "__dict__", {}).get("log"), "__self__", None) is module:
+                stack.enter_context(shadowed(callback, {"log": log}))
+        stack.enter_context(shadowed(module, {"log": log}))
         yield
 
 
@@ -135,10 +146,3 @@ def number_type() -> torch.dtype:
     """Returns the type in which Lightning keeps numbers that are logged: no half precision."""
     default = torch.get_default_dtype()
     return default if default in (torch.float32, torch.float64) else torch.float32
-
-
-def split_late(calls: tuple[LogCall, ...], values: list[Any]) -> tuple[Logged, Logged]:
-    """Parts what the callbacks' `on_train_batch_end` finds logged from what the module logs after them."""
-    pairs = list(zip(calls, values, strict=True))
-    late = [pair for pair in pairs if pair[0].hook == "on_train_batch_end"]
-    return [pair for pair in pairs if pair[0].hook != "on_train_batch_end"], late

@@ -21,6 +21,7 @@ class Note:
     """The same for every step that a program stands for.
 
     Attributes:
+        early: How many of the calls are made before callbacks that do not belong to the step have their turn.
         clearings: How often it cleared the gradients at Lightning's bidding.
         schedulers: Schedulers that it stepped by hand, in order.
         late_schedulers: Those that `on_train_batch_end` stepped.
@@ -28,6 +29,7 @@ class Note:
 
     calls: tuple[LogCall, ...]
     metrics: tuple[MetricCall, ...]
+    early: int
     clearings: int
     optimizer_steps: int
     schedulers: tuple[Any, ...] = ()

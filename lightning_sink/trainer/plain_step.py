@@ -74,18 +74,27 @@ class PlainStep:
         """Trains the batch; returns what the step put out, None where `on_train_batch_start` ends the epoch."""
         return self._tape.span(self._train, self._rewind(self.schedulers))
 
+    def end_callbacks(self, callbacks: list[Any], output: Any) -> None:
+        """Calls the `on_train_batch_end` of callbacks that belong to the step."""
+        self._see_schedules()
+        self._tape.span(lambda: self._end_callbacks(callbacks, output), self._rewind(self.late_schedulers))
+
     def end(self, output: Any) -> None:
-        """Calls the module's `on_train_batch_end`, and that of callbacks that belong to the step."""
+        """Calls the module's `on_train_batch_end`."""
+        self._see_schedules()
+        self._tape.span(lambda: self._end(output), self._rewind(self.late_schedulers))
+
+    def _see_schedules(self) -> None:
+        """Schedules have been stepped since the step trained."""
         if self._tape.records and stepped_behind_steps(self._trainer):
             self._tape.options_may_be_others()
             if self._hooks.end_steps(self._trainer.lightning_module) and may_change_more(self._trainer):
                 self._tape.hazard(_IN_BETWEEN)
-        self._tape.span(lambda: self._end(output), self._rewind(self.late_schedulers))
 
     def _train(self) -> Any:
         loop, trainer, batch = self._loop, self._trainer, self._batch
         with self._watched(self.schedulers) as batch_idx:
-            self._hooks.step("on_train_batch_start", batch, batch_idx)
+            self._hooks.begin_step(batch, batch_idx)
             if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
                 return None
             call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)
@@ -114,9 +123,12 @@ class PlainStep:
 
         return rewind
 
+    def _end_callbacks(self, callbacks: list[Any], output: Any) -> None:
+        with self._watched(self.late_schedulers) as batch_idx:
+            self._hooks.end_step(callbacks, output, self._batch, batch_idx)
+
     def _end(self, output: Any) -> None:
         with self._watched(self.late_schedulers) as batch_idx:
-            self._hooks.step("on_train_batch_end", output, self._batch, batch_idx)
             call._call_lightning_module_hook(self._trainer, "on_train_batch_end", output, self._batch, batch_idx)
 
     @contextmanager

@@ -25,13 +25,13 @@ from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.engine.history import History
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.step import Result, Sink, Step, Tape
-from lightning_sink.trainer.batch_hooks import BatchHooks
+from lightning_sink.trainer.batch_hooks import BatchHooks, Turn
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import eager_reason
 from lightning_sink.trainer.ends import Ends
 from lightning_sink.trainer.log_buffer import LogBuffer
 from lightning_sink.trainer.logged_turns import LoggedTurns
-from lightning_sink.trainer.logging import Logged, numbers_in, split_late, told_of_logs
+from lightning_sink.trainer.logging import Logged, numbers_in, told_of_logs
 from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep, keep_results
@@ -80,7 +80,7 @@ class TrainerSink(Sink):
         self._may_skip = is_overridden("on_train_batch_start", self._module)
         self._option_hooks = OptionHooks(self._trainer)
         # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
-        self._meets_end = self._option_hooks.leave_end and self._hooks.are_met
+        self._meets_end = (self._option_hooks.leave_end and self._hooks.are_met) or self._hooks.met_first
         self.sets_options, self.option_names = self._option_hooks.sets, self._option_hooks.asked
         self._take_back: Callable[[], None] | None = None
         self._kind_of_all: Kind | None = None
@@ -104,7 +104,7 @@ class TrainerSink(Sink):
             config.interval == "epoch" for config in configs
         )
         by_users_code = steps_by_users_code(self._trainer) or self._fetcher.changes
-        self.disturbed = by_users_code or not self._transfer.is_plain
+        self.disturbed = by_users_code or not self._transfer.is_plain or self._hooks.shows_users
 
     @property
     def owns_batch(self) -> bool:
@@ -157,6 +157,7 @@ class TrainerSink(Sink):
                 leaves, signature = flatten(batch, self._fetcher.queue.looked)
                 kind = self._kind()
                 is_met = self._meets_end and (self._last or self._ends.may_be_due())
+                is_met = is_met or self._hooks.shown_first
                 # What the step's last hook sees is behind the schedule there, and a program has one rate of each.
                 is_met = is_met or (self._ends_otherwise and progress.is_last_batch)
                 step = Step(batch, leaves, signature, kind, kind[0] and self._clears, is_met)
@@ -299,11 +300,14 @@ class TrainerSink(Sink):
         noted = len(plain.log.calls)
         self.history.add(loss, numbers_in(plain.log.calls, plain.log.values))
         self.progress.trained(step)
-        if self._last:
-            self._hooks.end(output, batch, batch_idx)
-        elif self._hooks.shows:
-            self._hooks.show(output, batch, batch_idx)
-
+        for turn, callbacks in self._hooks.turns(self._last):
+            if turn is Turn.STEP:
+                plain.end_callbacks(callbacks, output)
+            elif turn is Turn.MET and callbacks:
+                self._hooks.meet(callbacks, output, batch, batch_idx)
+            elif callbacks:
+                self._hooks.show(callbacks, output, batch, batch_idx)
+        early = len(plain.log.calls)
         plain.end(output)
         if trainer.should_stop and not self._last:
             # A hook stopped the training after the callbacks' turn.
@@ -316,7 +320,7 @@ class TrainerSink(Sink):
         self.history.note(numbers_in(log.calls[noted:], log.values[noted:]))
         result.logged = log.computed
         stepped = tuple(plain.schedulers), tuple(plain.late_schedulers)
-        result.note = Note(tuple(log.calls), tuple(log.metrics.calls), cleared, made, *stepped)
+        result.note = Note(tuple(log.calls), tuple(log.metrics.calls), early, cleared, made, *stepped)
         return result
 
     def begun(self, step: Step) -> None:
@@ -346,7 +350,8 @@ class TrainerSink(Sink):
         self._catch_up()
         try:
             values = note.values(logged)
-            early, late = split_late(calls, values)
+            pairs = list(zip(calls, values, strict=True))
+            early, late = pairs[: note.early], pairs[note.early :]
             # Before a scheduler of the user's looks at it, or one fails; a logger gets it with what comes late.
             self._add(early, number)
             self._unfinished = bool(early)
@@ -357,7 +362,7 @@ class TrainerSink(Sink):
         if not self._last and self._hooks.shows:
             self._batch.announce()
             with self._users_turn(), told_of_logs(self._module, self._deliver):
-                self._hooks.show(result().output, self._batch.get(), loop.batch_idx)
+                self._hooks.show(self._hooks.shown, result().output, self._batch.get(), loop.batch_idx)
         if not self._last and (self._trainer.should_stop or self._ends.is_due(note.optimizer_steps)):
             # A hook on the host stopped the training, or a step by hand was one that something waits for.
             self._batch.announce()

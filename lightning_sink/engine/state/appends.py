@@ -65,7 +65,7 @@ class Appends:
     """What a step appends to lists and adds to numbers.
 
     Args:
-        taken: What a recorded step collected, and where; in the step, and in what comes behind the owner's turn.
+        taken: What each part of a recorded step collected, and where; the last one comes behind the owner's turn.
 
     Attributes:
         names: For each tensor in that, what users call the attribute.
@@ -99,7 +99,7 @@ class Appends:
         for number, span in enumerate(self._spans):
             for item in span:
                 own = [*islice(given, len(item.varying))]
-                if late is None or late == (number > 0):
+                if late is None or late == (0 < number == len(self._spans) - 1):
                     item.place.take([item.like(own)])
 
     def append_row(self, columns: Sequence[Column], steps: int) -> None:
