@@ -200,7 +200,7 @@ def test_texts_that_change_with_each_batch_run_eagerly_and_that_is_said(come_aga
     def data():
         return DataLoader(Files(come_again), batch_size=None)
 
-    said = "no tensors, each of which would need a program of its own: `batch['about'].name`. Leave"
+    said = "no tensors, each of which would need a program of its own: `batch['about'].name` (no line"
     _, sink = compare(Named, "inductor", 20, said, data=data, max_epochs=11)
     assert len([text for text in sink.warned if "runs eagerly" in text]) == 1
     assert sink.engine == "eager"
@@ -217,7 +217,7 @@ def test_numbers_that_come_again_in_a_sink_are_waited_for():
 
 def test_a_number_that_is_equal_to_nothing_is_the_same_where_it_is_the_same_object():
     batches = [{"x": x, "y": y, "about": math.nan, "name": str(number)} for number, (x, y) in enumerate(loader(40))]
-    said = "a program of its own: `batch['name']`. Leave"
+    said = "a program of its own: `batch['name']` (no line"
     compare(Named, "inductor", 40, said, data=lambda: DataLoader(batches, batch_size=None), max_epochs=1)
 
 

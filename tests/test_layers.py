@@ -15,7 +15,6 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 IN_ENGINE = ["numbers", "state", "tracing", "compiler", "device", "programs"]
 SHARED = {
     "failures",
-    "held",
     "history",
     "interrupt",
     "operands",
@@ -29,15 +28,17 @@ SHARED = {
 }
 
 # The rooms of the package, each with the rooms it may import; nothing may import `__init__`.
-BELOW_TRAINER = {"engine", "data", "plan", "checks", "errors"}
+SHARED_BY_ALL = {"plan", "checks", "errors", "held"}
+BELOW_TRAINER = {"engine", "data"} | SHARED_BY_ALL
 ROOMS = {
     "__about__": set(),
     "errors": set(),
     "checks": set(),
+    "held": set(),
     "plan": set(),
-    "data": {"data", "plan", "checks", "errors"},
-    "engine": {"engine", "plan", "checks", "errors"},
-    **{f"engine/{room}": {"engine", "plan", "checks", "errors"} for room in IN_ENGINE},
+    "data": {"data"} | SHARED_BY_ALL,
+    "engine": {"engine"} | SHARED_BY_ALL,
+    **{f"engine/{room}": {"engine"} | SHARED_BY_ALL for room in IN_ENGINE},
     "functional": {"functional"} | BELOW_TRAINER,
     "trainer": {"trainer"} | BELOW_TRAINER,
     "callbacks": {"trainer"} | BELOW_TRAINER,
@@ -45,7 +46,7 @@ ROOMS = {
     "strategy": {"callbacks", "datamodule", "trainer"} | BELOW_TRAINER,
 }
 ROOMS["__init__"] = set(ROOMS)
-STDLIB_ONLY = {"__about__", "checks", "errors", "plan"}
+STDLIB_ONLY = {"__about__", "checks", "errors", "held", "plan"}
 WITH_LIGHTNING = {"__init__", "callbacks", "datamodule", "strategy", "trainer"}
 WITHOUT_TORCHMETRICS = {"data", "engine"}
 

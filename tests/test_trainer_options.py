@@ -7,7 +7,7 @@ from datetime import timedelta
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, WeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import gallery.options
@@ -15,6 +15,7 @@ from gallery.case import CASES, Small
 from gallery.options import Logged
 from lightning_sink import SinkStrategy
 from lightning_sink.errors import SinkError
+from lightning_sink.trainer.ends import Ends
 from parity import QUIET, assert_parity, both, loader, train
 
 HERE = {"accelerator", "strategy", "logger", "limit_test_batches", "limit_predict_batches", "barebones"}
@@ -219,3 +220,107 @@ def test_a_fit_that_goes_on_with_more_epochs(engine):
 def test_sizes(options, size):
     plain, sink = both(Logged, loader, sinks(sink_size=size), **{"max_epochs": 3, **options})
     assert_parity(plain, sink)
+
+
+# -- changed in the middle of a sink ----------------------------------------------------------------------------------
+
+
+class Replans(Small):
+    """Changes something of the Trainer's at its 15th step."""
+
+    where = "on_train_batch_end"
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.validated = change, []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=True, on_epoch=False)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.validated.append(self.global_step)
+
+    def val_dataloader(self):
+        return loader(1)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def replan(self):
+        if self.global_step == 15:
+            self.change(self.trainer)
+
+
+class AtTheEnd(Replans):
+    def on_train_batch_end(self, *args):
+        self.replan()
+
+
+class BeforeZeroGrad(Replans):
+    def on_before_zero_grad(self, optimizer):
+        self.replan()
+
+
+class WithTheSchedule(Replans):
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+        self.replan()
+
+
+class WithTheTransfer(Replans):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        if self.trainer.training:
+            self.replan()
+        return batch
+
+
+class InACallback(Replans):
+    def configure_callbacks(self):
+        return [Averages()]
+
+
+class Averages(WeightAveraging):
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        super().on_train_batch_end(trainer, pl_module, *args)
+        pl_module.replan()
+
+
+CHANGES = {
+    "log_every_n_steps": lambda trainer: setattr(trainer, "log_every_n_steps", 10),
+    "val_check_batch": lambda trainer: setattr(trainer, "val_check_batch", 9),
+    "accumulate_grad_batches": lambda trainer: setattr(trainer, "accumulate_grad_batches", 3),
+    "callbacks": lambda trainer: trainer.callbacks.append(LearningRateMonitor("step")),
+}
+
+
+# A callback that comes with a batch, when others have been told that it begins, begins with the next one.
+HEEDED = [(change, make) for change in CHANGES for make in Replans.__subclasses__()]
+HEEDED.remove(("callbacks", WithTheTransfer))
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize(("change", "make"), HEEDED)
+def test_what_a_hook_changes_of_the_trainer_is_heeded_from_there_on(change, make, engine):
+    def trained():
+        return make(CHANGES[change])
+
+    options = {"log_every_n_steps": 2, "max_epochs": 1, "num_sanity_val_steps": 0}
+    plain, sink = both(trained, lambda: loader(40, last=8), sinks(sink_size=-1, engine=engine), **options)
+    assert_parity(plain, sink, exact=engine == "eager")
+    assert sink.module.validated == plain.module.validated
+
+
+@pytest.mark.parametrize("change", ["val_check_batch", "callbacks"])
+def test_control_a_sink_that_goes_on_as_planned_is_another_training(change, monkeypatch):
+    monkeypatch.setattr(Ends, "are_others", False)
+    options = {"log_every_n_steps": 2, "max_epochs": 1, "num_sanity_val_steps": 0}
+    trained = lambda: AtTheEnd(CHANGES[change])  # noqa: E731
+    plain, sink = both(trained, lambda: loader(40, last=8), sinks(sink_size=-1), **options)
+    as_validated = sink.module.validated == plain.module.validated
+    as_logged = [(step, set(row)) for step, row in plain.rows] == [(step, set(row)) for step, row in sink.rows]
+    assert as_validated != (change == "val_check_batch")
+    assert as_logged != (change == "callbacks")

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_sink.held import held_by
+
 _MOST = 10_000
 """Objects that are looked at: what belongs to a dataset and not to its data is a few."""
 
@@ -65,19 +67,19 @@ def _near(loaders: list[Any], hidden: Callable[[Any], Iterable[str]]) -> list[in
     """Returns the identities of objects that are near loaders."""
     found, level = list[int](), loaders
     for _ in range(_NEAR + 1):
-        level = [item for item in level[:_MOST_NEAR] if item is not None and not isinstance(item, _NOT_INTO)]
+        level = [item for item in level[:_MOST_NEAR] if item is not None and not issubclass(type(item), _NOT_INTO)]
         found += map(id, level)
-        level = [value for item in level if not isinstance(item, nn.Module) for value in _parts(item, hidden)]
+        level = [value for item in level if not issubclass(type(item), nn.Module) for value in _parts(item, hidden)]
     return found
 
 
 def _parts(item: Any, hidden: Callable[[Any], Iterable[str]]) -> Iterable[Any]:
-    if isinstance(item, (list, tuple, dict)):
-        return () if len(item) > _LARGE else item.values() if isinstance(item, dict) else item
-    if isinstance(item, (types.FunctionType, types.MethodType)):
+    if type(item) in (list, tuple, dict):
+        return () if len(item) > _LARGE else item.values() if type(item) is dict else item
+    if type(item) in (types.FunctionType, types.MethodType):
         return _held(item, set())
     left_out = {*hidden(item)}
-    return [value for name, value in getattr(item, "__dict__", {}).items() if name not in left_out]
+    return [value for name, value in held_by(item).items() if name not in left_out]
 
 
 def holds_training(
@@ -107,9 +109,9 @@ def holds_training(
 
 def _deques(module: nn.Module) -> list[deque[Any]]:
     """Returns the deques that are attributes of a module's parts, or of objects that are."""
-    held = [value for part in module.modules() for value in vars(part).values() if not isinstance(value, _NOT_INTO)]
-    inside = [value for item in held for value in getattr(item, "__dict__", {}).values()]
-    return [item for item in (*held, *inside) if isinstance(item, deque)]
+    held = [value for part in module.modules() for value in held_by(part).values()]
+    inside = [value for item in held if not issubclass(type(item), _NOT_INTO) for value in held_by(item).values()]
+    return [item for item in (*held, *inside) if issubclass(type(item), deque)]
 
 
 def _address(tensor: Tensor) -> int:

@@ -13,10 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_sink.engine.held import held_by
 from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, fingerprint
 from lightning_sink.engine.state.holders import class_state
 from lightning_sink.engine.watch import is_users, module_of
+from lightning_sink.held import held_by
 
 _DEEPEST = 6
 """Functions called by functions, and containers and objects in these, that are looked into."""

@@ -19,8 +19,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_sink.data.listed_texts import Parts, Path
-from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.source import SHOW_VARIABLES, scope_of
+from lightning_sink.held import ABSENT
 from lightning_sink.trainer.sources import source_of, variable
 from lightning_sink.trainer.step_callback import StepCallback
 

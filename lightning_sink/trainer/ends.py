@@ -1,4 +1,8 @@
-"""What ends a sink before it has its length: somebody who asks for the host, or a number of optimizer steps."""
+"""What ends a sink before it has its length.
+
+Somebody asks for the host, a number of optimizer steps is reached, or the user's code has changed what the sink was
+planned by.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,12 @@ class Ends:
     def __init__(self, trainer: Any, counters: Counters, interrupt: DeferredInterrupt) -> None:
         self._trainer, self._counters, self._interrupt = trainer, counters, interrupt
         self._deadline, self._awaited = deadline(trainer), awaited(trainer)
-        self._seen = {1}
+        self._seen, self._plan = {1}, self._planned_by()
+
+    def _planned_by(self) -> tuple[Any, ...]:
+        trainer = self._trainer
+        numbers = trainer.log_every_n_steps, trainer.val_check_batch, trainer.accumulate_grad_batches
+        return *numbers, *map(id, trainer.callbacks)
 
     @property
     def is_asked_for(self) -> bool:
@@ -33,7 +42,14 @@ class Ends:
 
     def is_due(self, made: int) -> bool:
         """Tells whether it has to be behind the present batch, which has made so many."""
-        return self._awaited is not None and self._awaited.is_met(self._counters.optimization[1], made)
+        if self._awaited is not None and self._awaited.is_met(self._counters.optimization[1], made):
+            return True
+        return self.are_others
+
+    @property
+    def are_others(self) -> bool:
+        """Whether the user's code has just stopped the training, or planned it otherwise."""
+        return bool(self._trainer.should_stop) or self._planned_by() != self._plan
 
     def may_be_due(self) -> bool:
         """Tells whether it has to be behind the next batch, if that makes as many as one before."""

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.generators import global_states
-from lightning_sink.engine.held import held_by
 from lightning_sink.engine.private import own_tensors, pytree, version
 from lightning_sink.engine.state.attributes import fingerprint, is_a, items_of
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.holders import Seen, python_state
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Parts, place_of
 from lightning_sink.engine.waits import may_wait
+from lightning_sink.held import held_by
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.reach import parts_of_precision
 from lightning_sink.trainer.reads import machinery

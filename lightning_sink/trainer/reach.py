@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_sink.engine.held import held_by
 from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
 from lightning_sink.engine.state.holders import class_state, users_classes
 from lightning_sink.engine.state.schedulers import set_by, with_inner
 from lightning_sink.engine.state.slots import Outside
 from lightning_sink.engine.watch import is_library, is_users, module_of
+from lightning_sink.held import held_by
 from lightning_sink.trainer.reads import TOLD
 from lightning_sink.trainer.schedules import schedulers_of
 

@@ -25,13 +25,13 @@ from lightning.pytorch.trainer.connectors.logger_connector.logger_connector impo
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_sink.engine.held import held_by
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.shadows import replaced, shadowed
 from lightning_sink.engine.state.schedulers import only_computes
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.watch import is_user_frame
+from lightning_sink.held import held_by
 from lightning_sink.trainer.schedules import schedulers_of
 
 _COUNTERS: dict[type, tuple[str, ...]] = {

@@ -71,7 +71,6 @@ class TrainerSink(Sink):
         self.eager_reason = eager_reason(self._trainer)
         self._transfer = Transfer(self._trainer, done=fetcher.queue.prepares)
         self._logs = LogBuffer(self._trainer, self._module)
-        self._selects = self._trainer.log_every_n_steps if self._trainer.loggers else 0
         self._counters = Counters(loop)
         self._ends = Ends(self._trainer, self._counters, interrupt)
         self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.compared)
@@ -120,7 +119,7 @@ class TrainerSink(Sink):
 
     def steps(self) -> Iterator[Step]:
         """Yields each step with its counters and events up to the user's code done."""
-        loop, trainer, interrupt = self._loop, self._trainer, self._interrupt
+        loop, interrupt = self._loop, self._interrupt
         progress, started = loop.batch_progress, False
         while self._index < self._length:
             raw = self._next()
@@ -140,7 +139,7 @@ class TrainerSink(Sink):
                     batch = self._batch.get()
             self._counters.ready()
             if not inner:
-                self._last = self._last or trainer.should_stop
+                self._last = self._last or self._ends.are_others
                 self._batch.announce()
             if batch is None:
                 self._pass_over()
@@ -148,7 +147,7 @@ class TrainerSink(Sink):
                 started = True
                 if self._first:
                     self._hooks.start(batch, loop.batch_idx)
-                    self._last = self._last or trainer.should_stop
+                    self._last = self._last or self._ends.are_others
                     self._look_at_schedules()
                 elif self._hooks.is_monitored():
                     self._catch_up()
@@ -259,6 +258,11 @@ class TrainerSink(Sink):
             return self._kind_of_all
         return self._loop.batch_idx % accumulate == 0, not self._loop._should_accumulate(), options
 
+    @property
+    def _selects(self) -> int:
+        """How many optimizer steps there are for each row of the loggers'; 0 where no logger gets any."""
+        return self._trainer.log_every_n_steps if self._trainer.loggers else 0
+
     def _options(self) -> Hashable:
         trainer = self._trainer
         return trainer.accumulate_grad_batches, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
@@ -274,7 +278,7 @@ class TrainerSink(Sink):
         self._hand_over()
         self._batch.announce()
         self._kind_of_all = None  # the user's code may set the trainer's options
-        loop, trainer = self._loop, self._trainer
+        loop = self._loop
         batch, batch_idx = self._batch.get(), loop.batch_idx
         # What hooks of the user's give may be anything that is there.
         tape.gets(batch, self._batch.yielded if self._transfer.is_plain else batch)
@@ -296,7 +300,7 @@ class TrainerSink(Sink):
         self._result, self._trained = lambda: result, step
         cleared, made = (now - then for now, then in zip(self._counters.optimization, counted, strict=True))
         self._ends.saw(made)
-        self._last = self._last or trainer.should_stop or self._ends.is_due(made)
+        self._last = self._last or self._ends.is_due(made)
         noted = len(plain.log.calls)
         self.history.add(loss, numbers_in(plain.log.calls, plain.log.values))
         self.progress.trained(step)
@@ -309,8 +313,8 @@ class TrainerSink(Sink):
                 self._hooks.show(callbacks, output, batch, batch_idx)
         early = len(plain.log.calls)
         plain.end(output)
-        if trainer.should_stop and not self._last:
-            # A hook stopped the training after the callbacks' turn.
+        if self._ends.are_others and not self._last:
+            # A hook stopped the training, or planned it otherwise, after the callbacks' turn.
             self._last = True
             self._hooks.end(output, batch, batch_idx)
         log = plain.log
@@ -363,8 +367,8 @@ class TrainerSink(Sink):
             self._batch.announce()
             with self._users_turn(), told_of_logs(self._module, self._deliver):
                 self._hooks.show(self._hooks.shown, result().output, self._batch.get(), loop.batch_idx)
-        if not self._last and (self._trainer.should_stop or self._ends.is_due(note.optimizer_steps)):
-            # A hook on the host stopped the training, or a step by hand was one that something waits for.
+        if not self._last and self._ends.is_due(note.optimizer_steps):
+            # A hook on the host stopped the training or planned it otherwise, or something waits for a step by hand.
             self._batch.announce()
             self._last = True
         if self._last:

@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any
 
 from lightning_sink.engine import source as sources
-from lightning_sink.engine.held import ABSENT
+from lightning_sink.held import ABSENT
 
 
 def source_of(function: FunctionType) -> ast.FunctionDef | None:

@@ -455,11 +455,18 @@ def test_a_batch_of_nothing_among_batches_of_too_many_kinds():
 def test_values_that_keep_changing_are_named_as_the_loaders_batch_has_them():
     task, batches = Task(), [{"x": x, "y": y, "n": number} for number, (x, y) in enumerate(loader(320))]
     step = lambda batch: task.step(batch["x"], batch["y"])  # noqa: E731
-    with data_sink(step, batches, 40, engine="traced") as sink, pytest.warns(SinkWarning, match=r"`batch\['n'\]`\. "):
+    with (
+        data_sink(step, batches, 40, engine="traced") as sink,
+        pytest.warns(SinkWarning, match=r"`batch\['n'\]` \(no line"),
+    ):
         sink()
     step = lambda x, y, n: task.step(x, y)  # noqa: E731
     batches = [tuple(batch.values()) for batch in batches]
-    with data_sink(step, batches, 40, engine="traced") as sink, pytest.warns(SinkWarning, match=r"`batch\[2\]`\. "):
+    said = pytest.warns(SinkWarning, match=r"`batch\[2\]` \(no line")
+    with data_sink(step, batches, 40, engine="traced") as sink, said:
+        data_sink(step, batches, 40, engine="traced") as sink,
+        pytest.warns(SinkWarning, match=r"`batch\[2\]` \(no line"),
+    ):
         sink()
 
 

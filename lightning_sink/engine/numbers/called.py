@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sink.engine.held import attribute_of, held_by
+from lightning_sink.held import attribute_of, held_by
 
 
 def called_by(called: Any, holder: Any, name: str) -> tuple[Any, list[Any]]:

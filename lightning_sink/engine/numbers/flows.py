@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from lightning_sink.engine.held import ABSENT, attribute_of, found_behind
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver, Returned
 from lightning_sink.engine.source import Source, instruction_at, path_of, source_of
 from lightning_sink.engine.watch import is_user_frame
+from lightning_sink.held import ABSENT, attribute_of, found_behind
 
 _PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_sink.engine.held import ABSENT, found_behind
 from lightning_sink.engine.numbers.called import called_by
 from lightning_sink.engine.numbers.flows import getter, gives_later, got
 from lightning_sink.engine.numbers.handed import OF_TENSORS
@@ -28,6 +27,7 @@ from lightning_sink.engine.numbers.number import TRUTHS
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver
 from lightning_sink.engine.source import Source, bound_in, path_of, source_of
 from lightning_sink.engine.watch import is_library
+from lightning_sink.held import ABSENT, found_behind
 
 if TYPE_CHECKING:
     from lightning_sink.engine.numbers.plain_uses import PlainUses

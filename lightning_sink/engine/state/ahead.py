@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_sink.engine.held import ABSENT
+from lightning_sink.held import ABSENT
 
 
 class Ahead(ABC):

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.state.ahead import Left
 from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
@@ -27,6 +26,7 @@ from lightning_sink.engine.state.collected import Place
 from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.state.tensor_watch import TensorWatch
 from lightning_sink.engine.watch import is_users
+from lightning_sink.held import ABSENT
 
 _NONE = frozenset[str]()
 

@@ -8,12 +8,12 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
-from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.flows import is_only_added_to
 from lightning_sink.engine.numbers.given import given
 from lightning_sink.engine.numbers.passed_on import ADDED
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.state.attributes import are_the_same
+from lightning_sink.held import ABSENT
 
 
 class ListWatch(list[Any]):

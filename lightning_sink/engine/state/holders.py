@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_parameters, tensor_hooks
 from lightning_sink.engine.state.attribute_watch import AttributeWatch
 from lightning_sink.engine.state.attributes import (
@@ -29,6 +28,7 @@ from lightning_sink.engine.state.attributes import (
 )
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.watch import is_library, module_of
+from lightning_sink.held import ABSENT
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes of torch's own: nobody puts attributes on the ordered dictionaries of hooks that these hold."""

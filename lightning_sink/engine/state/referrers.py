@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from lightning_sink.engine.held import slots_of
+from lightning_sink.held import slots_of
 
 
 def referrers(*held: Any) -> list[Any]:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_sink.engine.held import held_by
 from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.arithmetic import is_arithmetic
 from lightning_sink.engine.state.attributes import is_a
+from lightning_sink.held import held_by
 
 _FUNCTIONS = ("lr_lambdas", "_scale_fn_ref", "_scale_fn_custom", "_anneal_func")
 _INNER = "_schedulers"

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_sink.engine.held import ABSENT
 from lightning_sink.engine.numbers.given import given
 from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.numbers.number import Number
@@ -20,6 +19,7 @@ from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.carry_watch import NUMBERS, AttributeInStep
 from lightning_sink.engine.state.looks import Looks
+from lightning_sink.held import ABSENT
 
 _MOST, _LITTLE = 1 << 46, 1 << 33
 """How large a whole number is at most that a step finds, where each one adds little: programs are for half as much, and
