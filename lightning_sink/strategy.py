@@ -91,9 +91,10 @@ class SinkStrategy(SingleDeviceStrategy):
         self._engine: Engine | None = None
         self._engine_optimizers: list[Optimizer] = []
         self._engine_callbacks: list[Callback] = []
+        self._engine_precision: Any = None
         self._engine_objects: list[Any] = []
         self._callbacks: list[Callback] = []
-        self._active_engine = "eager" if self.engine_option == "auto" else self.engine_option
+        self._active_engine = "eager"
         self.present_sink: LoopSink | None = None
         self._last: SinkRecord | None = None
 
@@ -169,6 +170,7 @@ class SinkStrategy(SingleDeviceStrategy):
             )
             self._engine = make_engine(self._asked(module), parts)
             self._engine_optimizers, self._engine_callbacks, self._engine_objects = optimizers, callbacks, objects
+            self._engine_precision = trainer.precision_plugin
             self._callbacks = list(trainer.callbacks)
         return self._engine
 
@@ -176,6 +178,8 @@ class SinkStrategy(SingleDeviceStrategy):
         """Tells whether optimizers, and who else is part of the step, are those the engine was made for."""
         if self._engine_optimizers != self.optimizers:
             return False  # `trainer.optimizers` has been replaced
+        if self._engine_precision is not trainer.precision_plugin:
+            return False
         held = vars(trainer.lightning_module).values() if self._engine_objects else ()
         if any(not any(item is other for other in held) for item in self._engine_objects):
             return False  # another one has taken an object's place

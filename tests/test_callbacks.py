@@ -222,8 +222,12 @@ class DecaysOnce(L.Callback):
 def test_a_step_callback_takes_part_in_every_step(size, engine):
     plain, sink = both(Net, loader, strategy(engine, size), callbacks=lambda: [Decays()], max_epochs=2)
     assert_parity(plain, sink, exact=engine == "eager")
-    assert not sink.warned or "runs eagerly" not in " ".join(sink.warned)
-    assert sink.engine == engine
+    said = [text for text in sink.warned if "runs eagerly" in text]
+    if size == 1 and engine == "traced":  # this suite's own callback stands before it
+        assert "has its turn behind that of callbacks which see every step" in said[0]
+    else:
+        assert not said
+        assert sink.engine == engine
 
 
 class Total(StepCallback):

@@ -163,3 +163,23 @@ def test_a_strategy_of_the_users_own(engine, counts, name, monkeypatch):
     assert_parity(*runs, exact=engine == "eager")
     assert strategies[0].seen == strategies[1].seen
     assert runs[1].engine == ("eager" if counts else engine)
+
+
+class InFullFromTheSecondEpoch(L.Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            trainer.strategy.precision_plugin = Precision()
+
+
+class Typed(Net):
+    def training_step(self, batch, batch_idx):
+        self.kind = str(self.net[0](batch[0]).dtype)
+        return super().training_step(batch, batch_idx)
+
+
+def test_another_precision_plugin_in_the_middle_of_a_training():
+    strategies = "auto", SinkStrategy(-1, epoch="dataset", engine="traced")
+    options = {"precision": "bf16-mixed", "callbacks": lambda: [InFullFromTheSecondEpoch()], "max_epochs": 3}
+    plain, sink = (once(Typed, lambda: loader(9, last=8), strategy, **options) for strategy in strategies)
+    assert_parity(plain, sink, tolerance=2e-2)
+    assert plain.module.kind == sink.module.kind == "torch.float32"

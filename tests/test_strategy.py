@@ -1,6 +1,7 @@
 """The options of SinkStrategy, what it refuses, and what its refusals say."""
 
 import copy
+import enum
 import pickle
 
 import lightning as L
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fake_device import FakeAccelerator
 from lightning_sink import EmptyDatasetError, SinkStrategy, UnsupportedError
-from parity import QUIET, Net, assert_parity, loader, train
+from parity import QUIET, Net, assert_parity, loader, once, train
 
 SIZES = "-1 for the whole dataset, or a number of batches from 1 up"
 ENGINES = "'auto', 'eager', 'traced', 'inductor', 'cudagraph'"
@@ -230,10 +231,27 @@ def test_control_with_sinks_it_is_not():
 
 def test_the_active_engine_before_and_after():
     strategy = SinkStrategy(engine="traced")
-    assert strategy.active_engine == "traced"
+    assert strategy.active_engine == "eager"  # no step has been compiled
     assert strategy.history == {}
     train(Net(), loader(), strategy, max_epochs=1)
     assert strategy.active_engine == "traced"
+
+
+class Stage(enum.IntEnum):
+    FIRST = 1
+
+
+class Staged(Net):
+    def __init__(self):
+        super().__init__()
+        self.stage = Stage.FIRST
+
+
+def test_a_module_may_keep_a_number_with_a_name():
+    strategies = "auto", SinkStrategy(engine="traced")
+    plain, sink = (once(Staged, loader, strategy, max_epochs=2) for strategy in strategies)
+    assert sink.engine == "traced"
+    assert_parity(plain, sink)
 
 
 def again(trainer):

@@ -10,6 +10,7 @@ import ctypes
 import random
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -125,3 +126,14 @@ def stacks() -> bool:
 def versions(tensors: list[Tensor]) -> list[int]:
     """Returns how often each was written to in place; `Tensor._version` alone counts that."""
     return [tensor._version for tensor in tensors]
+
+
+def apart(loader: Any) -> Any:
+    """Returns a loader to be traversed beside a traversal of this one.
+
+    One with `persistent_workers` keeps its only iterator in `_iterator`, and begins it anew for whoever asks.
+    """
+    if getattr(loader, "persistent_workers", False) and hasattr(loader, "_iterator"):
+        loader = copy(loader)
+        loader._iterator = None
+    return loader

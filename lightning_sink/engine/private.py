@@ -51,6 +51,7 @@ TORCHMETRICS_COUNTS = "_bincount"
 # Hooks of a module: `register_forward_hook` and its like add to these, and nothing public lists them.
 MODULE_HOOKS = frozenset(["_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"])
 
+_OURS = "lightning_sink."
 _GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
@@ -166,10 +167,22 @@ def tensor_hooks(tensor: Tensor) -> list[Any]:
 
 
 def global_hooks() -> tuple[Any, ...]:
-    """Returns the hooks on every module (`register_module_forward_hook`); nothing public lists them."""
-    from torch.nn.modules import module
+    """Returns what of the user's is asked in every step, whatever module and optimizer it has; nothing public lists it.
 
-    return tuple(hook for name in _GLOBAL_HOOKS for hook in getattr(module, name).values())
+    These are the hooks on every module (`register_module_forward_hook`) and every optimizer's step, those on what is
+    saved for backward passes (`saved_tensors_hooks`), and function modes that are entered.
+    """
+    from torch.nn.modules import module
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+    from torch.overrides import _get_current_function_mode_stack
+
+    kept = [getattr(module, name) for name in _GLOBAL_HOOKS]
+    hooks = [
+        hook for each in (*kept, _global_optimizer_pre_hooks, _global_optimizer_post_hooks) for hook in each.values()
+    ]
+    saved = torch._C._autograd._top_saved_tensors_default_hooks(False) or ()
+    modes = [mode for mode in _get_current_function_mode_stack() if not type(mode).__module__.startswith(_OURS)]
+    return (*hooks, *saved, *modes)
 
 
 def step_hooks(optimizer: Optimizer) -> list[Any]:

@@ -129,8 +129,10 @@ def _is_installed(frame: FrameType) -> bool:
 
 
 def first_line(function: Callable[..., Any]) -> str:
-    """Returns file and first line of a Python function, "" for anything else."""
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    """Returns file and first line of a Python function, or of what calling an object calls; "" for anything else."""
+    function = getattr(function, "__func__", function)
+    called = inspect.getattr_static(type(function), "__call__", None)
+    code = getattr(function, "__code__", getattr(called, "__code__", None))
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 

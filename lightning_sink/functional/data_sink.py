@@ -54,6 +54,7 @@ class DataSink:
         self._signature, self._named, self._schedulers, self._options = signature, state, schedulers, options
         self._state = State()
         self._engine: Engine | None = None
+        self._active_engine = "eager"
         self._queue: BatchQueue | None = None
         self._traversals: Traversals | None = None
         self._holding = Holding()
@@ -64,7 +65,8 @@ class DataSink:
 
     def __repr__(self) -> str:
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
-        return f"<DataSink of {name}: sink_size={self.sink_size}, engine={self.active_engine!r}, {self.steps} steps>"
+        engine = self.active_engine if self.steps else self._asked.engine
+        return f"<DataSink of {name}: sink_size={self.sink_size}, engine={engine!r}, {self.steps} steps>"
 
     def __call__(self) -> Any:
         """Runs the next `sink_size` steps.
@@ -108,7 +110,7 @@ class DataSink:
     @property
     def active_engine(self) -> str:
         """The engine that really runs the steps: "eager" where none of them could be compiled."""
-        return self._engine.active if self._engine is not None else self._asked.engine
+        return self._engine.active if self._engine is not None else self._active_engine
 
     @property
     def history(self) -> dict[str, Any]:
@@ -143,6 +145,7 @@ class DataSink:
 
     def _close_engine(self) -> None:
         if self._engine is not None:
+            self._active_engine = self._engine.active
             self._engine.close()
             self._engine = None
 

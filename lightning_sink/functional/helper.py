@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_sink.checks import boolean, integer
 from lightning_sink.data.generators import Draws, drawing_from, keep_states
+from lightning_sink.data.private import apart
 from lightning_sink.errors import EmptyDatasetError, UnsupportedError
 from lightning_sink.functional.batches import as_arguments
 from lightning_sink.functional.data_sink import DataSink, data_sink
@@ -124,7 +125,7 @@ class DatasetHelper:
             raise UnsupportedError("`types_shapes()` would take a batch from an iterator; give data that begins anew.")
         restore, before = keep_states(), Draws([self._dataset]).saved()
         try:
-            batch = next(iter(self._dataset), None)
+            batch = next(iter(apart(self._dataset)), None)
         finally:
             with drawing_from(before, [self._dataset]):
                 pass  # leaves the loader's own generators there

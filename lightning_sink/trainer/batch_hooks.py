@@ -54,10 +54,25 @@ def _overrides(callback: Callback, hook: str) -> bool:
     return inspect.getattr_static(callback, hook) is not getattr(Callback, hook)
 
 
+def behind(trainer: Any, others: list[Any]) -> StepCallback | None:
+    """Returns a callback that belongs to the step, and whose turn, where batches end, is behind one of some others'.
+
+    Those of Lightning's, but for averages, look at nothing that it may change.
+    """
+    ends = [item for item in trainer.callbacks if _overrides(item, "on_train_batch_end")]
+    look = [item for item in others if isinstance(item, WeightAveraging) or not is_library(type(item).__module__)]
+    first = next((place for place, item in enumerate(ends) if item in look), len(ends))
+    return next((item for item in ends[first:] if isinstance(item, StepCallback)), None)
+
+
 def are_shown_every_batch(trainer: Trainer) -> bool:
     """Tells whether a callback is shown every batch on the host, between the two parts of its step."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(item, _SHOWN) for item in callbacks)
+    return any(map(is_shown, trainer.callbacks))  # type: ignore[attr-defined]
+
+
+def is_shown(callback: Any) -> bool:
+    """Tells whether a callback is shown every batch on the host."""
+    return isinstance(callback, _SHOWN)
 
 
 def are_met_every_batch(trainer: Trainer) -> bool:
@@ -161,21 +176,13 @@ class BatchHooks:
         monitors = (item for item in trainer.callbacks if isinstance(item, LearningRateMonitor))
         self._monitors = [item for item in monitors if item.logging_interval != "epoch"]
         self._traced = [item for item in trainer.callbacks if isinstance(item, StepCallback)]  # programs have them in
-        self.shown = [] if alone else [item for item in trainer.callbacks if isinstance(item, _SHOWN)]
+        self.shown = [] if alone else [item for item in trainer.callbacks if is_shown(item)]
         self._others = [item for item in trainer.callbacks if item not in self._traced and item not in self.shown]
         self.shows_users = any(not is_library(type(item).__module__) for item in self.shown)
         self.monitors, self.shows = bool(self._monitors), bool(self.shown)
-        self.shown_first, self.met_first = self._come_first(self.shown), self._come_first(self._others)
+        self.shown_first = behind(trainer, self.shown) is not None
+        self.met_first = behind(trainer, self._others) is not None
         self._showed = -1
-
-    def _come_first(self, callbacks: list[Any]) -> bool:
-        """Tells whether, where batches end, any of these has its turn before one that belongs to the step."""
-        last = max((self._place(item) for item in self._traced), default=-1)
-        return any(-1 < self._place(item) < last for item in callbacks)
-
-    def _place(self, callback: Any) -> int:
-        """Returns the place of its turn where batches end; -1 for one that does nothing there."""
-        return self._trainer.callbacks.index(callback) if _overrides(callback, "on_train_batch_end") else -1
 
     @property
     def are_met(self) -> bool:
@@ -215,8 +222,8 @@ class BatchHooks:
         others = self._others if last else []
         if not self._traced:
             return [(Turn.SHOWN, self.shown), (Turn.MET, others)]
-        due = [item for item in (*self._traced, *self.shown, *others) if self._place(item) >= 0]
-        groups = groupby(sorted(due, key=self._place), key=self._turn)
+        due = [item for item in (*self._traced, *self.shown, *others) if _overrides(item, "on_train_batch_end")]
+        groups = groupby(sorted(due, key=self._trainer.callbacks.index), key=self._turn)
         return [(turn, [*group]) for turn, group in groups]
 
     def _turn(self, callback: Any) -> Turn:

@@ -28,8 +28,9 @@ from lightning_sink.data.holding_training import Holding
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits
-from lightning_sink.trainer.batch_hooks import are_met_every_batch, are_shown_every_batch
+from lightning_sink.trainer.batch_hooks import are_met_every_batch, are_shown_every_batch, behind, is_shown
 from lightning_sink.trainer.option_hooks import OptionHooks
+from lightning_sink.trainer.step_callback import StepCallback
 
 
 def limits(trainer: Trainer, sink_size: int) -> Limits:
@@ -166,6 +167,11 @@ def eager_reason(trainer: Trainer) -> Hazard | None:
             "`on_train_batch_end` of the module runs behind that of callbacks, which are shown every step",
             first_line(trainer.lightning_module.on_train_batch_end),
         )
+    shown = [item for item in trainer.callbacks if single or is_shown(item)]  # type: ignore[attr-defined]
+    late = behind(trainer, [item for item in shown if not isinstance(item, StepCallback)])
+    if late is not None:
+        what = f"`{type(late).__name__}.on_train_batch_end` has its turn behind that of callbacks which see every step"
+        return Hazard(what, first_line(late.on_train_batch_end), "put it before them in the Trainer's `callbacks`")
     if trainer.fit_loop._skip_backward:
         # Stochastic weight averaging updates normalization statistics, behind the training.
         return Hazard("the backward pass is skipped", way_out="")

@@ -34,7 +34,9 @@ def own_objects(module: Any, callbacks: Collection[Any]) -> list[Any]:
 
 def _is_small(value: Any) -> bool:
     kind = type(value)
-    if not is_users(module_of(kind)) or kind.__dictoffset__ == 0 or is_a(value, *_OTHERS, *CONTAINERS):
+    if not is_users(module_of(kind)) or is_a(value, *_OTHERS, *CONTAINERS):
+        return False
+    if kind.__dictoffset__ == 0 or kind.__weakrefoffset__ == 0:  # an `IntEnum`'s member has no weak references
         return False
     users = [vars(base) for base in kind.__mro__ if is_users(module_of(base))]
     if any(name in names for names in users for name in _OF_THEIR_OWN):

@@ -198,6 +198,17 @@ def test_hooks_on_every_module_are_found():
     assert private.global_hooks() == ()
 
 
+def test_hooks_and_modes_around_every_step_are_found():
+    handle = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: None)
+    assert len(private.global_hooks()) == 1, "torch keeps the hooks on every optimizer under other names"
+    handle.remove()
+    with torch.autograd.graph.saved_tensors_hooks(abs, abs):
+        assert private.global_hooks() == (abs, abs), "torch keeps the hooks on saved tensors elsewhere"
+    with torch.overrides.TorchFunctionMode() as mode:
+        assert private.global_hooks() == (mode,), "torch keeps function modes elsewhere"
+    assert private.global_hooks() == ()
+
+
 def test_operations_tell_whether_they_are_there_for_a_device():
     assert private.has_kernel(OPERATIONS.add.Tensor, torch.device("cpu"))
     assert private.has_kernel(OPERATIONS.linear.default, torch.device("cpu")), "one that is made of others"

@@ -111,6 +111,22 @@ def test_what_it_says_of_the_data():
     helper.release()
 
 
+def test_what_is_asked_of_the_data_between_sinks_takes_no_batch_from_workers_that_persist():
+    trained = []
+    for asks in (False, True):
+        task, rows = Task(), loader(num_workers=1, persistent_workers=True)
+        helper = DatasetHelper(rows, sink_size=3, epoch_num=4)
+        net = connect_network_with_dataset(task.step, helper, engine="eager")
+        for _ in range(4):
+            for inputs in helper:
+                net(*inputs)
+            if asks:
+                helper.types_shapes()
+        helper.release()
+        trained.append(task)
+    assert_same(*trained, exact=True)
+
+
 class Unsized(IterableDataset):
     def __iter__(self):
         yield torch.zeros(4)

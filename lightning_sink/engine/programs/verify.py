@@ -254,6 +254,6 @@ def _message(pair: _Pair, count: int, difference: str, allowed: str) -> str:
     return (
         f"Compiled step {count + 1} does not give what the eager step gives: {pair.name} differs by {difference},"
         f" allowed is {allowed}. The eager step has been kept, the training state is right. Train with"
-        ' `SinkStrategy(engine="eager")`, or find the cause with `engine="traced"`, which runs the same graph'
+        ' `engine="eager"`, or find the cause with `engine="traced"`, which runs the same graph'
         " uncompiled: if that agrees, the compiler is at fault. `verify=0` turns this check off."
     )

@@ -269,7 +269,10 @@ class _Walk:
             return self.visit(generator.state, depth)
         if hasattr(value, "tobytes") and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
             return str(value.dtype), value.shape, value.tobytes()
-        return Same(value)
+        # An array of objects, or what is made of arrays (a polynomial).
+        items = value.ravel().tolist() if hasattr(value, "tobytes") and value.size <= self._left else []
+        held = [*items, *_attributes(value)] if depth else []
+        return _itself(value), tuple(self.visit(item, depth - 1) for item in held)
 
 
 def _itself(value: Any) -> Hashable:

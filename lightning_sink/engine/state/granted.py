@@ -54,7 +54,7 @@ class State(NamedTuple):
         gradients: Which parameters ask for gradients.
         python: What is Python's, by the names that users know it by.
         switches: Of torch's global settings those that a step depends on.
-        hooks: The hooks that are on every module (`register_module_forward_hook`).
+        hooks: Hooks and modes of the user's that are asked in every step.
         constants: The optimizers' options that are no inputs.
     """
 

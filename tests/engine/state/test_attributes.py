@@ -59,6 +59,8 @@ VALUES = {
     "array": (lambda: np.zeros(3), lambda v: v.fill(1)),
     "numpy generator": (lambda: np.random.default_rng(0), lambda v: v.random()),
     "random generator": (lambda: random.Random(0), lambda v: v.random()),
+    "numpy objects": (lambda: np.array([1.0, "name"], dtype=object), lambda v: v.__setitem__(0, 2.0)),
+    "polynomial": (lambda: np.polynomial.Polynomial([1.0]), lambda v: setattr(v, "coef", np.array([2.0]))),
     "queue": (queue.Queue, lambda v: v.put(1)),
     "memory": (lambda: memoryview(bytearray(2)), lambda v: v.__setitem__(0, 1)),
     "local to a thread": (threading.local, lambda v: setattr(v, "scale", 2.0)),
