@@ -249,6 +249,7 @@ class Raises(L.Callback):
 
 
 @ENGINES
+@pytest.mark.filterwarnings("ignore:`Raises.on_train_batch_end` decides by:lightning_sink.errors.SinkWarning")
 def test_metrics_are_those_of_the_last_step_where_a_callback_fails(engine):
     def left(strategy):
         torch.manual_seed(7)

@@ -315,6 +315,43 @@ def test_control_a_callback_that_changes_weights_once_a_sink_is_told():
         assert_parity(plain, sink)
 
 
+class Unfreezes(L.Callback):
+    def on_train_start(self, trainer, pl_module):
+        pl_module.net[4].requires_grad_(False)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 5:
+            pl_module.net[4].requires_grad_(True)
+
+
+class UnfreezesInTheStep(Unfreezes, StepCallback):
+    pass
+
+
+class PrintsNow(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.loss = outputs["loss"] if (batch_idx + 1) % 3 == 0 else None
+
+
+@pytest.mark.parametrize("make", [Unfreezes, PrintsNow])
+def test_a_callback_that_acts_at_some_batches_only_is_told_of(make):
+    plain, sink = both(Net, loader, strategy("traced"), callbacks=lambda: [make()], max_epochs=3)
+    said = [text for text in sink.warned if "decides by `batch_idx` or `global_step`" in text]
+    assert len(said) == 1
+    assert said[0].startswith(f"`{make.__name__}.on_train_batch_")
+    if make is Unfreezes:
+        assert plain.module.net[4].weight.requires_grad
+        assert not sink.module.net[4].weight.requires_grad  # as is said
+
+
+@pytest.mark.parametrize(("make", "size"), [(UnfreezesInTheStep, 4), (Unfreezes, 1)])
+def test_one_that_sees_every_batch_is_not(make, size):
+    plain, sink = both(Net, loader, strategy("traced", size), callbacks=lambda: [make()], max_epochs=3)
+    assert not any("decides by" in text for text in sink.warned)
+    assert_parity(plain, sink)
+    assert sink.module.net[4].weight.requires_grad
+
+
 class Spikes(SpikeDetection):
     def __init__(self):
         super().__init__(mode="max", warmup=2, atol=0.0)

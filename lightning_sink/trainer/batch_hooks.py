@@ -12,8 +12,6 @@ Private names of Lightning (2.6): `LightningModule._current_fx_name` (which hook
 
 from __future__ import annotations
 
-import dis
-import inspect
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +31,7 @@ from torch.nn.parameter import is_lazy
 from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import first_line, is_library
 from lightning_sink.errors import warn_at
+from lightning_sink.trainer.callback_code import decides_by_counts, function_of, overrides, uses
 from lightning_sink.trainer.host_state import HostState
 from lightning_sink.trainer.step_callback import StepCallback
 
@@ -47,11 +46,7 @@ def in_step(trainer: Trainer) -> list[Callback]:
 
 
 def _overrides_step_hook(callback: Callback) -> bool:
-    return any(_overrides(callback, hook) for hook in _STEP_HOOKS)
-
-
-def _overrides(callback: Callback, hook: str) -> bool:
-    return inspect.getattr_static(callback, hook) is not getattr(Callback, hook)
+    return any(overrides(callback, hook) for hook in _STEP_HOOKS)
 
 
 def behind(trainer: Any, others: list[Any]) -> StepCallback | None:
@@ -59,7 +54,7 @@ def behind(trainer: Any, others: list[Any]) -> StepCallback | None:
 
     Those of Lightning's, but for averages, look at nothing that it may change.
     """
-    ends = [item for item in trainer.callbacks if _overrides(item, "on_train_batch_end")]
+    ends = [item for item in trainer.callbacks if overrides(item, "on_train_batch_end")]
     look = [item for item in others if isinstance(item, WeightAveraging) or not is_library(type(item).__module__)]
     first = next((place for place, item in enumerate(ends) if item in look), len(ends))
     return next((item for item in ends[first:] if isinstance(item, StepCallback)), None)
@@ -78,7 +73,7 @@ def is_shown(callback: Any) -> bool:
 def are_met_every_batch(trainer: Trainer) -> bool:
     """Tells whether a callback has something to do behind every step, where a sink is a single one."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return any(_overrides(item, "on_train_batch_end") for item in callbacks)
+    return any(overrides(item, "on_train_batch_end") for item in callbacks)
 
 
 class Turn(Enum):
@@ -96,31 +91,6 @@ _BATCH = {"on_train_batch_start": 2, "on_train_batch_end": 3}
 """Where the batch is among the arguments of a callback's hooks."""
 
 
-def _uses(callback: Callback, hook: str, number: int) -> bool:
-    """Tells whether a callback's hook may look at one of its arguments; true where its code does not say."""
-    method = getattr(callback, hook)
-    function = getattr(method, "__func__", method)
-    number += function is not method
-    code = getattr(function, "__code__", None)
-    if code is None or code.co_argcount <= number:
-        return True
-    name = code.co_varnames[number]
-    if name in code.co_cellvars or _ALL_NAMES & {*code.co_names}:
-        return True
-    loads = (each.argval for each in dis.get_instructions(code) if "LOAD_FAST" in each.opname)
-    return any(name in given if isinstance(given, tuple) else name == given for given in loads)
-
-
-_ALL_NAMES = {"locals", "vars", "eval", "exec"}
-
-
-def _function(callback: Callback, hook: str) -> Any:
-    function: Any = getattr(callback, hook)
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__func__", function)
-
-
 _FEW, _FEW_OF_MANY = 8, 2
 """Sinks around whose hooks all numbers in memory are compared; behind them fewer and fewer, at no regular distance, so
 that what a callback does in every tenth sink is met."""
@@ -136,7 +106,7 @@ class Compared:
 
     Attributes:
         seen: What was seen of the module around them.
-        told: Of which the user has been told.
+        told: What the user has been told of, or need not be.
     """
 
     seen: Seen = field(default_factory=Seen)
@@ -187,21 +157,19 @@ class BatchHooks:
     @property
     def are_met(self) -> bool:
         """Whether a callback has something to do at a sink's end."""
-        return any(_overrides(item, "on_train_batch_end") for item in self._others)
+        return any(overrides(item, "on_train_batch_end") for item in self._others)
 
     def end_steps(self, module: Any) -> bool:
         """Tells whether code of the user's ends each step, of the module's or of callbacks that belong to steps."""
         return is_overridden("on_train_batch_end", module) or any(
-            _overrides(item, "on_train_batch_end") for item in self._traced
+            overrides(item, "on_train_batch_end") for item in self._traced
         )
 
     @property
     def look_at_batch(self) -> bool:
         """Whether a callback looks at a batch that it is shown, or may keep it for later."""
         own = [*self.shown, *self._others]
-        return any(
-            _overrides(item, hook) and _uses(item, hook, place) for item in own for hook, place in _BATCH.items()
-        )
+        return any(overrides(item, hook) and uses(item, hook, place) for item in own for hook, place in _BATCH.items())
 
     def start(self, batch: Any, batch_idx: int) -> None:
         """The first batch of the sink is about to be trained."""
@@ -222,7 +190,7 @@ class BatchHooks:
         others = self._others if last else []
         if not self._traced:
             return [(Turn.SHOWN, self.shown), (Turn.MET, others)]
-        due = [item for item in (*self._traced, *self.shown, *others) if _overrides(item, "on_train_batch_end")]
+        due = [item for item in (*self._traced, *self.shown, *others) if overrides(item, "on_train_batch_end")]
         groups = groupby(sorted(due, key=self._trainer.callbacks.index), key=self._turn)
         return [(turn, [*group]) for turn, group in groups]
 
@@ -265,10 +233,28 @@ class BatchHooks:
                     function(self._trainer, module, *arguments)
         module._current_fx_name = present
 
+    def _tell_of_counts(self, hook: str, users: list[Any]) -> None:
+        """Warns of a callback that does something at some batches only: the sink may call it at none of these."""
+        if (asked := f"{hook} decides") in self._of_fit.told:
+            return
+        self._of_fit.told.add(asked)
+        one = next((item for item in users if decides_by_counts(function_of(item, hook))), None)
+        if one is None:
+            return
+        name, which = f"{type(one).__name__}.{hook}", "last" if hook == "on_train_batch_end" else "first"
+        text = (
+            f"`{name}` decides by `batch_idx` or `global_step` what it does, and a sink calls it once, for its {which}"
+            " batch: what it would do at others is left out. Derive it from `lightning_sink.StepCallback`, move that"
+            " into the LightningModule's hook of the same name, or train with sinks that end where it acts."
+        )
+        warn_at(text, first_line(getattr(one, hook)))
+
     @contextmanager
     def _compared(self, hook: str, batch: Any) -> Iterator[None]:
         """Warns where a user's callback changes what the training depends on; Lightning's own are known."""
-        users = [item for item in self._others if not is_library(_function(item, hook).__module__ or "")]
+        users = [item for item in self._others if not is_library(function_of(item, hook).__module__ or "")]
+        if self._looks[hook]:
+            self._tell_of_counts(hook, users)
         if not users or not self._looks[hook] or hook in self._of_fit.told:
             yield
             return
