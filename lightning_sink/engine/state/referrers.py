@@ -12,8 +12,8 @@ from typing import Any
 from lightning_sink.held import slots_of
 
 
-def referrers(*held: Any) -> list[Any]:
-    """Returns the objects that hold any of some others."""
+def referrers(held: list[Any]) -> list[Any]:
+    """Returns the objects that hold any of those in a list, but for the list."""
     _unfreeze()
     return [holder for holder in gc.get_referrers(*held) if holder is not held]
 
@@ -55,37 +55,45 @@ def put_in_place_of(held: Any, new: Any) -> None:
 
     No closure of this function may hold it: its cell would be among them.
     """
+    put_in_places_of([held], [new])
+
+
+def put_in_places_of(held: list[Any], new: list[Any]) -> None:
+    """Does so for several at once: a search goes through all objects, and takes as long for one."""
+    found = dict(zip(map(id, held), new, strict=True))  # the list keeps them, so nothing else has their identities
+    whole: list[Any] = []
     for holder in referrers(held):
         if isinstance(holder, (tuple, frozenset)):
-            put_in_place_of(holder, _with(holder, held, new))
+            whole.append(holder)
         elif isinstance(holder, CellType):
-            holder.cell_contents = new
+            holder.cell_contents = found[id(holder.cell_contents)]
         elif isinstance(holder, set):
-            holder.discard(held)
-            holder.add(new)
+            changed = [item for item in holder if id(item) in found]
+            holder.difference_update(changed)
+            holder.update(found[id(item)] for item in changed)
         else:
-            items = holder if isinstance(holder, (dict, list, deque)) else getattr(holder, "__dict__", {})
-            for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
-                if key is held:
-                    _put_key(items, held, new)
-                    key = new
-                if item is held:
-                    _put(items, key, new)
-            for name, item in slots_of(holder).items():
-                if item is held:
-                    object.__setattr__(holder, name, new)
+            _put_into(holder, found)
+    if whole:
+        put_in_places_of(whole, [_with(holder, found) for holder in whole])
 
 
-def _put_key(items: Any, held: Any, new: Any) -> None:
-    """Puts a key in the place of another one in a dictionary, in the same order."""
-    content = [*zip(_with([*items], held, new), items.values(), strict=True)]
-    items.clear()
-    items.update(content)
+def _put_into(holder: Any, found: dict[int, Any]) -> None:
+    items = holder if isinstance(holder, (dict, list, deque)) else getattr(holder, "__dict__", {})
+    if isinstance(items, dict) and any(id(key) in found for key in items):
+        content = [*zip(_with([*items], found), items.values(), strict=True)]
+        items.clear()
+        items.update(content)  # in the same order
+    for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
+        if id(item) in found:
+            _put(items, key, found[id(item)])
+    for name, item in slots_of(holder).items():
+        if id(item) in found:
+            object.__setattr__(holder, name, found[id(item)])
 
 
 def _put(items: Any, key: Any, new: Any) -> None:
     """Puts a value into a container. What a class has, code that looks it up remembers, and does not hold."""
-    owner = _class_with(items, key) if type(items) is dict else None
+    owner = _class_with(items, key) if type(items) is dict and "__module__" in items else None
     if owner is None:
         items[key] = new
     else:
@@ -94,10 +102,10 @@ def _put(items: Any, key: Any, new: Any) -> None:
 
 def _class_with(attributes: dict[Any, Any], name: Any) -> type | None:
     """Returns the class of whose attributes this is the dictionary itself; None where it is no class's."""
-    holders = (holder for holder in referrers(attributes) if isinstance(holder, type))
+    holders = (holder for holder in referrers([attributes]) if isinstance(holder, type))
     return next((kind for kind in holders if vars(kind).get(name) is attributes[name]), None)
 
 
-def _with(items: Any, held: Any, new: Any) -> Any:
-    changed = [new if item is held else item for item in items]
+def _with(items: Any, found: dict[int, Any]) -> Any:
+    changed = [found.get(id(item), item) for item in items]
     return items._make(changed) if hasattr(items, "_make") else type(items)(changed)

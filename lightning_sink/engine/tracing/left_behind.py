@@ -13,7 +13,7 @@ from typing import Any
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.state.collected import Watched
-from lightning_sink.engine.state.referrers import put_in_place_of
+from lightning_sink.engine.state.referrers import put_in_places_of
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.tracing.undo import Attributes
 
@@ -25,9 +25,10 @@ def release(uses: Uses, known: Collection[Number], parts: Parts, say: Callable[[
         _release_attributes({*map(id, known)}, parts, say)
     if uses.kept(known):
         gc.collect()  # what is left of the step may hold some in cycles
-    for number in uses.kept(known):
-        say(f"the step keeps {number.words}")
-        put_in_place_of(number, number.value)
+    if kept := uses.kept(known):
+        for words in dict.fromkeys(number.words for number in kept):
+            say(f"the step keeps {words}")
+        put_in_places_of(kept, [number.value for number in kept])
 
 
 def _release_attributes(known: set[int], parts: Parts, say: Callable[[str], None]) -> None:
