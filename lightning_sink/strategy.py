@@ -93,7 +93,6 @@ class SinkStrategy(SingleDeviceStrategy):
         self._engine_callbacks: list[Callback] = []
         self._engine_precision: Any = None
         self._engine_objects: list[Any] = []
-        self._callbacks: list[Callback] = []
         self._active_engine = "eager"
         self.present_sink: LoopSink | None = None
         self._last: SinkRecord | None = None
@@ -171,7 +170,6 @@ class SinkStrategy(SingleDeviceStrategy):
             self._engine = make_engine(self._asked(module), parts)
             self._engine_optimizers, self._engine_callbacks, self._engine_objects = optimizers, callbacks, objects
             self._engine_precision = trainer.precision_plugin
-            self._callbacks = list(trainer.callbacks)
         return self._engine
 
     def _fits(self, trainer: Any) -> bool:
@@ -183,9 +181,6 @@ class SinkStrategy(SingleDeviceStrategy):
         held = vars(trainer.lightning_module).values() if self._engine_objects else ()
         if any(not any(item is other for other in held) for item in self._engine_objects):
             return False  # another one has taken an object's place
-        if are_the_same(trainer.callbacks, self._callbacks):
-            return True
-        self._callbacks = list(trainer.callbacks)
         return are_the_same(in_step(trainer), self._engine_callbacks)
 
     @property

@@ -2,12 +2,14 @@
 
 import linecache
 import re
+from dataclasses import dataclass
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
     EarlyStopping,
+    EMAWeightAveraging,
     ModelCheckpoint,
     RichProgressBar,
     SpikeDetection,
@@ -18,6 +20,7 @@ from lightning.pytorch.callbacks import (
 
 import positions
 from lightning_sink import CompileError, SinkStrategy, StepCallback
+from lightning_sink.trainer.callback_code import decides_by_counts
 from parity import QUIET, Net, assert_parity, both, loader, once, train
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
@@ -342,6 +345,82 @@ def test_a_callback_that_acts_at_some_batches_only_is_told_of(make):
     if make is Unfreezes:
         assert plain.module.net[4].weight.requires_grad
         assert not sink.module.net[4].weight.requires_grad  # as is said
+
+
+class Tells(L.Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, number):
+        if number == 0:
+            self.first = True
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, number):
+        self.last = "last" if number + 1 == trainer.num_training_batches else ""
+        if number is None or trainer.global_step:
+            self.seen = True
+
+
+class ByAName(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, number):
+        step = trainer.global_step
+        if step % 5 == 0:
+            self.step = step
+
+
+class ByItsNumber(L.Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, number):
+        if number == 7:
+            self.number = number
+
+
+@pytest.mark.parametrize(("make", "hook"), [(Tells, None), (ByAName, "end"), (ByItsNumber, "start")])
+def test_by_what_a_hook_decides_its_source_says(make, hook):
+    for each in ("start", "end"):
+        name = f"on_train_batch_{each}"
+        assert decides_by_counts(getattr(make, name), name) == (each == hook)
+
+
+class SeesStarts(EMAWeightAveraging):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.1 / (1 + batch_idx)
+
+
+class LooksAtAverages(L.Callback):
+    def __init__(self):
+        self.seen = {}
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        average = next(item for item in trainer.callbacks if isinstance(item, SeesStarts))
+        weight = average._average_model.module.net[0].weight
+        self.seen[trainer.global_step] = weight.detach().clone()
+
+
+@ENGINES
+def test_one_that_is_shown_each_batch_is_shown_its_start_and_has_its_turn(engine):
+    looks = [LooksAtAverages(), LooksAtAverages()]
+    waiting = looks.copy()
+    make = lambda: [waiting.pop(0), SeesStarts()]  # noqa: E731
+    plain, sink = both(Net, loader, strategy(engine, 4), callbacks=make, max_epochs=2)
+    assert_parity(plain, sink, exact=engine == "eager")
+    expected, found = (each.seen for each in looks)
+    assert 8 in found
+    for step, weight in found.items():
+        torch.testing.assert_close(expected[step], weight, rtol=1e-4, atol=1e-6)
+
+
+@dataclass
+class Scales(StepCallback):
+    """Is equal to another one, if that can be said at all."""
+
+    factor: torch.Tensor
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        pl_module.net[4].bias.data.mul_(self.factor)
+
+
+@ENGINES
+def test_callbacks_are_told_apart_by_what_they_are(engine):
+    make = lambda: [Scales(torch.full((3,), 0.9)), SeesAverages(), Scales(torch.full((3,), 0.9))]  # noqa: E731
+    plain, sink = both(Averaged, loader, strategy(engine, 4), callbacks=make, max_epochs=2)
+    assert_parity(plain, sink, exact=engine == "eager")
 
 
 @pytest.mark.parametrize(("make", "size"), [(UnfreezesInTheStep, 4), (Unfreezes, 1)])

@@ -11,13 +11,14 @@ import gc
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_sink.held import held_by
+from lightning_sink.held import held_by, slots_of
 
 _MOST = 10_000
 """Objects that are looked at: what belongs to a dataset and not to its data is a few."""
@@ -25,11 +26,13 @@ _MOST = 10_000
 _LARGE = 256
 """Items of a container from which on it is data."""
 
-_NEAR, _MOST_NEAR = 4, 256
-"""How many levels below a loader something is near, and how many objects at most. A `ConcatDataset`'s data sets are
-three levels below, and what they have as attributes four."""
+_NEAR, _MOST_NEAR, _FEW = 4, 256, 32
+"""How many levels below a loader something is near, how many objects at most, and of a container of how many items. A
+`ConcatDataset`'s data sets are three levels below, and what they have as attributes four."""
 
-_NOT_INTO = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, str, bytes, int, float, Tensor)
+_NO_HOLDERS = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, str, bytes, int, float)
+_HOLD_ITEMS: tuple[Any, ...] = (dict, list, tuple, set, frozenset, deque)
+_NOT_INTO = (*_NO_HOLDERS, Tensor)
 
 
 class Holding:
@@ -67,19 +70,22 @@ def _near(loaders: list[Any], hidden: Callable[[Any], Iterable[str]]) -> list[in
     """Returns the identities of objects that are near loaders."""
     found, level = list[int](), loaders
     for _ in range(_NEAR + 1):
-        level = [item for item in level[:_MOST_NEAR] if item is not None and not issubclass(type(item), _NOT_INTO)]
+        level = [item for item in level[:_MOST_NEAR] if item is not None and not issubclass(type(item), _NO_HOLDERS)]
         found += map(id, level)
-        level = [value for item in level if not issubclass(type(item), nn.Module) for value in _parts(item, hidden)]
+        into = (item for item in level if not issubclass(type(item), (nn.Module, Tensor)))
+        level = [value for item in into for value in _parts(item, hidden)]
     return found
 
 
 def _parts(item: Any, hidden: Callable[[Any], Iterable[str]]) -> Iterable[Any]:
-    if type(item) in (list, tuple, dict):
-        return () if len(item) > _LARGE else item.values() if type(item) is dict else item
-    if type(item) in (types.FunctionType, types.MethodType):
-        return _held(item, set())
+    own: Iterable[Any] = ()
+    base = next((base for base in _HOLD_ITEMS if issubclass(type(item), base)), None)
+    if base is not None and base.__len__(item) <= _FEW:
+        own = base.values(item) if issubclass(base, dict) else base.__iter__(item)
+    elif type(item) in (types.FunctionType, types.MethodType, partial):
+        own = _held(item, set())
     left_out = {*hidden(item)}
-    return [value for name, value in held_by(item).items() if name not in left_out]
+    return [*own, *(value for name, value in {**held_by(item), **slots_of(item)}.items() if name not in left_out)]
 
 
 def holds_training(

@@ -23,7 +23,13 @@ from itertools import groupby
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, SpikeDetection, ThroughputMonitor, WeightAveraging
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    LearningRateMonitor,
+    SpikeDetection,
+    ThroughputMonitor,
+    WeightAveraging,
+)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -52,12 +58,17 @@ def _overrides_step_hook(callback: Callback) -> bool:
 def behind(trainer: Any, others: list[Any]) -> StepCallback | None:
     """Returns a callback that belongs to the step, and whose turn, where batches end, is behind one of some others'.
 
-    Those of Lightning's, but for averages, look at nothing that it may change.
+    Those of Lightning's, but for averages and checkpoints, look at nothing that it may change.
     """
     ends = [item for item in trainer.callbacks if overrides(item, "on_train_batch_end")]
-    look = [item for item in others if isinstance(item, WeightAveraging) or not is_library(type(item).__module__)]
-    first = next((place for place, item in enumerate(ends) if item in look), len(ends))
+    look = [item for item in others if isinstance(item, (WeightAveraging, Checkpoint)) or _runs_users(item)]
+    first = next((place for place, item in enumerate(ends) if any(item is one for one in look)), len(ends))
     return next((item for item in ends[first:] if isinstance(item, StepCallback)), None)
+
+
+def _runs_users(callback: Callback) -> bool:
+    """Tells whether code of the user's runs where batches end."""
+    return not is_library(function_of(callback, "on_train_batch_end").__module__ or "")
 
 
 def are_shown_every_batch(trainer: Trainer) -> bool:
@@ -143,11 +154,14 @@ class BatchHooks:
         self._trainer, self._of_fit = trainer, compared
         self._looks = {"on_train_batch_start": late or not alone, "on_train_batch_end": not alone}
         self._selects = trainer.log_every_n_steps if trainer.loggers else 0
-        monitors = (item for item in trainer.callbacks if isinstance(item, LearningRateMonitor))
+        others = (item for item in trainer.callbacks if not isinstance(item, StepCallback))
+        monitors = (item for item in others if isinstance(item, LearningRateMonitor))
         self._monitors = [item for item in monitors if item.logging_interval != "epoch"]
         self._traced = [item for item in trainer.callbacks if isinstance(item, StepCallback)]  # programs have them in
         self.shown = [] if alone else [item for item in trainer.callbacks if is_shown(item)]
-        self._others = [item for item in trainer.callbacks if item not in self._traced and item not in self.shown]
+        self._turns = {id(item): Turn.STEP for item in self._traced} | {id(item): Turn.SHOWN for item in self.shown}
+        self._others = [item for item in trainer.callbacks if id(item) not in self._turns]
+        self._shown_starts = [item for item in self.shown if overrides(item, "on_train_batch_start")]
         self.shows_users = any(not is_library(type(item).__module__) for item in self.shown)
         self.monitors, self.shows = bool(self._monitors), bool(self.shown)
         self.shown_first = behind(trainer, self.shown) is not None
@@ -188,14 +202,13 @@ class BatchHooks:
     def turns(self, last: bool) -> list[tuple[Turn, list[Any]]]:
         """Returns whose turn it is behind a batch, in Lightning's order; `last`: whether it is the sink's last one."""
         others = self._others if last else []
-        if not self._traced:
-            return [(Turn.SHOWN, self.shown), (Turn.MET, others)]
         due = [item for item in (*self._traced, *self.shown, *others) if overrides(item, "on_train_batch_end")]
-        groups = groupby(sorted(due, key=self._trainer.callbacks.index), key=self._turn)
+        places = {id(item): place for place, item in enumerate(self._trainer.callbacks)}
+        groups = groupby(sorted(due, key=lambda item: places.get(id(item), len(places))), key=self._turn)
         return [(turn, [*group]) for turn, group in groups]
 
     def _turn(self, callback: Any) -> Turn:
-        return Turn.STEP if callback in self._traced else Turn.SHOWN if callback in self.shown else Turn.MET
+        return self._turns.get(id(callback), Turn.MET)
 
     def show(self, callbacks: list[Any], output: Any, batch: Any, batch_idx: int) -> None:
         """Shows a batch to some of those that are wrong unless they see every one."""
@@ -209,18 +222,28 @@ class BatchHooks:
 
     def end(self, output: Any, batch: Any, batch_idx: int) -> None:
         """The last batch of the sink has been trained."""
-        if self.shown and self._showed != batch_idx:
-            self.show(self.shown, output, batch, batch_idx)
-        self.meet(self._others, output, batch, batch_idx)
+        is_new = self._showed != batch_idx
+        for turn, callbacks in self.turns(last=True):
+            if turn is Turn.MET:
+                self.meet(callbacks, output, batch, batch_idx)
+            elif turn is Turn.SHOWN and is_new:
+                self.show(callbacks, output, batch, batch_idx)
 
     def is_monitored(self) -> bool:
         """Tells whether a monitor would log the next step although it does not begin the sink."""
+        if self._shown_starts:
+            return True
+        return self._are_monitors_due
+
+    @property
+    def _are_monitors_due(self) -> bool:
         number = self._trainer.fit_loop.epoch_loop._batches_that_stepped
         return bool(self._monitors) and self._selects > 0 and (number + 1) % self._selects == 0
 
     def monitor(self, batch: Any, batch_idx: int) -> None:
         """Shows a step to the monitors."""
-        self._call("on_train_batch_start", self._monitors, batch, batch_idx)
+        due = [*self._shown_starts, *(self._monitors if self._are_monitors_due else [])]
+        self._call("on_train_batch_start", due, batch, batch_idx)
 
     def _call(self, hook: str, callbacks: list[Any], *arguments: Any) -> None:
         """Does for some callbacks what `_call_callback_hooks` does for all; `trainer.callbacks` stays as it is."""
@@ -238,7 +261,7 @@ class BatchHooks:
         if (asked := f"{hook} decides") in self._of_fit.told:
             return
         self._of_fit.told.add(asked)
-        one = next((item for item in users if decides_by_counts(function_of(item, hook))), None)
+        one = next((item for item in users if decides_by_counts(function_of(item, hook), hook)), None)
         if one is None:
             return
         name, which = f"{type(one).__name__}.{hook}", "last" if hook == "on_train_batch_end" else "first"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dis
-import inspect
+from collections.abc import Collection
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -16,7 +16,7 @@ from lightning_sink.trainer.sources import source_of
 
 def overrides(callback: Callback, hook: str) -> bool:
     """Tells whether a callback has a hook of its own."""
-    return inspect.getattr_static(callback, hook) is not getattr(Callback, hook)
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
 
 
 def uses(callback: Callback, hook: str, number: int) -> bool:
@@ -46,11 +46,42 @@ def function_of(callback: Callback, hook: str) -> Any:
 
 
 _COUNTS = {"batch_idx", "global_step"}
+_PLACES = {"on_train_batch_start": 4, "on_train_batch_end": 5}
+"""Where the batch's index is among the arguments of a hook, behind the callback itself."""
 
 
-def decides_by_counts(function: Any) -> bool:
-    """Tells whether a hook does something for some batches only, by their number, as far as its source says."""
+def decides_by_counts(function: Any, hook: str) -> bool:
+    """Tells whether a hook does something for some batches only, by their number, as far as its source says.
+
+    A sink's first batch, and an epoch's last, are always shown to it.
+    """
     source = source_of(function) if isinstance(function, FunctionType) else None
-    choices = (node for node in ast.walk(source) if isinstance(node, (ast.If, ast.IfExp))) if source else ()
-    asked = (part for node in choices for part in ast.walk(node.test))
-    return any((part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")) in _COUNTS for part in asked)
+    if source is None:
+        return False
+    names = _COUNTS | {given.arg for given in source.args.args[_PLACES[hook] :]}
+    for node in ast.walk(source):
+        if isinstance(node, ast.Assign) and _mentions(node.value, names):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    choices = [node.test for node in ast.walk(source) if isinstance(node, (ast.If, ast.IfExp, ast.While))]
+    return any(_computes_with(part, names, hook) for test in choices for part in ast.walk(test))
+
+
+def _computes_with(part: ast.AST, names: Collection[str], hook: str) -> bool:
+    if not isinstance(part, (ast.Compare, ast.BinOp)) or not _mentions(part, names):
+        return False
+    if _mentions(part, {"num_training_batches", "is_last_batch"}):
+        return False
+    if isinstance(part, ast.Compare):
+        is_first = hook == "on_train_batch_start" and isinstance(part.ops[0], ast.Eq) and _is_zero(part)
+        return not is_first and not isinstance(part.ops[0], (ast.Is, ast.IsNot))
+    return isinstance(part.op, ast.Mod)
+
+
+def _is_zero(part: ast.Compare) -> bool:
+    return isinstance(part.left, ast.Name) and ast.unparse(part.comparators[0]) == "0"
+
+
+def _mentions(part: ast.AST, names: Collection[str]) -> bool:
+    return any(
+        (each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "")) in names for each in ast.walk(part)
+    )

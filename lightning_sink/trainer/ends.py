@@ -26,7 +26,8 @@ class Ends:
     def _planned_by(self) -> tuple[Any, ...]:
         trainer = self._trainer
         numbers = trainer.log_every_n_steps, trainer.val_check_batch, trainer.accumulate_grad_batches
-        return *numbers, *map(id, trainer.callbacks)
+        lengths = trainer.max_steps, trainer.num_training_batches
+        return *numbers, *lengths, *map(id, (*trainer.callbacks, *trainer.optimizers))
 
     @property
     def is_asked_for(self) -> bool:

@@ -304,6 +304,9 @@ class TrainerSink(Sink):
         noted = len(plain.log.calls)
         self.history.add(loss, numbers_in(plain.log.calls, plain.log.values))
         self.progress.trained(step)
+        if self._ends.are_others:  # whose turn it is may have been changed in the step
+            self._hooks = BatchHooks(self._trainer, self._length == 1, self._loop.many, self._loop.compared)
+            self._last = True
         for turn, callbacks in self._hooks.turns(self._last):
             if turn is Turn.STEP:
                 plain.end_callbacks(callbacks, output)
@@ -422,8 +425,9 @@ class TrainerSink(Sink):
         self._deliver()
         self._processed()
         self.history.add(None, [])
-        if self._last:
-            self._hooks.end(None, None, loop.batch_idx)
+        for turn, callbacks in self._hooks.turns(self._last):
+            of = {Turn.STEP: self._hooks.end_step, Turn.SHOWN: self._hooks.show, Turn.MET: self._hooks.meet}
+            of[turn](callbacks, None, None, loop.batch_idx)
         call._call_lightning_module_hook(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)
         self._completed()
 
