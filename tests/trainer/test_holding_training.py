@@ -150,7 +150,7 @@ class Labelled(Dataset):
 
     def __getitem__(self, index):
         x, y = self.rows[index]
-        return (x if self.model is None else x + self.model.net[0].weight.detach().mean()), y
+        return (x if self.model is None else x + 5.0 * self.model.net[0].weight.detach()[0]), y
 
 
 class LabelsFromTheStart(Mining):
@@ -193,11 +193,11 @@ def test_a_dataset_that_is_given_the_model_while_the_training_is_under_way(make,
 def test_control_not_looked_at_again_they_are_other_trainings(monkeypatch):
     """Whether anything is fetched ahead in one of them is decided by the clock."""
     monkeypatch.setattr(holding_training.Holding, "look", lambda *given: False)
-    strategies = "auto", SinkStrategy(-1, epoch="dataset", engine="traced")
     others = 0
     for make, options in GIVEN_LATE:
+        strategies = "auto", SinkStrategy(-1, epoch="dataset", engine="traced")
         plain, sink = (once(make, lambda: None, strategy, max_epochs=4, **options) for strategy in strategies)
-        others += not torch.allclose(plain.module.net[0].weight, sink.module.net[0].weight, rtol=1e-4)
+        others += not torch.allclose(plain.module.net[0].weight, sink.module.net[0].weight, rtol=1e-3)
     assert others
 
 
