@@ -202,7 +202,9 @@ class BatchHooks:
     def turns(self, last: bool) -> list[tuple[Turn, list[Any]]]:
         """Returns whose turn it is behind a batch, in Lightning's order; `last`: whether it is the sink's last one."""
         others = self._others if last else []
-        due = [item for item in (*self._traced, *self.shown, *others) if overrides(item, "on_train_batch_end")]
+        due = [*self._traced, *self.shown, *others]
+        if self._traced:  # who does nothing there does not part those that belong to the step
+            due = [item for item in due if overrides(item, "on_train_batch_end")]
         places = {id(item): place for place, item in enumerate(self._trainer.callbacks)}
         groups = groupby(sorted(due, key=lambda item: places.get(id(item), len(places))), key=self._turn)
         return [(turn, [*group]) for turn, group in groups]
