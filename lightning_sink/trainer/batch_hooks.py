@@ -232,10 +232,8 @@ class BatchHooks:
                 self.show(callbacks, output, batch, batch_idx)
 
     def is_monitored(self) -> bool:
-        """Tells whether a monitor would log the next step although it does not begin the sink."""
-        if self._shown_starts:
-            return True
-        return self._are_monitors_due
+        """Tells whether somebody is to be shown the start of the next step although it does not begin the sink."""
+        return bool(self._shown_starts) or self._are_monitors_due
 
     @property
     def _are_monitors_due(self) -> bool:
@@ -243,7 +241,7 @@ class BatchHooks:
         return bool(self._monitors) and self._selects > 0 and (number + 1) % self._selects == 0
 
     def monitor(self, batch: Any, batch_idx: int) -> None:
-        """Shows a step to the monitors."""
+        """Shows the start of a step to those that are."""
         due = [*self._shown_starts, *(self._monitors if self._are_monitors_due else [])]
         self._call("on_train_batch_start", due, batch, batch_idx)
 
