@@ -181,7 +181,7 @@ def _see_spread(pairs: list[_Pair], program: Program, before: list[Tensor], draw
         draw_again()
         try:
             outputs = program(changed)
-        except Exception:  # so changed, the step goes another way, or its values are refused
+        except (AssumptionFailedError, RuntimeError):  # so changed, it goes another way, or its values are refused
             continue
         for pair in pairs:
             moved = outputs[pair.place] if pair.place >= 0 else changed[-1 - pair.place]
