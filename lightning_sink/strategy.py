@@ -28,7 +28,6 @@ from lightning_sink.engine.state.attributes import are_the_same
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine
 from lightning_sink.errors import UnsupportedError
-from lightning_sink.trainer.batch_hooks import in_step
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, require_optimizer
 from lightning_sink.trainer.loaders import TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
@@ -40,6 +39,7 @@ from lightning_sink.trainer.reach import parts_of_precision, reached_through
 from lightning_sink.trainer.reads import counters, machinery, watched_getters
 from lightning_sink.trainer.schedules import schedulers_of
 from lightning_sink.trainer.transfer import Transfer
+from lightning_sink.trainer.turns import in_step
 
 _CHECKPOINT_KEY = "lightning_sink"
 

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     EMAWeightAveraging,
+    LearningRateMonitor,
     ModelCheckpoint,
     RichProgressBar,
     SpikeDetection,
@@ -309,6 +310,72 @@ def test_others_see_what_a_step_callback_did_where_their_turn_is_behind_it(first
     for step, (average, logged) in sink.items():
         torch.testing.assert_close(plain[step][0], average, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(plain[step][1], logged, rtol=1e-4, atol=1e-6)
+
+
+class Begins(StepCallback):
+    """Averages where steps begin, counts, and sets the rate."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.steps += 1
+        pl_module.average.mul_(0.9).add_(pl_module.net[4].bias.detach(), alpha=0.1)
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.01 / (1 + batch_idx)
+
+
+class SeesBegun(L.Callback):
+    def __init__(self):
+        self.seen = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        steps = next(item.steps for item in trainer.callbacks if isinstance(item, Begins))
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        self.seen[trainer.global_step] = pl_module.average.clone(), torch.tensor([steps, rate])
+
+
+class SeesEveryStart(SeesBegun, EMAWeightAveraging):
+    def __init__(self):
+        EMAWeightAveraging.__init__(self)
+        self.seen = {}
+
+
+@ENGINES
+@pytest.mark.parametrize("size", [4, -1])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("make", [SeesBegun, SeesEveryStart])
+def test_where_steps_begin_callbacks_have_their_turns_too(make, first, size, engine):
+    looks, runs = [], []
+    for by in ("auto", strategy(engine, size)):
+        sees, rates = make(), LearningRateMonitor("step")
+        looks.append(sees)
+        callbacks = [Begins(), sees, rates] if first else [rates, sees, Begins()]
+        runs.append(once(Averaged, loader, by, callbacks=callbacks.copy, max_epochs=2, log_every_n_steps=3))
+    plain, sink = runs
+    assert_parity(plain, sink, exact=engine == "eager")
+    expected, found = (each.seen for each in looks)
+    every = make is SeesEveryStart
+    assert len(found) == (len(expected) if every else 10 if size == 4 else 2)
+    for step, seen in found.items():
+        for known, value in zip(expected[step], seen, strict=True):
+            torch.testing.assert_close(known, value, rtol=1e-4, atol=1e-6)
+    rates = [[row["lr-SGD"] for _, row in run.rows if "lr-SGD" in row] for run in runs]
+    assert len(rates[0]) > 5
+    assert rates[0] == pytest.approx(rates[1])
+    if engine == "traced":
+        met = first and every
+        assert len([text for text in sink.warned if "its turn before that of callbacks" in text]) == met
+        assert sink.engine == ("eager" if met else "traced")
+
+
+@pytest.mark.parametrize(("size", "every"), [(1, 50), (4, 1)])
+def test_a_start_that_every_step_is_met_at_is_told_of(size, every):
+    callbacks = lambda: [Begins(), LearningRateMonitor("step")]  # noqa: E731
+    options = {"callbacks": callbacks, "log_every_n_steps": every, "max_epochs": 1}
+    _, sink = both(Averaged, loader, strategy("traced", size), **options)
+    said = next(text for text in sink.warned if "runs eagerly" in text)
+    assert "`Begins.on_train_batch_start` has its turn before that of callbacks which see every step" in said
+    assert "put it behind them in the Trainer's `callbacks`" in said
 
 
 def test_control_a_callback_that_changes_weights_once_a_sink_is_told():

@@ -272,7 +272,7 @@ def without_waits(make, data):
 @needs_gpu
 @pytest.mark.parametrize("data", [lambda: loader(200, last=8), kept_there, pinned, lying])
 def test_nothing_synchronises_inside_a_sink(data, monkeypatch):
-    monkeypatch.setattr(BatchHooks, "_compared", lambda self, hook, batch: nullcontext())
+    monkeypatch.setattr(BatchHooks, "_compared", lambda self, hook, callbacks, batch: nullcontext())
     without_waits(Still, data)
     with pytest.raises(RuntimeError, match="synchroniz"):  # the control
         without_waits(Looking, data)

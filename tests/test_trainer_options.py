@@ -316,7 +316,7 @@ def test_what_a_hook_changes_of_the_trainer_is_heeded_from_there_on(change, make
 
 @pytest.mark.parametrize("change", ["val_check_batch", "callbacks"])
 def test_control_a_sink_that_goes_on_as_planned_is_another_training(change, monkeypatch):
-    monkeypatch.setattr(Ends, "are_others", False)
+    monkeypatch.setattr(Ends, "plan_changed", False)
     options = {"log_every_n_steps": 2, "max_epochs": 1, "num_sanity_val_steps": 0}
     trained = lambda: AtTheEnd(CHANGES[change])  # noqa: E731
     plain, sink = both(trained, lambda: loader(40, last=8), sinks(sink_size=-1), **options)

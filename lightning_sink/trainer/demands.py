@@ -28,9 +28,8 @@ from lightning_sink.data.holding_training import Holding
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits
-from lightning_sink.trainer.batch_hooks import are_met_every_batch, are_shown_every_batch, behind, is_shown
 from lightning_sink.trainer.option_hooks import OptionHooks
-from lightning_sink.trainer.step_callback import StepCallback
+from lightning_sink.trainer.turns import START, Turns
 
 
 def limits(trainer: Trainer, sink_size: int) -> Limits:
@@ -161,17 +160,17 @@ def eager_reason(trainer: Trainer) -> Hazard | None:
         if config.reduce_on_plateau and config.interval == "step":
             what = f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step"
             return Hazard(what, way_out="use interval 'epoch'")
-    single = getattr(trainer.strategy, "sink_size", 0) == 1 and are_met_every_batch(trainer)
-    if (single or are_shown_every_batch(trainer)) and OptionHooks(trainer).leave_end:
+    turns = Turns(trainer, alone=getattr(trainer.strategy, "sink_size", 0) == 1)
+    if turns.are_seen and OptionHooks(trainer).leave_end:
         return Hazard(
             "`on_train_batch_end` of the module runs behind that of callbacks, which are shown every step",
             first_line(trainer.lightning_module.on_train_batch_end),
         )
-    shown = [item for item in trainer.callbacks if single or is_shown(item)]  # type: ignore[attr-defined]
-    late = behind(trainer, [item for item in shown if not isinstance(item, StepCallback)])
-    if late is not None:
-        what = f"`{type(late).__name__}.on_train_batch_end` has its turn behind that of callbacks which see every step"
-        return Hazard(what, first_line(late.on_train_batch_end), "put it before them in the Trainer's `callbacks`")
+    if (found := turns.always_inside()) is not None:
+        item, hook = found
+        sees, way = ("before", "behind") if hook == START else ("behind", "before")
+        what = f"`{type(item).__name__}.{hook}` has its turn {sees} that of callbacks which see every step"
+        return Hazard(what, first_line(getattr(item, hook)), f"put it {way} them in the Trainer's `callbacks`")
     if trainer.fit_loop._skip_backward:
         # Stochastic weight averaging updates normalization statistics, behind the training.
         return Hazard("the backward pass is skipped", way_out="")

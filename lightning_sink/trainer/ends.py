@@ -37,7 +37,7 @@ class Ends:
             return True
         return time.monotonic() >= self._deadline
 
-    def saw(self, made: int) -> None:
+    def learn(self, made: int) -> None:
         """Takes note that a batch has made so many optimizer steps."""
         self._seen.add(made)
 
@@ -45,10 +45,10 @@ class Ends:
         """Tells whether it has to be behind the present batch, which has made so many."""
         if self._awaited is not None and self._awaited.is_met(self._counters.optimization[1], made):
             return True
-        return self.are_others
+        return self.plan_changed
 
     @property
-    def are_others(self) -> bool:
+    def plan_changed(self) -> bool:
         """Whether the user's code has just stopped the training, or planned it otherwise."""
         return bool(self._trainer.should_stop) or self._planned_by() != self._plan
 

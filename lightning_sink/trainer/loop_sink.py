@@ -96,7 +96,7 @@ class LoopSink(TrainerSink):
         turns = len(note.turns)
         room = (self._length - self._index - 1 - behind) // turns  # the last one is met by callbacks
         number = self._loop._batches_that_stepped + behind // note.stretch
-        if self._hooks.monitors and self._selects:
+        if self._hooks.logs and self._selects:
             room = min(room, (self._selects - 1 - number % self._selects) * note.stretch // turns)
         each = [of.optimizer_steps for of in note.turns]
         room = int(min(room, self._ends.rounds_before(each, (behind - self.passages.steps) // turns)))
@@ -120,7 +120,7 @@ class LoopSink(TrainerSink):
         """Tells whether the host has something to do after every step."""
         if self._last or self.disturbed or (self._kind_of_all is None and len(note.turns) == 1):
             return True
-        return self._hooks.shows or self._ends.is_asked_for
+        return bool(self._hooks.shown) or self._ends.is_asked_for
 
     def passing(self, steps: int, note: Note | TurnsNote, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Counts steps between the first and the last one, and steps the schedulers behind each."""

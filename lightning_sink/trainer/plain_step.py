@@ -69,6 +69,12 @@ class PlainStep:
         self._tape = tape
         self._batch = batch
         self._batch_idx = loop.batch_idx
+        self._begins = hooks.of_step
+
+    def begin_callbacks(self, callbacks: list[Any]) -> None:
+        """Calls the `on_train_batch_start` of callbacks that belong to the step, as otherwise `train` does."""
+        self._begins = []
+        self._tape.span(lambda: self._begin_callbacks(callbacks), self._rewind(self.schedulers))
 
     def train(self) -> Any:
         """Trains the batch; returns what the step put out, None where `on_train_batch_start` ends the epoch."""
@@ -94,7 +100,7 @@ class PlainStep:
     def _train(self) -> Any:
         loop, trainer, batch = self._loop, self._trainer, self._batch
         with self._watched(self.schedulers) as batch_idx:
-            self._hooks.begin_step(batch, batch_idx)
+            self._hooks.begin_step(self._begins, batch, batch_idx)
             if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
                 return None
             call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)
@@ -122,6 +128,10 @@ class PlainStep:
             stepped.clear()
 
         return rewind
+
+    def _begin_callbacks(self, callbacks: list[Any]) -> None:
+        with self._watched(self.schedulers) as batch_idx:
+            self._hooks.begin_step(callbacks, self._batch, batch_idx)
 
     def _end_callbacks(self, callbacks: list[Any], output: Any) -> None:
         with self._watched(self.late_schedulers) as batch_idx:

@@ -25,7 +25,7 @@ from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.engine.history import History
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.step import Result, Sink, Step, Tape
-from lightning_sink.trainer.batch_hooks import BatchHooks, Turn
+from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.demands import eager_reason
 from lightning_sink.trainer.ends import Ends
@@ -43,6 +43,7 @@ from lightning_sink.trainer.schedules import (
     steps_by_users_code,
 )
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
+from lightning_sink.trainer.turns import Turn
 
 _END = object()
 
@@ -79,12 +80,13 @@ class TrainerSink(Sink):
         self._may_skip = is_overridden("on_train_batch_start", self._module)
         self._option_hooks = OptionHooks(self._trainer)
         # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
-        self._meets_end = (self._option_hooks.leave_end and self._hooks.are_met) or self._hooks.met_first
+        self._meets_end = (self._option_hooks.leave_end and self._hooks.are_met) or self._hooks.ends_inside
         self.sets_options, self.option_names = self._option_hooks.sets, self._option_hooks.asked
         self._take_back: Callable[[], None] | None = None
         self._kind_of_all: Kind | None = None
         self._index = 0
         self._first = self._last = True
+        self._starts_inside = False  # whether callbacks on the host see the present step begin in its midst
         self._is_here = False  # whether the present batch came as the step sees it
         self._asks_now: int | None = None  # the thread on which the user's code may run between two steps now
         self._unfinished = 0  # rows of the step under way in `_logs`, behind those of others
@@ -139,24 +141,19 @@ class TrainerSink(Sink):
                     batch = self._batch.get()
             self._counters.ready()
             if not inner:
-                self._last = self._last or self._ends.are_others
+                self._last = self._last or self._ends.plan_changed
                 self._batch.announce()
             if batch is None:
                 self._pass_over()
             else:
                 started = True
-                if self._first:
-                    self._hooks.start(batch, loop.batch_idx)
-                    self._last = self._last or self._ends.are_others
-                    self._look_at_schedules()
-                elif self._hooks.is_monitored():
-                    self._catch_up()
-                    self._hand_over()
-                    self._hooks.monitor(batch, loop.batch_idx)
+                self._starts_inside = False
+                if self._first or self._hooks.is_start_seen():
+                    self._see_start(batch)
                 leaves, signature = flatten(batch, self._fetcher.queue.looked)
                 kind = self._kind()
                 is_met = self._meets_end and (self._last or self._ends.may_be_due())
-                is_met = is_met or self._hooks.shown_first
+                is_met = is_met or self._starts_inside
                 # What the step's last hook sees is behind the schedule there, and a program has one rate of each.
                 is_met = is_met or (self._ends_otherwise and progress.is_last_batch)
                 step = Step(batch, leaves, signature, kind, kind[0] and self._clears, is_met)
@@ -164,6 +161,21 @@ class TrainerSink(Sink):
             if self._last or self.skip_epoch or interrupt.requested:
                 self._deliver()
                 return
+
+    def _see_start(self, batch: Any) -> None:
+        """Calls the callbacks on the host that see the step begin, unless that is to be done in its midst."""
+        self._starts_inside = self._hooks.starts_inside(self._first)
+        if self._starts_inside:
+            return
+        if not self._first:
+            self._catch_up()
+            self._hand_over()
+        for turn, callbacks in self._hooks.starts(self._first):
+            if turn is not Turn.STEP:
+                self._hooks.start(turn, callbacks, batch, self._loop.batch_idx)
+        if self._first:
+            self._last = self._last or self._ends.plan_changed
+            self._look_at_schedules()
 
     def _next(self) -> Any:
         """Fetches a batch. Ctrl-C takes effect here at once; elsewhere it waits until the step has ended."""
@@ -284,6 +296,9 @@ class TrainerSink(Sink):
         tape.gets(batch, self._batch.yielded if self._transfer.is_plain else batch)
         counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
         forget_log = keep_results(loop) if self._may_skip else lambda: None
+        if self._starts_inside:
+            self._start_inside(plain, batch)
+            tape.is_no_example()  # others of its kind are not met there
         output = plain.train()
         if output is None:
             self.skip_epoch = self._last = True
@@ -299,15 +314,15 @@ class TrainerSink(Sink):
             return result
         self._result, self._trained = lambda: result, step
         cleared, made = (now - then for now, then in zip(self._counters.optimization, counted, strict=True))
-        self._ends.saw(made)
+        self._ends.learn(made)
         self._last = self._last or self._ends.is_due(made)
         noted = len(plain.log.calls)
         self.history.add(loss, numbers_in(plain.log.calls, plain.log.values))
         self.progress.trained(step)
-        if self._ends.are_others:  # whose turn it is may have been changed in the step
+        if self._ends.plan_changed:  # whose turn it is may have been changed in the step
             self._hooks = BatchHooks(self._trainer, self._length == 1, self._loop.many, self._loop.compared)
             self._last = True
-        for turn, callbacks in self._hooks.turns(self._last):
+        for turn, callbacks in self._hooks.ends(self._last):
             if turn is Turn.STEP:
                 plain.end_callbacks(callbacks, output)
             elif turn is Turn.MET and callbacks:
@@ -316,7 +331,7 @@ class TrainerSink(Sink):
                 self._hooks.show(callbacks, output, batch, batch_idx)
         early = len(plain.log.calls)
         plain.end(output)
-        if self._ends.are_others and not self._last:
+        if self._ends.plan_changed and not self._last:
             # A hook stopped the training, or planned it otherwise, after the callbacks' turn.
             self._last = True
             self._hooks.end(output, batch, batch_idx)
@@ -329,6 +344,13 @@ class TrainerSink(Sink):
         stepped = tuple(plain.schedulers), tuple(plain.late_schedulers)
         result.note = Note(tuple(log.calls), tuple(log.metrics.calls), early, cleared, made, *stepped)
         return result
+
+    def _start_inside(self, plain: PlainStep, batch: Any) -> None:
+        for turn, callbacks in self._hooks.starts(self._first):
+            if turn is Turn.STEP:
+                plain.begin_callbacks(callbacks)
+            else:
+                self._hooks.start(turn, callbacks, batch, self._loop.batch_idx)
 
     def begun(self, step: Step) -> None:
         """Counts what Lightning has counted by the time at which the module's own code fails."""
@@ -352,7 +374,7 @@ class TrainerSink(Sink):
         loop, calls, self._take_back = self._loop, note.calls, None
         steps, number = cast(Kind, step.kind)[1], loop._batches_that_stepped
         self._counters.trained(note.clearings, note.optimizer_steps)
-        self._ends.saw(note.optimizer_steps)
+        self._ends.learn(note.optimizer_steps)
         step_by_hand(note.schedulers)
         self._catch_up()
         try:
@@ -366,7 +388,7 @@ class TrainerSink(Sink):
             if self._schedulers:
                 with self._users_turn():
                     step_schedulers(loop)
-        if not self._last and self._hooks.shows:
+        if not self._last and self._hooks.shown:
             self._batch.announce()
             with self._users_turn(), told_of_logs(self._module, self._deliver):
                 self._hooks.show(self._hooks.shown, result().output, self._batch.get(), loop.batch_idx)
@@ -425,7 +447,7 @@ class TrainerSink(Sink):
         self._deliver()
         self._processed()
         self.history.add(None, [])
-        for turn, callbacks in self._hooks.turns(self._last):
+        for turn, callbacks in self._hooks.ends(self._last):
             of = {Turn.STEP: self._hooks.end_step, Turn.SHOWN: self._hooks.show, Turn.MET: self._hooks.meet}
             of[turn](callbacks, None, None, loop.batch_idx)
         call._call_lightning_module_hook(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)

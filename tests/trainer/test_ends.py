@@ -66,7 +66,7 @@ def test_steps_by_hand_are_awaited(options):
     assert found.rounds_before([1], 0) == 1
     assert found.rounds_before([1], 1) == 0
     assert not found.may_be_due()  # batches made one step each
-    found.saw(2)
+    found.learn(2)
     assert found.may_be_due()
     counters.trained(0, 2)
     assert found.is_due(2)
