@@ -89,10 +89,10 @@ class LoopSink(TrainerSink):
         """Returns the batches of steps between this one and the sink's last that nobody on the host has to see."""
         if self._is_attended(note) or not self._is_here:
             return None  # batches like this one are transferred in their turn
-        if self._logs.is_full:
+        if self.logs.buffer.is_full:
             if behind:
                 return None  # loggers are not to be called while steps run
-            self._deliver()
+            self.logs.all()
         turns = len(note.turns)
         room = (self._length - self._index - 1 - behind) // turns  # the last one is met by callbacks
         number = self._loop._batches_that_stepped + behind // note.stretch
@@ -181,7 +181,7 @@ class LoopSink(TrainerSink):
         self.progress.trained(self._trained, steps)
         self._batch.take(batch)
         if not note.measures:
-            self._logs.add(parts, number, steps, self._selects, note.stretch)
+            self.logs.buffer.add(parts, number, steps, self._selects, note.stretch)
             return
         self._left = self._left or _Left(turns[0], note.stretch, first, number)
         if self._left.add(parts[0].values, steps):
@@ -202,7 +202,7 @@ class LoopSink(TrainerSink):
         if done:
             by_themselves = values if done > 1 else [value[0] for value in values]
             parts = [LoggedTurns(left.note.calls, by_themselves)]
-            self._logs.add(parts, left.number, done, self._selects, left.stretch)
+            self.logs.buffer.add(parts, left.number, done, self._selects, left.stretch)
         if error is not None:
             self._has_failed = True
             if isinstance(error, Exception):

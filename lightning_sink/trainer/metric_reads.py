@@ -23,7 +23,7 @@ class SinkLoggerConnector(_LoggerConnector):
     def _tell(self) -> None:
         sink = self.sink_strategy.present_sink
         if sink is not None:
-            sink.metrics_are_read()
+            sink.logs.is_read()
 
     def take_over(self) -> None:
         """Keeps the metrics as they are now, as `on_batch_end` does, without an end of the batch."""

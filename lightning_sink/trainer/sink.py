@@ -12,9 +12,7 @@ Private names of Lightning (2.6), each because the order of events has no public
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 from lightning.pytorch.trainer import call
@@ -27,11 +25,10 @@ from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
+from lightning_sink.trainer.delivery import Delivery
 from lightning_sink.trainer.demands import eager_reason
 from lightning_sink.trainer.ends import Ends
-from lightning_sink.trainer.log_buffer import LogBuffer
-from lightning_sink.trainer.logged_turns import LoggedTurns
-from lightning_sink.trainer.logging import Logged, numbers_in, told_of_logs
+from lightning_sink.trainer.logging import numbers_in, told_of_logs
 from lightning_sink.trainer.note import Note, TurnsNote
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep, keep_results
@@ -71,7 +68,7 @@ class TrainerSink(Sink):
         self._length, self._interrupt = length, interrupt
         self.eager_reason = eager_reason(self._trainer)
         self._transfer = Transfer(self._trainer, done=fetcher.queue.prepares)
-        self._logs = LogBuffer(self._trainer, self._module)
+        self.logs = Delivery(self._trainer, self._catch_up)
         self._counters = Counters(loop)
         self._ends = Ends(self._trainer, self._counters, interrupt)
         self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.compared)
@@ -88,8 +85,6 @@ class TrainerSink(Sink):
         self._first = self._last = True
         self._starts_inside = False  # whether callbacks on the host see the present step begin in its midst
         self._is_here = False  # whether the present batch came as the step sees it
-        self._asks_now: int | None = None  # the thread on which the user's code may run between two steps now
-        self._unfinished = 0  # rows of the step under way in `_logs`, behind those of others
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: Step | None = None
         self._result: Callable[[], Result] = lambda: Result(None, [])
@@ -137,7 +132,7 @@ class TrainerSink(Sink):
             inner = not self._first and not self._last and self._is_here
             batch = raw
             if not inner:
-                with self._users_turn():
+                with self.logs.users_turn():
                     batch = self._batch.get()
             self._counters.ready()
             if not inner:
@@ -159,7 +154,7 @@ class TrainerSink(Sink):
                 step = Step(batch, leaves, signature, kind, kind[0] and self._clears, is_met)
                 yield step
             if self._last or self.skip_epoch or interrupt.requested:
-                self._deliver()
+                self.logs.all()
                 return
 
     def _see_start(self, batch: Any) -> None:
@@ -169,7 +164,7 @@ class TrainerSink(Sink):
             return
         if not self._first:
             self._catch_up()
-            self._hand_over()
+            self.logs.before_step()
         for turn, callbacks in self._hooks.starts(self._first):
             if turn is not Turn.STEP:
                 self._hooks.start(turn, callbacks, batch, self._loop.batch_idx)
@@ -181,7 +176,7 @@ class TrainerSink(Sink):
         """Fetches a batch. Ctrl-C takes effect here at once; elsewhere it waits until the step has ended."""
         self._interrupt.held = False
         try:
-            with self._users_turn():
+            with self.logs.users_turn():
                 if not self._fetcher.queue.ready:
                     self._interrupt.raise_for_children()
                 batch, _, _ = next(self._fetcher)
@@ -210,36 +205,11 @@ class TrainerSink(Sink):
 
     def _let_go(self, failed: bool) -> None:
         if failed:
-            self._hand_over()
-        self._logs.deliver()
+            self.logs.before_step()
+        self.logs.buffer.deliver()
         # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory by these.
         self._result, self._trained = lambda: Result(None, []), None
         self._batch = PresentBatch(self._trainer, self._transfer)
-
-    def _deliver(self) -> None:
-        """Hands to Lightning what steps logged."""
-        self._catch_up()
-        self._logs.deliver()
-
-    def _hand_over(self) -> None:
-        """Delivers what programs' steps logged before one that may fail: the metrics are taken over then or never."""
-        if len(self._logs) > self._unfinished:
-            self._logs.deliver(self._unfinished)
-            self._trainer._logger_connector.take_over()
-
-    @contextmanager
-    def _users_turn(self) -> Iterator[None]:
-        """Between two steps, while code of the user's may look at what they logged."""
-        self._asks_now = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._asks_now = None
-
-    def metrics_are_read(self) -> None:
-        """Delivers what steps logged before the user's code looks at it. At other times nobody waits for it."""
-        if self._asks_now == threading.get_ident():
-            self._deliver()
 
     def _catch_up(self) -> None:
         """Sees to what steps left for later: nothing here."""
@@ -287,7 +257,7 @@ class TrainerSink(Sink):
             self._take_back()
             self._take_back = None
         self._catch_up()
-        self._hand_over()
+        self.logs.before_step()
         self._batch.announce()
         self._kind_of_all = None  # the user's code may set the trainer's options
         loop = self._loop
@@ -382,27 +352,26 @@ class TrainerSink(Sink):
             pairs = list(zip(calls, values, strict=True))
             early, late = pairs[: note.early], pairs[note.early :]
             # Before a scheduler of the user's looks at it, or one fails; a logger gets it with what comes late.
-            self._add(early, number)
-            self._unfinished = bool(early)
+            self.logs.begin(early, number)
         finally:  # a metric may refuse what it gets: the step counts nevertheless
             if self._schedulers:
-                with self._users_turn():
+                with self.logs.users_turn():
                     step_schedulers(loop)
         if not self._last and self._hooks.shown:
             self._batch.announce()
-            with self._users_turn(), told_of_logs(self._module, self._deliver):
+            with self.logs.users_turn(), told_of_logs(self._module, self.logs.all):
                 self._hooks.show(self._hooks.shown, result().output, self._batch.get(), loop.batch_idx)
         if not self._last and self._ends.is_due(note.optimizer_steps):
             # A hook on the host stopped the training or planned it otherwise, or something waits for a step by hand.
             self._batch.announce()
             self._last = True
         if self._last:
-            self._hand_over()
-        self._unfinished = 0
+            self.logs.before_step()
+        self.logs.finish()
         if not self._last:
-            self._add(late, number, self._selects if steps else 0)
-            if self._logs.is_full:
-                self._deliver()
+            self.logs.add(late, number, self._selects if steps else 0)
+            if self.logs.buffer.is_full:
+                self.logs.all()
         self.history.add(loss, numbers_in(calls, values) if calls else [])
         self.progress.trained(step)
         self._result, self._trained = result, step
@@ -411,20 +380,16 @@ class TrainerSink(Sink):
             self._counters.completed()
             loop._batches_that_stepped += steps
             return
-        self._deliver()
+        self.logs.all()
         self._hooks.end(result().output, self._batch.get(), loop.batch_idx)
         self._step_behind(note)
-        self._add(late, number)
-        self._deliver()
+        self.logs.add(late, number)
+        self.logs.all()
         self._completed()
 
     def _step_behind(self, note: Note) -> None:
         step_by_hand(note.late_schedulers)
         self._option_hooks.set_behind(self._loop.batch_idx)
-
-    def _add(self, pairs: Logged, number: int, selects: int = 0) -> None:
-        calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]
-        self._logs.add([LoggedTurns(calls, values)], number, 1, selects)
 
     def _processed(self) -> None:
         self._loop.batch_progress.increment_processed()
@@ -444,7 +409,7 @@ class TrainerSink(Sink):
         """A batch of None: plain Lightning warns and counts it."""
         loop = self._loop
         loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
-        self._deliver()
+        self.logs.all()
         self._processed()
         self.history.add(None, [])
         for turn, callbacks in self._hooks.ends(self._last):
@@ -465,7 +430,7 @@ class TrainerSink(Sink):
 
         `announced` batches came and are not trained.
         """
-        self._deliver()
+        self.logs.all()
         if self._trained is None:
             return
         loop, stepped = self._loop, cast(Kind, self._trained.kind)[1]

@@ -1,0 +1,72 @@
+"""When Lightning is handed what steps logged: before anybody looks at it, and before a step that may fail.
+
+`Delivery` owns the buffer of what a sink's steps logged. A program's step logs before its last hook and in it; where
+the step is under way in between, the first part is not to be handed over with what steps before it logged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_sink.trainer.log_buffer import LogBuffer
+from lightning_sink.trainer.logged_turns import LoggedTurns
+from lightning_sink.trainer.logging import Logged
+
+
+class Delivery:
+    """What steps of a sink logged, on its way to Lightning.
+
+    Args:
+        catch_up: Sees to what steps left for later, before all is delivered.
+
+    Attributes:
+        buffer: What is not delivered yet.
+    """
+
+    def __init__(self, trainer: Any, catch_up: Callable[[], None]) -> None:
+        self.buffer = LogBuffer(trainer, trainer.lightning_module)
+        self._trainer, self._catch_up = trainer, catch_up
+        self._under_way = 0  # rows of the step that is
+        self._asks: int | None = None  # the thread on which the user's code may run between two steps now
+
+    def add(self, pairs: Logged, number: int, selects: int = 0) -> None:
+        """Takes what a step logged, whose number for loggers it is; they get each that `selects` selects."""
+        calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]
+        self.buffer.add([LoggedTurns(calls, values)], number, 1, selects)
+
+    def begin(self, early: Logged, number: int) -> None:
+        """Takes what a step logged before its last hook: it is under way until `finish`."""
+        self.add(early, number)
+        self._under_way = bool(early)
+
+    def finish(self) -> None:
+        """The step is no longer under way."""
+        self._under_way = 0
+
+    def all(self) -> None:
+        """Hands to Lightning what steps logged."""
+        self._catch_up()
+        self.buffer.deliver()
+
+    def before_step(self) -> None:
+        """Hands over what programs' steps logged before one that may fail: metrics are taken over then or never."""
+        if len(self.buffer) > self._under_way:
+            self.buffer.deliver(self._under_way)
+            self._trainer._logger_connector.take_over()
+
+    @contextmanager
+    def users_turn(self) -> Iterator[None]:
+        """Between two steps, while code of the user's may look at what they logged."""
+        self._asks = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._asks = None
+
+    def is_read(self) -> None:
+        """Delivers what steps logged before the user's code looks at it. At other times nobody waits for it."""
+        if self._asks == threading.get_ident():
+            self.all()
