@@ -403,6 +403,12 @@ class PrintsNow(L.Callback):
         self.loss = outputs["loss"] if (batch_idx + 1) % 3 == 0 else None
 
 
+def test_of_several_that_act_at_some_batches_all_are_named():
+    _, sink = both(Net, loader, strategy("traced"), callbacks=lambda: [PrintsNow(), ByAName()], max_epochs=1)
+    names = "`PrintsNow.on_train_batch_end` and `ByAName.on_train_batch_end` decide by `batch_idx` or `global_step`"
+    assert [text.startswith(names) for text in sink.warned if "decide" in text] == [True]
+
+
 @pytest.mark.parametrize("make", [Unfreezes, PrintsNow])
 def test_a_callback_that_acts_at_some_batches_only_is_told_of(make):
     plain, sink = both(Net, loader, strategy("traced"), callbacks=lambda: [make()], max_epochs=3)
@@ -438,11 +444,47 @@ class ByItsNumber(L.Callback):
             self.number = number
 
 
-@pytest.mark.parametrize(("make", "hook"), [(Tells, None), (ByAName, "end"), (ByItsNumber, "start")])
+def every_fifth(step, of=5):
+    return step % of == 0
+
+
+class ByAFunction(L.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if every_fifth(of=3, step=trainer.global_step):
+            self.step = args
+
+
+class ByAMethod(L.Callback):
+    @torch.no_grad()
+    def on_train_batch_start(self, trainer, pl_module, batch, number):
+        self._act(batch, number)
+
+    def _act(self, batch, index):
+        if self.is_due(index):
+            self.batch = batch
+
+    @staticmethod
+    def is_due(index):
+        return index > 3
+
+
+class TellsByMethods(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, number):
+        self._note(number, trainer)
+        self.log("number", float(number))
+
+    def _note(self, number, trainer):
+        self.last = f"{number} of {trainer.num_training_batches}"
+        return self._note if number is None else None
+
+
+OF_HOOKS = [(Tells, None), (ByAName, "end"), (ByItsNumber, "start"), (ByAFunction, "end"), (ByAMethod, "start")]
+
+
+@pytest.mark.parametrize(("make", "hook"), [*OF_HOOKS, (TellsByMethods, None)])
 def test_by_what_a_hook_decides_its_source_says(make, hook):
     for each in ("start", "end"):
-        name = f"on_train_batch_{each}"
-        assert decides_by_counts(getattr(make, name), name) == (each == hook)
+        assert decides_by_counts(make(), f"on_train_batch_{each}") == (each == hook)
 
 
 class SeesStarts(EMAWeightAveraging):

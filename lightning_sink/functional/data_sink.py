@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -20,6 +22,7 @@ from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Engine
+from lightning_sink.errors import UnsupportedError
 from lightning_sink.functional.batches import Signature
 from lightning_sink.functional.outputs import Outputs
 from lightning_sink.functional.sink import FunctionSink
@@ -61,6 +64,7 @@ class DataSink:
         self._report = QueueReport()
         self._outputs = Outputs()
         self._history: dict[str, Any] | None = None
+        self._running = threading.Lock()
         self.steps = 0
 
     def __repr__(self) -> str:
@@ -77,10 +81,27 @@ class DataSink:
         Raises:
             ValueError: A batch is not what `input_signature` says.
             EmptyDatasetError: The dataset gives no batch.
+            UnsupportedError: The sink is running already: in another thread, or this is its own step.
             Exception: What the step or the dataset raises. The steps before have been run; a compiled one that fails
                 may have changed weights, and says so. The next call goes on behind the batch that failed.
         """
-        engine, queue, state = self._begin()
+        with self._alone():
+            return self._run(*self._begin())
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuses what would train with the same queue and program meanwhile."""
+        if not self._running.acquire(blocking=False):
+            raise UnsupportedError(
+                f"{self!r} is running: it was called from its own step, or from another thread meanwhile. Call it when"
+                " it has returned, or bind another sink."
+            )
+        try:
+            yield
+        finally:
+            self._running.release()
+
+    def _run(self, engine: Engine, queue: BatchQueue, state: State) -> Any:
         with DeferredInterrupt() as interrupt:
             sink = FunctionSink(
                 self._function,

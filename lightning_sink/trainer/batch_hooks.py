@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import first_line, is_library
 from lightning_sink.errors import warn_at
-from lightning_sink.trainer.callback_code import decides_by_counts, function_of, overrides, uses
+from lightning_sink.trainer.callback_code import decides_by_counts, overrides, uses
 from lightning_sink.trainer.host_state import HostState
 from lightning_sink.trainer.turns import END, ON_HOST, START, Groups, Turn, Turns, runs_users
 
@@ -187,17 +187,17 @@ class BatchHooks:
         if (asked := f"{hook} decides") in self._of_fit.told:
             return
         self._of_fit.told.add(asked)
-        users = (item for item in self._met if runs_users(item, hook))
-        one = next((item for item in users if decides_by_counts(function_of(item, hook), hook)), None)
-        if one is None:
+        found = [item for item in self._met if runs_users(item, hook) and decides_by_counts(item, hook)]
+        if not found:
             return
-        name, which = f"{type(one).__name__}.{hook}", "last" if hook == END else "first"
+        who = " and ".join(f"`{type(item).__name__}.{hook}`" for item in found)
+        decide, which = "decides" if len(found) == 1 else "decide", "last" if hook == END else "first"
         text = (
-            f"`{name}` decides by `batch_idx` or `global_step` what it does, and a sink calls it once, for its {which}"
-            " batch: what it would do at others is left out. Derive it from `lightning_sink.StepCallback`, move that"
-            " into the LightningModule's hook of the same name, or train with sinks that end where it acts."
+            f"{who} {decide} by `batch_idx` or `global_step` what to do, and a sink calls a callback once, for its"
+            f" {which} batch: what would be done at others is left out. Derive it from `lightning_sink.StepCallback`,"
+            " move that into the LightningModule's hook of the same name, or train with sinks that end where it acts."
         )
-        warn_at(text, first_line(getattr(one, hook)))
+        warn_at(text, first_line(getattr(found[0], hook)))
 
     @contextmanager
     def _compared(self, hook: str, callbacks: list[Any], batch: Any) -> Iterator[None]:

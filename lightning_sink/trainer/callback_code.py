@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import inspect
 from collections.abc import Collection
 from functools import partial
 from types import FunctionType
@@ -11,7 +12,9 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from lightning_sink.trainer.sources import source_of
+from lightning_sink.engine.source import source_of
+from lightning_sink.engine.watch import is_library
+from lightning_sink.trainer.sources import variable
 
 
 def overrides(callback: Callback, hook: str) -> bool:
@@ -50,20 +53,55 @@ _PLACES = {"on_train_batch_start": 4, "on_train_batch_end": 5}
 """Where the batch's index is among the arguments of a hook, behind the callback itself."""
 
 
-def decides_by_counts(function: Any, hook: str) -> bool:
+def decides_by_counts(callback: Callback, hook: str) -> bool:
     """Tells whether a hook does something for some batches only, by their number, as far as its source says.
 
     A sink's first batch, and an epoch's last, are always shown to it.
     """
-    source = source_of(function) if isinstance(function, FunctionType) else None
+    return _decides(function_of(callback, hook), {_PLACES[hook]}, callback, hook, set())
+
+
+def _decides(function: Any, counts: set[int | str], callback: Callback, hook: str, seen: set[Any]) -> bool:
+    """Tells whether a function decides so, or one of the user's that it calls.
+
+    `counts`: which of its arguments are counts, by place or name. `seen`: functions that need no look.
+    """
+    function = inspect.unwrap(function) if callable(function) else None
+    if not isinstance(function, FunctionType) or function in seen or is_library(function.__module__ or ""):
+        return False
+    seen.add(function)
+    file = source_of((function.__code__,), function.__code__.co_filename)
+    source = None if file is None else file.function(function.__code__)
     if source is None:
         return False
-    names = _COUNTS | {given.arg for given in source.args.args[_PLACES[hook] :]}
-    for node in ast.walk(source):
+    given = [each.arg for each in source.args.args]
+    names = _COUNTS | {name for place, name in enumerate(given) if {place, name} & counts}
+    nodes = [*ast.walk(source)]
+    for node in nodes:
         if isinstance(node, ast.Assign) and _mentions(node.value, names):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    choices = [node.test for node in ast.walk(source) if isinstance(node, (ast.If, ast.IfExp, ast.While))]
-    return any(_computes_with(part, names, hook) for test in choices for part in ast.walk(test))
+    choices: list[Any] = [node.test for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.While))]
+    choices += [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
+    if any(_computes_with(part, names, hook) for choice in choices for part in ast.walk(choice)):
+        return True
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        called, offset = _called(call.func, function, given, callback)
+        known: set[int | str] = {offset + place for place, each in enumerate(call.args) if _mentions(each, names)}
+        known |= {each.arg for each in call.keywords if each.arg is not None and _mentions(each.value, names)}
+        if _decides(called, known, callback, hook, seen):
+            return True
+    return False
+
+
+def _called(func: ast.expr, function: FunctionType, given: list[str], callback: Callback) -> tuple[Any, int]:
+    """Returns the function that is called by its name, or as the callback's method, and the number of its own place."""
+    if isinstance(func, ast.Name):
+        return variable(function, func.id), 0
+    of = func.value if isinstance(func, ast.Attribute) else None
+    if not given or not isinstance(of, ast.Name) or of.id != given[0]:
+        return None, 0
+    found = inspect.getattr_static(type(callback), func.attr, None)  # type: ignore[attr-defined]
+    return found, int(not isinstance(found, staticmethod))
 
 
 def _computes_with(part: ast.AST, names: Collection[str], hook: str) -> bool:

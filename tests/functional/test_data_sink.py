@@ -18,7 +18,7 @@ from torch import nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_sink import CompileError, DataSink, EmptyDatasetError, SinkWarning, data_sink
+from lightning_sink import CompileError, DataSink, EmptyDatasetError, SinkWarning, UnsupportedError, data_sink
 from lightning_sink.data import pace
 from lightning_sink.engine.compiler.generated import missing_compiler
 
@@ -623,6 +623,49 @@ def test_another_thread_may_train():
     thread.join()
     assert len(done) == 1
     assert_same(plain, sunk, exact=False)
+
+
+@ENGINES
+def test_a_sink_that_is_running_is_refused_to_others(engine):
+    plain, sunk, waits, goes_on = Task(), Task(), threading.Event(), threading.Event()
+    batches = list(loader(48))
+    by_hand(plain, batches, 40)
+
+    class Waits:
+        def __iter__(self):
+            for number, batch in enumerate(batches):
+                if number == 3:
+                    waits.set()
+                    assert goes_on.wait(30)
+                yield batch
+
+    sunk.sink = data_sink(sunk.step, Waits(), 20, engine=engine)
+    thread = threading.Thread(target=sunk.sink)
+    torch.manual_seed(7)
+    thread.start()
+    assert waits.wait(30)
+    with pytest.raises(UnsupportedError, match=r"Task\.step.* is running: .*Call it when it has returned"):
+        sunk.sink()
+    goes_on.set()
+    thread.join()
+    assert sunk.sink.steps == 20
+    sunk.sink()
+    sunk.sink.close()
+    assert_same(plain, sunk, exact=engine == "eager")
+
+
+def test_a_step_that_calls_its_own_sink_is_told_so():
+    task = Task()
+
+    def step(x, y):
+        task.step(x, y)
+        sink()
+
+    with (
+        data_sink(step, list(loader(48)), 5, engine="eager") as sink,
+        pytest.raises(UnsupportedError, match="own step"),
+    ):
+        sink()
 
 
 def test_a_traversal_that_failed_to_begin_begins_anew():
