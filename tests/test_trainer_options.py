@@ -289,11 +289,22 @@ class Averages(WeightAveraging):
         pl_module.replan()
 
 
+class Comes(LearningRateMonitor):
+    """Comes in the midst of a training, and sees batches end from there on."""
+
+    def __init__(self):
+        super().__init__("step")
+        self.first = None
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.first = batch_idx if self.first is None else self.first
+
+
 CHANGES = {
     "log_every_n_steps": lambda trainer: setattr(trainer, "log_every_n_steps", 10),
     "val_check_batch": lambda trainer: setattr(trainer, "val_check_batch", 9),
     "accumulate_grad_batches": lambda trainer: setattr(trainer, "accumulate_grad_batches", 3),
-    "callbacks": lambda trainer: trainer.callbacks.append(LearningRateMonitor("step")),
+    "callbacks": lambda trainer: trainer.callbacks.append(Comes()),
 }
 
 
@@ -312,6 +323,11 @@ def test_what_a_hook_changes_of_the_trainer_is_heeded_from_there_on(change, make
     plain, sink = both(trained, lambda: loader(40, last=8), sinks(sink_size=-1, engine=engine), **options)
     assert_parity(plain, sink, exact=engine == "eager")
     assert sink.module.validated == plain.module.validated
+    firsts = [[item.first for item in run.trainer.callbacks if isinstance(item, Comes)] for run in (plain, sink)]
+    assert len(firsts[0]) == (change == "callbacks")
+    if firsts[0] and make is AtTheEnd:  # it comes behind the callbacks' turn, and is met where the next sink ends
+        firsts[0] = [39]
+    assert firsts[0] == firsts[1]
 
 
 @pytest.mark.parametrize("change", ["val_check_batch", "callbacks"])

@@ -26,6 +26,7 @@ from lightning_sink.engine.watch import first_line, is_library
 from lightning_sink.errors import warn_at
 from lightning_sink.trainer.callback_code import decides_by_counts, overrides, uses
 from lightning_sink.trainer.host_state import HostState
+from lightning_sink.trainer.step_callback import StepCallback
 from lightning_sink.trainer.turns import END, ON_HOST, START, Groups, Turn, Turns, runs_users
 
 _BATCH = {START: 2, END: 3}
@@ -128,8 +129,9 @@ class BatchHooks:
         return self._turns.inside(START, self._who_sees_start(first)) is not None
 
     def starts(self, first: bool) -> Groups:
-        """Returns whose turn it is before a step, those too who belong to it."""
-        return self._turns.groups(START, {Turn.STEP, *self._who_sees_start(first)})
+        """Yields whose turn it is before a step, those too who belong to it, and who has come meanwhile."""
+        yield from self._turns.groups(START, {Turn.STEP, *self._who_sees_start(first)})
+        yield from self._turns.newcomers()
 
     def start(self, turn: Turn, callbacks: list[Any], batch: Any, batch_idx: int) -> None:
         """Shows some callbacks on the host, whose turn it is, that a step begins."""
@@ -142,9 +144,14 @@ class BatchHooks:
 
     # -- where a batch ends -----------------------------------------------------------------------------------------
 
-    def ends(self, last: bool) -> Groups:
-        """Returns whose turn it is behind a step; `last`: whether it is the sink's last one."""
-        return self._turns.groups(END, {*Turn} if last else {Turn.STEP, Turn.SHOWN})
+    def ends(self, last: bool, late: bool = False) -> Groups:
+        """Yields whose turn it is behind a step, and if it is the sink's last one, who has come meanwhile.
+
+        `late`: whether their turn was over before anybody knew that it is; who has come since sees the next one.
+        """
+        yield from self._turns.groups(END, {*Turn} if last else {Turn.STEP, Turn.SHOWN})
+        if last and not late:
+            yield from self._turns.newcomers()
 
     def end_step(self, callbacks: list[Any], *arguments: Any) -> None:
         """A step ends, for some callbacks that belong to it."""
@@ -160,10 +167,10 @@ class BatchHooks:
         with self._compared(END, callbacks, batch):
             self._call(END, callbacks, output, batch, batch_idx)
 
-    def end(self, output: Any, batch: Any, batch_idx: int) -> None:
-        """The last batch of the sink has been trained."""
+    def end(self, output: Any, batch: Any, batch_idx: int, late: bool = False) -> None:
+        """The last batch of the sink has been trained; `late` as for `ends`."""
         is_new = self._showed != batch_idx
-        for turn, callbacks in self.ends(last=True):
+        for turn, callbacks in self.ends(last=True, late=late):
             if turn is Turn.MET:
                 self.meet(callbacks, output, batch, batch_idx)
             elif turn is Turn.SHOWN and is_new:
@@ -204,7 +211,7 @@ class BatchHooks:
         """Warns where a user's callback changes what the training depends on; Lightning's own are known."""
         if self._looks[hook]:
             self._tell_of_counts(hook)
-        users = [item for item in callbacks if runs_users(item, hook)]
+        users = [item for item in callbacks if runs_users(item, hook) and not isinstance(item, StepCallback)]
         if not users or not self._looks[hook] or hook in self._of_fit.told:
             yield
             return

@@ -299,12 +299,15 @@ class TrainerSink(Sink):
                 self._hooks.meet(callbacks, output, batch, batch_idx)
             elif callbacks:
                 self._hooks.show(callbacks, output, batch, batch_idx)
+        if self._ends.plan_changed and not self._last:  # by one of these
+            self._last = True
+            self._hooks.end(output, batch, batch_idx)
         early = len(plain.log.calls)
         plain.end(output)
         if self._ends.plan_changed and not self._last:
             # A hook stopped the training, or planned it otherwise, after the callbacks' turn.
             self._last = True
-            self._hooks.end(output, batch, batch_idx)
+            self._hooks.end(output, batch, batch_idx, late=True)
         log = plain.log
         for hazard in log.hazards:
             tape.hazard(hazard)
@@ -437,5 +440,5 @@ class TrainerSink(Sink):
         loop._batches_that_stepped -= stepped
         with self._counters.as_before(announced):
             self._trainer._logger_connector.on_batch_end()
-            self._hooks.end(self._result().output, self._trained.batch, loop.batch_idx)
+            self._hooks.end(self._result().output, self._trained.batch, loop.batch_idx, late=True)
         loop._batches_that_stepped += stepped

@@ -7,7 +7,7 @@ looks, so it is shown every step that it would log. Everybody else is called wit
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from enum import Enum
 from itertools import groupby
 from operator import itemgetter
@@ -48,7 +48,7 @@ class Turn(Enum):
 
 ON_HOST = frozenset([Turn.SHOWN, Turn.LOGGED, Turn.MET])
 
-Groups = list[tuple[Turn, list[Any]]]
+Groups = Iterator[tuple[Turn, list[Any]]]
 """Callbacks in their order, those of one turn in a row together."""
 
 
@@ -69,6 +69,7 @@ class Turns:
     """
 
     def __init__(self, trainer: Any, alone: bool) -> None:
+        self._trainer = trainer
         self._turns = [(item, _turn_of(item, alone)) for item in trainer.callbacks]
         self._have_step = bool(self.of({Turn.STEP}))
         self._every = {*ON_HOST} if alone else {Turn.SHOWN}  # who see every step
@@ -80,14 +81,20 @@ class Turns:
         return [item for item, turn in self._turns if turn in turns]
 
     def groups(self, hook: str, turns: Collection[Turn]) -> Groups:
-        """Returns, in Lightning's order, whose hook is due of those who have one of some turns.
+        """Yields, in Lightning's order, whose hook is due of those who have one of some turns.
 
         Who does nothing there does not part those that belong to the step. `LOGGED` is given as `MET`.
         """
         due = [(item, Turn.MET if turn is Turn.LOGGED else turn) for item, turn in self._turns if turn in turns]
         if self._have_step:
             due = [(item, turn) for item, turn in due if overrides(item, hook)]
-        return [(turn, [item for item, _ in group]) for turn, group in groupby(due, key=itemgetter(1))]
+        yield from ((turn, [item for item, _ in group]) for turn, group in groupby(due, key=itemgetter(1)))
+
+    def newcomers(self) -> Groups:
+        """Yields the callbacks that others have put into the list since: Lightning calls them in the same go."""
+        known = {id(item) for item, _ in self._turns}
+        if new := [item for item in self._trainer.callbacks if id(item) not in known]:
+            yield Turn.MET, new
 
     def inside(self, hook: str, turns: Collection[Turn]) -> StepCallback | None:
         """Returns one that belongs to the step, and with whose hook the step is met in its midst; None for none.
