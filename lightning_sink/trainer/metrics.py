@@ -142,7 +142,7 @@ class MetricCalls:
         """Returns where a logged value comes from; None for one that the step computed."""
         if isinstance(value, Metric):
             known = any(value is metric for metric in self.metrics)
-            return Source(len(self.calls), metric=Same(value)) if known else None
+            return Source(len(self.calls), metric=Same(value, hold=True)) if known else None
         held, source = self._returned.get(id(value), (None, None))
         return source if held is value else None
 
@@ -157,7 +157,7 @@ class MetricCalls:
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         grad = torch.is_grad_enabled()
-        self.calls.append(MetricCall(Same(metric), method, arguments, spec, grad, device, autocast, shapes))
+        self.calls.append(MetricCall(Same(metric, hold=True), method, arguments, spec, grad, device, autocast, shapes))
 
     def has_returned(self, leaf: Tensor) -> bool:
         """Tells whether a call before has returned this very tensor."""

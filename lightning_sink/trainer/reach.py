@@ -22,7 +22,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from lightning_sink.engine.source import codes_in
-from lightning_sink.engine.state.attributes import Same, fingerprint, is_a
+from lightning_sink.engine.state.attributes import Same, fingerprint, is_a, is_torchs_data, sizes_of
 from lightning_sink.engine.state.holders import class_state, users_classes
 from lightning_sink.engine.state.schedulers import set_by, with_inner
 from lightning_sink.engine.state.slots import Outside
@@ -30,9 +30,6 @@ from lightning_sink.engine.watch import is_library, is_users, module_of
 from lightning_sink.held import held_by
 from lightning_sink.trainer.reads import TOLD
 from lightning_sink.trainer.schedules import schedulers_of
-
-_LEFT_OUT = TOLD | {"estimated_stepping_batches"}
-"""Properties of Lightning's that are told where they are read, or would load data."""
 
 _MOVES = frozenset(["batch_progress", "scheduler_progress", "optim_progress", "_batches_that_stepped"])
 _MOVES |= {"done", "_is_training_done"}
@@ -167,8 +164,10 @@ class _Walk:
         self._met[id(value)] = value
         named = {name: held[name] for name in self._names.intersection(held)}
         for name, base in _of_classes(kind, self._names).items():
-            if name not in named and (name not in _LEFT_OUT or not is_library(module_of(base))):
+            if name not in named and (name not in TOLD or not is_library(module_of(base))):
                 self._of_class(f"{path}.{name}", value, name, base, named)
+        if is_torchs_data(value):
+            self.found[f"{path} sizes"] = tuple(sizes_of(value))
         moves = _MOVES if is_library(module_of(kind)) else frozenset[str]()
         if id(value) in self._by_step:
             moves = _OF_SCHEDULERS | set_by(kind)  # type: ignore[arg-type]

@@ -165,6 +165,11 @@ class Binding:
     home: Slot | None = None
     twins: list[Slot] = field(default_factory=list)
 
+    @property
+    def slots(self) -> list[Slot]:
+        """All slots that it is in."""
+        return [slot for slot in (self.slot, self.home, *self.twins) if slot is not None]
+
 
 def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[list[Binding], list[Hazard]]:
     """Finds out where each input comes from, and why the two steps make no program, if they make none.

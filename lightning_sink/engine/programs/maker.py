@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from lightning_sink.engine.compiler.functions import Functions
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
 from lightning_sink.engine.programs.binding import Binding, Observation, observe
+from lightning_sink.engine.programs.bystanders import Asked
 from lightning_sink.engine.programs.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key, Programs
@@ -169,6 +170,7 @@ class ProgramMaker:
         self._parts.collected.leave_out(sink.option_names)
         self._parts.carried.leave_out(sink.option_names)
         before = Snapshot(self._parts)
+        asked = Asked(before)
         look = self._granted.python
         recorder = Recorder(self._hyper, self._counts, before, step.leaves, look, sink.sets_options)
         result = sink.run(step, recorder)
@@ -182,7 +184,7 @@ class ProgramMaker:
         self._parts.varying.check([hazard.what for hazard in recording.frozen], not recording.hazards)
         bindings = candidate.compare(observation, self._volatile)
         if bindings is not None:
-            return self._make(step.key, candidate, observation, bindings)
+            return self._make(step.key, candidate, observation, bindings, asked)
         if candidate.hazard is not None:
             self._fail(step.key, candidate.hazard, _MOST_FAILURES if recording.acts_twice else 1)
             self.report(candidate.hazard)
@@ -212,7 +214,9 @@ class ProgramMaker:
             self._volatile |= names
             self._programs.remove_homes(names)
 
-    def _make(self, key: Key, candidate: Candidate, observation: Observation, bindings: list[Binding]) -> bool:
+    def _make(
+        self, key: Key, candidate: Candidate, observation: Observation, bindings: list[Binding], asked: Asked
+    ) -> bool:
         recording = observation.recording
         function: CompiledStep | Hazard
         if recording.questions and self._programs.count_asking(key) >= MOST_ANSWERS:
@@ -233,5 +237,7 @@ class ProgramMaker:
         counts = [pair for each in knowing for pair in each.among(tensors)]
         lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
         held = parts.carried.kept_in(tensors)
-        self._programs.add(key, Program(observation, bindings, function, counts, held, lifted))
+        known = {slot.name for binding in bindings for slot in binding.slots}
+        bystanders = asked.of_others(self._volatile | known, tensors)
+        self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted))
         return True

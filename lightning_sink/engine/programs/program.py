@@ -13,6 +13,7 @@ from lightning_sink.engine.compiler.loop import CompiledStep
 from lightning_sink.engine.compiler.row import Layout, Turn, layout_of
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.binding import TENSOR, Binding, Observation
+from lightning_sink.engine.programs.bystanders import Bystanders
 from lightning_sink.engine.state.slots import shape_of, share_memory, storages
 from lightning_sink.engine.step import Column, Result
 
@@ -22,6 +23,7 @@ class Program:
 
     Args:
         function: Takes the inputs, writes in place what the step wrote in place, returns the outputs.
+        bystanders: Tensors of the training with which it does nothing.
         counts: Inputs that stand for counters, with what gives their values.
         held: Inputs that have what attributes hold, and may be written to, with what gives it before a step; None for
             one that keeps what is there.
@@ -50,13 +52,14 @@ class Program:
         observation: Observation,
         bindings: list[Binding],
         function: CompiledStep,
+        bystanders: Bystanders,
         counts: list[tuple[Tensor, Callable[[], Any]]],
         held: Sequence[tuple[Tensor, Callable[[], Any]]],
         lifted: Collection[Tensor] = (),
     ) -> None:
         recording = observation.recording
         self.turns, self.function, self.bindings = [self], function, bindings
-        self.counts, self._held = counts, held
+        self.counts, self._held, self._bystanders = counts, held, bystanders
         self.text, self.dtypes, self.grad_mode = recording.text, recording.dtypes, recording.grad_mode
         self.guards, self.questions, self._equal = recording.guards, recording.questions, recording.equal
         self.note, self.loss, self.appends = observation.note, observation.loss, observation.appends
@@ -155,6 +158,8 @@ class Program:
         if any(not torch.equal(tensor, value) for tensor, value in self._read):
             return False
         if any(shape_of(slot.get()) != shape for slot, shape in self._unread):
+            return False
+        if not self._bystanders.are_the_same():
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]

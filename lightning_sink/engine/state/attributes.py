@@ -10,13 +10,15 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from functools import partial
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard, TypeVar, cast
-from weakref import ProxyTypes
+from weakref import ProxyTypes, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -109,6 +111,15 @@ def _few_scalars(values: Collection[Any]) -> Hashable | None:
     return tuple([(type(value), _told_apart(value)) for value in values])
 
 
+def asked_of(tensor: Tensor | None) -> tuple[Any, ...] | None:
+    """Returns what Python may ask of a tensor and no operation shows: `if self.bank.numel() > 0:`."""
+    if tensor is None or is_lazy(tensor):
+        return tensor if tensor is None else (type(tensor),)
+    places = (tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else ()
+    asks = tensor.is_leaf and tensor.requires_grad
+    return type(tensor), tensor.shape, tensor.dtype, tensor.device, asks, tensor.layout, places
+
+
 def _untensored(item: Any, known: Collection[int]) -> Hashable:
     """Returns a fingerprint of an item; of a tensor, only of the attributes that somebody has put on it."""
     if not is_a(item, Tensor):
@@ -121,6 +132,18 @@ def own_attributes(value: Any) -> dict[str, Any]:
     held = vars(value)
     left_out = (_BUFFERS if "_is_buffer" in held else ()) if is_a(value, Tensor) else _DATASETS
     return {name: item for name, item in held.items() if name not in left_out} if held and left_out else held
+
+
+def is_torchs_data(value: Any) -> bool:
+    """Tells whether a value is a dataset of torch's own."""
+    return module_of(type(value)) == "torch.utils.data.dataset"
+
+
+def sizes_of(dataset: Any) -> list[int]:
+    """Returns how much is in a dataset of torch's own."""
+    held = vars(dataset)
+    sizes = [len(held["indices"])] if hasattr(type(held.get("indices")), "__len__") else []
+    return [*sizes, *held.get("cumulative_sizes", ()), *(len(tensor) for tensor in held.get("tensors", ()))]
 
 
 def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
@@ -175,16 +198,30 @@ def are_the_same(one: list[Any], other: list[Any]) -> bool:
 
 
 class Same:
-    """An object that counts as the same while it is the same; holds it, so that no other takes its identity."""
+    """An object that counts as the same while it is the same, and is alive.
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    It is kept alive where that cannot be told otherwise, or is asked for (`hold`); else not, for steps may count what
+    is alive: `len(self.weak_references)`.
+    """
+
+    def __init__(self, value: Any, *, hold: bool = False) -> None:
+        self._hash = id(value)
+        self._find = partial(_given, value) if hold or not type(value).__weakrefoffset__ else ref(value)
+
+    @property
+    def value(self) -> Any:
+        """The object; None where it is gone."""
+        return self._find()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
+        return isinstance(other, Same) and self._hash == other._hash and self.value is other.value is not None
 
     def __hash__(self) -> int:
-        return id(self.value)
+        return self._hash
+
+
+def _given(value: Any) -> Any:
+    return value
 
 
 class _Walk:
@@ -218,7 +255,7 @@ class _Walk:
         self._met[id(value)] = number, depth, value
         children = self._children(value) if depth else None
         if children is None:
-            return _itself(value), 0
+            return _itself(value), asked_of(value) if is_a(value, Tensor) else 0
         if len(children) > self._left:
             plain = len(children) <= MOST_BYTES and all(type(child) in SCALARS for child in children)
             return _itself(value), tuple(children) if plain else len(children)
@@ -246,13 +283,16 @@ class _Walk:
             return _attributes(value)
         if is_a(value, type):
             is_nobodys = module_of(value) == "builtins" or is_library(module_of(value))
-            return None if is_nobodys else [Same(value), *_plain_in(value)]
+            bases = dict.fromkeys([value, *users_bases(value)])
+            return None if is_nobodys else [item for base in bases for item in (Same(base), *_plain_in(base))]
         if is_a(value, ModuleType):
             return _plain_in(value) if is_users(value.__name__) else None
         if is_a(value, nn.Module):
             return _of_module(value)
-        if is_a(value, Tensor) or module_of(type(value)) == "torch.utils.data.dataset":
-            return [Same(value), own] if (own := own_attributes(value)) else None
+        if is_a(value, Tensor):
+            return [Same(value), *(asked_of(value) or ()), own] if (own := own_attributes(value)) else None
+        if is_torchs_data(value):
+            return [Same(value), sizes_of(value), own_attributes(value)]
         held = insides(value)
         return [*(held or ()), *_attributes(value)] if _is_users_object(value) else held
 
@@ -261,7 +301,7 @@ class _Walk:
         if kind in self._classes:
             return []
         self._classes.add(kind)
-        return [item for base in kind.__mro__ if is_users(module_of(base)) for item in _of_own(base)]
+        return [item for base in users_bases(kind) for item in _of_own(base)]
 
     def _numpy(self, value: Any, depth: int) -> Hashable:
         generator = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
@@ -273,6 +313,11 @@ class _Walk:
         items = value.ravel().tolist() if hasattr(value, "tobytes") and value.size <= self._left else []
         held = [*items, *_attributes(value)] if depth else []
         return _itself(value), tuple(self.visit(item, depth - 1) for item in held)
+
+
+def users_bases(kind: type) -> list[type]:
+    """Returns a class and those that it inherits from, as far as users wrote them."""
+    return [base for base in kind.__mro__ if is_users(module_of(base))]
 
 
 def _itself(value: Any) -> Hashable:

@@ -134,6 +134,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
                     state[f"attributes of {prefix}{name}"] = fingerprint(own, known=known)
     seen.keep(holders)
     for number, optimizer in enumerate(parts.optimizers):
+        state[f"optimizer {number}.__class__"] = Same(type(optimizer))
         for name, value in vars(optimizer).items():
             if name not in ("state", "param_groups", *parts.carried.names(optimizer)):
                 state[f"optimizer {number}.{name}"] = fingerprint(value, known=known)

@@ -170,14 +170,24 @@ class Hyperparameters:
     @contextmanager
     def lifted(self, uses: Uses) -> Iterator[None]:
         """Puts stand-ins in place of lifted numbers and asks for the optimizers' plain form."""
+        hooks = [optimizer.register_state_dict_post_hook(self._show_form) for optimizer in self._optimizers]
         try:
             self._lift_all(uses)
             yield
         finally:
+            for hook in hooks:
+                hook.remove()
             fused = [group for group, before, _ in self._put_in if before.get("fused")]
             for optimizer in self._optimizers:
                 _move_counts(optimizer, fused)
             self._put_back(uses)
+
+    def _show_form(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Puts the form that the user asked for into what a step takes of an optimizer, which it may load later."""
+        asked = {id(group): before for group, before, _ in self._put_in}
+        for group, shown in zip(optimizer.param_groups, state["param_groups"], strict=True):
+            before = asked.get(id(group), group)
+            shown.update({key: before[key] for key in _PLAIN_FORM if key in before})
 
     @contextmanager
     def plain(self, uses: Uses, of: Optimizer | None = None) -> Iterator[None]:

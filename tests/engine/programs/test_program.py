@@ -6,6 +6,7 @@ from torch import nn
 
 from lightning_sink.engine.compiler.inductor import compile_traced
 from lightning_sink.engine.programs.binding import bind, observe
+from lightning_sink.engine.programs.bystanders import Asked
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.hyper import Hyperparameters
@@ -34,7 +35,8 @@ def two(module, step, leaves=None):
 def program(module, step, **options):
     observation, bindings = two(module, step, **options)
     assert not isinstance(bindings[0], Hazard), bindings
-    return Program(observation, bindings, compile_traced(observation.recording), [], [])
+    bystanders = Asked(observation.before).of_others((), [])
+    return Program(observation, bindings, compile_traced(observation.recording), bystanders, [], [])
 
 
 def run(made, *leaves):
