@@ -28,13 +28,15 @@ SHARED = {
 }
 
 # The rooms of the package, each with the rooms it may import; nothing may import `__init__`.
-SHARED_BY_ALL = {"plan", "checks", "errors", "held"}
+SHARED_BY_ALL = {"plan", "checks", "errors", "held", "names", "whose"}
 BELOW_TRAINER = {"engine", "data"} | SHARED_BY_ALL
 ROOMS = {
     "__about__": set(),
     "errors": set(),
     "checks": set(),
     "held": set(),
+    "names": set(),
+    "whose": set(),
     "plan": set(),
     "data": {"data"} | SHARED_BY_ALL,
     "engine": {"engine"} | SHARED_BY_ALL,
@@ -46,7 +48,7 @@ ROOMS = {
     "strategy": {"callbacks", "datamodule", "trainer"} | BELOW_TRAINER,
 }
 ROOMS["__init__"] = set(ROOMS)
-STDLIB_ONLY = {"__about__", "checks", "errors", "held", "plan"}
+STDLIB_ONLY = {"__about__", "checks", "errors", "held", "names", "plan", "whose"}
 WITH_LIGHTNING = {"__init__", "callbacks", "datamodule", "strategy", "trainer"}
 WITHOUT_TORCHMETRICS = {"data", "engine"}
 

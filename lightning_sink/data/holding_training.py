@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_sink.held import held_by, slots_of
+from lightning_sink.names import names_in
+from lightning_sink.whose import is_library, is_users, module_of
 
 _MOST = 10_000
 """Objects that are looked at: what belongs to a dataset and not to its data is a few."""
@@ -83,7 +85,7 @@ def _parts(item: Any, hidden: Callable[[Any], Iterable[str]]) -> Iterable[Any]:
     if base is not None and base.__len__(item) <= _FEW:
         own = base.values(item) if issubclass(base, dict) else base.__iter__(item)
     elif type(item) in (types.FunctionType, types.MethodType, partial):
-        own = _held(item, set())
+        own = _held(item)
     left_out = {*hidden(item)}
     return [*own, *(value for name, value in {**held_by(item), **slots_of(item)}.items() if name not in left_out)]
 
@@ -98,19 +100,40 @@ def holds_training(
 
     A deque that it has is such: steps remember in it what datasets replay. Lists and arrays may be data that stay.
 
-    `hidden` gives the attributes of an object through which it may reach that all the same.
+    `hidden` gives the attributes of an object through which it reaches that and need not; it does where code of the
+    user's that is reached names them.
     """
     targets = {*map(id, others), *map(id, module.modules()), *map(id, module.parameters()), *map(id, _deques(module))}
     memory = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} - {0}
-    waiting, seen = deque(loaders), set[int]()
+    waiting, seen, hides, named = deque(loaders), set[int](), set[str](), set[str]()
     while waiting and len(seen) < _MOST:
         item = waiting.popleft()
         if id(item) in targets or (isinstance(item, Tensor) and _address(item) in memory):
             return True
-        if id(item) not in seen:
-            seen.add(id(item))
-            waiting.extend(_held(item, set(hidden(item))))
-    return False
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if out := {*hidden(item)}:  # of an object with attributes
+            hides |= out
+            waiting += (value for name, value in vars(item).items() if name not in out)
+            functions = [function for kind in type(item).__mro__ for function in _functions(kind, of_library=False)]
+            seen |= {*map(id, type(item).__mro__)}
+        else:
+            functions = [item] if isinstance(item, types.FunctionType) else _functions(item)
+            waiting += _held(item)
+        named = named.union(*(names_in(function.__code__) for function in functions))
+        waiting += (function for function in functions if function.__closure__)
+    return not hides.isdisjoint(named)
+
+
+def _functions(kind: Any, *, of_library: bool = True) -> list[types.FunctionType]:
+    """Returns the methods of a class of the user's; `of_library`: those too that a library's class has."""
+    if not isinstance(kind, type) or not is_users(module_of(kind)):
+        return []
+    known = [base for base in kind.__mro__ if is_library(module_of(base))] if not of_library else []
+    own = [value for name, value in vars(kind).items() if not any(hasattr(base, name) for base in known)]
+    inner = [getattr(value, "__func__", getattr(value, "fget", value)) for value in own]
+    return [value for value in inner if isinstance(value, types.FunctionType)]
 
 
 def _deques(module: nn.Module) -> list[deque[Any]]:
@@ -127,9 +150,9 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _held(item: Any, hidden: set[str]) -> list[Any]:
-    if hidden:  # of an object with attributes
-        return [value for name, value in vars(item).items() if name not in hidden]
+def _held(item: Any) -> list[Any]:
+    if isinstance(item, type):
+        return [*item.__bases__] if is_users(module_of(item)) else []
     if isinstance(item, types.FunctionType):
         cells = [cell for cell in item.__closure__ or () if cell != types.CellType()]
         return [*(cell.cell_contents for cell in cells), *(item.__defaults__ or ())]

@@ -26,10 +26,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-_LIBRARIES = frozenset(
-    ["torch", "lightning", "pytorch_lightning", "lightning_sink", "lightning_utilities", "torchmetrics", "numpy"]
-    + ["contextlib", "functools", "importlib", "threading", "abc", "typing_extensions", "packaging"]
-)
+from lightning_sink.whose import is_library, is_users
 
 _ENGINE = "lightning_sink.engine.compiled"
 
@@ -57,25 +54,6 @@ class Hazard:
 def is_user_frame(frame: FrameType) -> bool:
     """Tells whether a frame belongs to neither a library of this stack nor to generated code."""
     return not is_library(frame.f_globals.get("__name__", ""))
-
-
-def module_of(kind: type) -> str:
-    """Returns the name of a class's module; "" where somebody has put there what is no name."""
-    name: Any = kind.__module__
-    return name if isinstance(name, str) else ""
-
-
-@lru_cache(maxsize=4096)
-def is_library(module: str) -> bool:
-    """Tells whether a module belongs to a library of this stack."""
-    return module.partition(".")[0] in _LIBRARIES and not module.startswith("lightning.pytorch.demos")
-
-
-@lru_cache(maxsize=4096)
-def is_users(module: str) -> bool:
-    """Tells whether a module is neither of this stack's libraries nor of Python's own."""
-    root = module.partition(".")[0]
-    return not is_library(module) and (root == "__main__" or root not in sys.stdlib_module_names)
 
 
 def user_line(error: BaseException | None = None) -> str:

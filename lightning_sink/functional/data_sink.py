@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -17,6 +18,7 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.data.road import Road
+from lightning_sink.data.shared_draws import drawn_from
 from lightning_sink.data.traversals import Traversals
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
@@ -26,7 +28,7 @@ from lightning_sink.errors import UnsupportedError
 from lightning_sink.functional.batches import Signature
 from lightning_sink.functional.outputs import Outputs
 from lightning_sink.functional.sink import FunctionSink
-from lightning_sink.functional.state import State, bound_state, find_state, named_state
+from lightning_sink.functional.state import State, beside, bound_state, find_state, named_state
 
 _BY_HAND = "scheduler.step()"
 """What a step that steps a scheduler is told to leave to `schedulers=...`."""
@@ -180,13 +182,15 @@ class DataSink:
             codes = {kind.step.__code__: _BY_HAND for kind in (LRScheduler, ReduceLROnPlateau)}
             known = state.identities() | set(map(id, self._schedulers))
             outside = lambda codes: lambda: bound_state(self._function, known)  # noqa: E731
-            self._engine = make_engine(self._asked, Parts(module, state.optimizers, codes=codes, outside=outside))
+            changes = partial(beside, self._function)
+            parts = Parts(module, state.optimizers, codes=codes, outside=outside, beside=changes)
+            self._engine = make_engine(self._asked, parts)
         if self._queue is None:
             road = Road(self._dataset, gathered(self._dataset, lambda: self._queue.horizon() if self._queue else 1))
             self._traversals = Traversals([road], lambda: iter(road), endless=True)
             self._queue, self._holding = BatchQueue(self._traversals, self._options, say=self._asked.say), Holding()
-        if self._holding.look([self._dataset], module):
-            self._queue.fetch_when_due("the dataset holds a module whose weights each step changes")
+        if self._holding.look([self._dataset], module, drawn_from([self._function])):
+            self._queue.fetch_when_due("the dataset holds the module, or something else that each step changes")
         return self._engine, self._queue, state
 
 

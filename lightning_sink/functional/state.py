@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, fingerprint
 from lightning_sink.engine.state.holders import class_state
-from lightning_sink.engine.watch import is_users, module_of
+from lightning_sink.engine.state.slots import Beside
 from lightning_sink.held import held_by
+from lightning_sink.whose import is_users, module_of
 
 _DEEPEST = 6
 """Functions called by functions, and containers and objects in these, that are looked into."""
@@ -120,6 +121,23 @@ def bound_state(function: Callable[..., Any], known: Collection[int]) -> dict[st
             found |= class_state(base) if is_users(module_of(base)) else {}
         found |= {f"{kind.__name__}.{key}": fingerprint(item, known=known) for key, item in held_by(value).items()}
     return found
+
+
+def beside(function: Callable[..., Any]) -> Beside:
+    """Returns what steps of a function may change besides: objects, variables around it and around what it calls."""
+    values, cells, names = list[Any](), list[CellType](), list[tuple[dict[str, Any], str]]()
+    seen, level = set[int](), [function]
+    for _ in range(_DEEPEST):
+        level = [item for item in level if id(item) not in seen and not isinstance(item, (nn.Module, Optimizer))]
+        seen.update(map(id, level))
+        values += (item for item in level if not isinstance(item, (partial, MethodType, FunctionType)))
+        functions = (inspect.unwrap(item) for item in level if isinstance(item, FunctionType))
+        for each in functions:
+            if isinstance(each, FunctionType) and is_users(each.__module__ or ""):
+                cells += each.__closure__ or ()
+                names += [(each.__globals__, name) for name in inspect.getclosurevars(each).globals]
+        level = [item for value in level for _, item in _within(value)]
+    return Beside(values, cells, names)
 
 
 def _bound(function: Any) -> Iterator[tuple[str, Any]]:

@@ -22,12 +22,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_sink.engine.state.holders import Seen
-from lightning_sink.engine.watch import first_line, is_library
+from lightning_sink.engine.watch import first_line
 from lightning_sink.errors import warn_at
 from lightning_sink.trainer.callback_code import decides_by_counts, overrides, uses
 from lightning_sink.trainer.host_state import HostState
 from lightning_sink.trainer.step_callback import StepCallback
 from lightning_sink.trainer.turns import END, ON_HOST, START, Groups, Turn, Turns, runs_users
+from lightning_sink.whose import is_library
 
 _BATCH = {START: 2, END: 3}
 """Where the batch is among the arguments of a callback's hooks."""

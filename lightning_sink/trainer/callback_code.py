@@ -13,8 +13,8 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from lightning_sink.engine.source import source_of
-from lightning_sink.engine.watch import is_library
 from lightning_sink.trainer.sources import variable
+from lightning_sink.whose import is_library
 
 
 def overrides(callback: Callback, hook: str) -> bool:

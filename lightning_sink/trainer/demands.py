@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 from typing import Any
 
@@ -25,6 +25,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.optim import Optimizer
 
 from lightning_sink.data.holding_training import Holding
+from lightning_sink.data.shared_draws import drawn_from, methods_of
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits
@@ -142,13 +143,29 @@ def in_step_reason(trainer: Any) -> str:
 
 def have_come_to_hold(holding: Holding, trainer: Any, loaders: Iterable[Any]) -> str:
     """Returns why no batch may be fetched before its step from now on: loaders hold the training; "" for no news."""
-    if holding.look(loaders, trainer.lightning_module, [trainer], _leads_back):
-        return "a dataset, sampler or `collate_fn` holds the module, whose weights each step changes"
+    if holding.look(loaders, trainer.lightning_module, _others(trainer), _leads_back):
+        return "a dataset, sampler or `collate_fn` holds the module, or something else that each step changes"
     return ""
 
 
+def _others(trainer: Any) -> Iterator[Any]:
+    """Yields what steps change besides the module: the trainer, and generators of the user's own."""
+    yield trainer
+    data, parts = trainer.datamodule, trainer.lightning_module.modules()
+    transfers = [method for method in methods_of(data) if method.__name__ in _TRANSFER_HOOKS]
+    steps = (method for part in parts for method in methods_of(part) if method.__name__ not in _OF_DATA)
+    yield from drawn_from([*transfers, *steps])
+
+
+_TRANSFER_HOOKS = frozenset(["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
+_OF_DATA = frozenset(
+    ["__init__", "prepare_data", "setup", "train_dataloader", "val_dataloader", "configure_optimizers"]
+)
+"""Methods of a module that run in no step, and may hand its generators to loaders."""
+
+
 def _leads_back(item: Any) -> tuple[str, ...]:
-    """Lightning gives each datamodule its trainer; that alone does not count."""
+    """Lightning gives each datamodule its trainer; that counts where code of the user's that is reached names it."""
     return ("trainer",) if isinstance(item, LightningDataModule) else ()
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from lightning.pytorch import LightningModule
 
 from lightning_sink.engine.state.attributes import SCALARS
-from lightning_sink.engine.watch import is_library
 from lightning_sink.trainer.sources import held, source_of, variable
+from lightning_sink.whose import is_library
 
 # What an expression may be; anything else is "", which is not understood.
 NUMBER, TABLE, GROUP, GROUPS = "number", "table", "group", "groups"

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, is_a
-from lightning_sink.engine.watch import is_users, module_of
+from lightning_sink.whose import is_users, module_of
 
 _OTHERS = (nn.Module, Tensor, Optimizer, LRScheduler, Dataset, DataLoader, Sampler, LightningDataModule, type)
 _OF_THEIR_OWN = ("__getattr__", "__getattribute__", "__setattr__", "__slots__", "__get__")

@@ -26,10 +26,10 @@ from lightning_sink.engine.state.attributes import Same, fingerprint, is_a, is_t
 from lightning_sink.engine.state.holders import class_state, users_classes
 from lightning_sink.engine.state.schedulers import set_by, with_inner
 from lightning_sink.engine.state.slots import Outside
-from lightning_sink.engine.watch import is_library, is_users, module_of
 from lightning_sink.held import held_by
 from lightning_sink.trainer.reads import TOLD
 from lightning_sink.trainer.schedules import schedulers_of
+from lightning_sink.whose import is_library, is_users, module_of
 
 _MOVES = frozenset(["batch_progress", "scheduler_progress", "optim_progress", "_batches_that_stepped"])
 _MOVES |= {"done", "_is_training_done"}

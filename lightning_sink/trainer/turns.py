@@ -22,9 +22,9 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
-from lightning_sink.engine.watch import is_library
 from lightning_sink.trainer.callback_code import function_of, overrides
 from lightning_sink.trainer.step_callback import StepCallback
+from lightning_sink.whose import is_library
 
 START, END = "on_train_batch_start", "on_train_batch_end"
 

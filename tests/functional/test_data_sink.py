@@ -668,6 +668,81 @@ def test_a_step_that_calls_its_own_sink_is_told_so():
         sink()
 
 
+class Losing(Task):
+    """A step whose third call fails, and in which all sorts of things count the calls."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.calls, self.kept, self.forward = 0, {"calls": [0]}, forward
+
+    def bound(self):
+        calls = 0
+
+        def step(x, y):
+            nonlocal calls
+            calls += 1
+            self.calls += 1
+            self.kept["calls"].append(calls)
+            if calls == 3:
+                raise ValueError("lost")
+            if self.forward:  # no recording can have it
+                torch.func.jvp(self.model[4], (torch.ones(8),), (torch.ones(8),))
+            out = super(Losing, self).step(x, y)
+            return out[0] * (1 + calls)
+
+        return step
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's own rules for it
+@pytest.mark.parametrize("forward", [False, True])
+def test_what_a_step_that_fails_while_it_is_recorded_has_counted_is_counted_once(forward):
+    plain, sunk = Losing(forward), Losing(forward)
+    batches, found = list(loader(48)), []
+    for task, engine in ((plain, "eager"), (sunk, "traced")):
+        torch.manual_seed(7)
+        with data_sink(task.bound(), batches, 1, engine=engine) as sink, warnings.catch_warnings():
+            warnings.simplefilter("ignore", SinkWarning)
+            errors = []
+            for _ in range(12):
+                try:
+                    errors.append(float(sink()))
+                except ValueError as error:
+                    errors.append(str(error))
+        found.append(errors)
+    assert found[0][2] == found[1][2] == "lost"
+    assert found[0][3:] == pytest.approx(found[1][3:], rel=1e-4)
+    assert plain.calls == sunk.calls == 12
+    assert plain.kept == sunk.kept
+    assert_same(plain, sunk, exact=False)
+
+
+def test_a_generator_that_the_step_and_the_data_share():
+    def trained(sink):
+        task, source = Task(), torch.Generator().manual_seed(5)
+
+        class Noisy(IterableDataset):
+            def __iter__(self):
+                torch.manual_seed(1)
+                for x, y in loader(48):
+                    yield x + torch.rand((), generator=source), y
+
+        def step(x, y):
+            return task.step(x * torch.rand((), generator=source), y)[0]
+
+        torch.manual_seed(7)
+        if sink:
+            with data_sink(step, Noisy(), 6, engine="eager") as run:
+                _ = [run() for _ in range(6)]
+        else:
+            for x, y in islice((batch for _ in range(6) for batch in Noisy()), 36):
+                step(x, y)
+        return task, source
+
+    (plain, source), (sunk, other) = trained(False), trained(True)
+    assert torch.equal(source.get_state(), other.get_state())
+    assert_same(plain, sunk, exact=True)
+
+
 def test_a_traversal_that_failed_to_begin_begins_anew():
     class Fails:
         begun = 0
@@ -763,7 +838,7 @@ def test_a_dataset_that_is_given_the_model_between_two_calls(engine):
         rows.dataset.model = sunk.model
         sink()
         sink()
-        assert "holds a module" in str(sink.queue_report())
+        assert "holds the module" in str(sink.queue_report())
     assert_same(plain, sunk, exact=engine == "eager")
 
 

@@ -1,9 +1,11 @@
 """Data that depends on the present weights is fetched when it is due."""
 
+import random
 from collections import deque
 from functools import partial
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -37,6 +39,9 @@ class Holding(Dataset):
 
 
 class Data(L.LightningDataModule):
+    def setup(self, stage):
+        self.rows = self.trainer.max_epochs
+
     def collate(self, rows):
         return torch.stack(rows)
 
@@ -45,6 +50,32 @@ def shared(module):
     other = nn.Linear(6, 8, bias=False)
     other.weight = module.net[0].weight
     return other
+
+
+def closes_over(module):
+    class Closes(Holding):
+        def __getitem__(self, index):
+            return module(torch.zeros(1, 6))
+
+    return Closes()
+
+
+class Asks(L.LightningDataModule):
+    """Puts batches together by what its trainer says."""
+
+    def collate(self, rows):
+        return torch.stack(rows) * 0.9**self.trainer.global_step
+
+
+class AsksOf(Holding):
+    def __getitem__(self, index):
+        return torch.zeros(6) + self.data.trainer.global_step
+
+
+def by_datamodule(trainer, data=None):
+    data = data or Asks()
+    data.trainer = trainer
+    return data
 
 
 HELD = {
@@ -60,6 +91,9 @@ HELD = {
     "part of a function": lambda module, trainer: Holding(act=partial(print, module)),
     "its own method": lambda module, trainer: Holding(act=module.forward),
     "a dataset inside": lambda module, trainer: Holding(inner=Holding(model=module)),
+    "a class that closes over it": lambda module, trainer: closes_over(module),
+    "a datamodule that asks its trainer": lambda module, trainer: Holding(collate=by_datamodule(trainer).collate),
+    "who asks a datamodule's trainer": lambda module, trainer: AsksOf(data=by_datamodule(trainer, Data())),
 }
 
 
@@ -90,6 +124,60 @@ def test_control_ordinary_loaders_hold_nothing():
     rows = [Holding(other=nn.Linear(2, 2)), Holding(many=list(range(100_000)))]
     loaders = [loader(), *map(DataLoader, rows), DataLoader(Holding(), collate_fn=data.collate), [torch.zeros(3)]]
     assert not holds(loaders, trainer)
+
+
+class Draws(Net):
+    """Draws from a generator of its own in steps, and has another one for an order."""
+
+    def __init__(self, make=np.random.default_rng):
+        super().__init__()
+        self.source, self.order = make(3), torch.Generator()
+        self.noise = Holding(source=torch.Generator())
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.source.random()
+
+    def train_dataloader(self):
+        return DataLoader(Holding(), generator=self.order)
+
+
+def test_generators_that_steps_draw_from():
+    module = Draws()
+    trainer = trainer_with(module)
+    assert holds([DataLoader(Holding(source=module.source))], trainer)
+    assert not holds([DataLoader(Holding(source=module.noise.source))], trainer)
+    assert not holds([module.train_dataloader()], trainer)
+    module.on_after_batch_transfer = lambda batch, index: batch + torch.rand(6, generator=module.noise.source)
+    assert holds([DataLoader(Holding(source=module.noise.source))], trainer)
+
+
+class Mixes(L.LightningDataModule):
+    """Draws from one generator where rows are read, and behind the transfer."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.source = make(3)
+
+    def train_dataloader(self):
+        rows = [*zip(*loader(40).dataset.tensors, strict=True)]
+        return DataLoader(rows, batch_size=8, collate_fn=self.collate)
+
+    def collate(self, rows):
+        x, y = (torch.stack(part) for part in zip(*rows, strict=True))
+        return x + 0.1 * self.source.random(), y
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        x, y = batch
+        return x * self.source.random(), y
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("make", [np.random.default_rng, random.Random])
+def test_a_generator_that_rows_and_transfer_hooks_share(make, engine):
+    strategies = "auto", SinkStrategy(8, epoch="dataset", engine=engine)
+    plain, sink = (once(Net, lambda: Mixes(make), each, max_epochs=2) for each in strategies)
+    assert_parity(plain, sink, exact=engine == "eager")
+    assert plain.trainer.datamodule.source.random() == sink.trainer.datamodule.source.random()
 
 
 def test_lazy_layers_are_known_before_they_have_memory():

@@ -26,8 +26,8 @@ from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH
 from lightning_sink.engine.numbers.number import TRUTHS
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver
 from lightning_sink.engine.source import Source, bound_in, path_of, source_of
-from lightning_sink.engine.watch import is_library
 from lightning_sink.held import ABSENT, found_behind
+from lightning_sink.whose import is_library
 
 if TYPE_CHECKING:
     from lightning_sink.engine.numbers.plain_uses import PlainUses

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.attributes import SCALARS
-from lightning_sink.engine.watch import is_library
 from lightning_sink.held import ABSENT, held_by
+from lightning_sink.whose import is_library
 
 _FUNCTIONS = (abs, all, any, divmod, isinstance, len, max, min, pow, round, sorted, sum)
 _CLASSES = (bool, dict, enumerate, float, int, list, map, range, reversed, set, super, tuple, zip)

@@ -15,8 +15,8 @@ from threading import Lock
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
 
-from lightning_sink.engine.watch import is_library
 from lightning_sink.held import ABSENT
+from lightning_sink.whose import is_library
 
 
 class Watcher(Protocol):

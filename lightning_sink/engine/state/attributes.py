@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_sink.engine.state.insides import MOST_BYTES, insides
-from lightning_sink.engine.watch import is_library, is_users, module_of
 from lightning_sink.held import held_by, slots_of
+from lightning_sink.whose import is_library, is_users, module_of
 
 T = TypeVar("T")
 

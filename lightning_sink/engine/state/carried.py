@@ -25,8 +25,8 @@ from lightning_sink.engine.state.carry_watch import AttributeInStep, CarryWatch
 from lightning_sink.engine.state.collected import Place
 from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.state.tensor_watch import TensorWatch
-from lightning_sink.engine.watch import is_users
 from lightning_sink.held import ABSENT
+from lightning_sink.whose import is_users
 
 _NONE = frozenset[str]()
 

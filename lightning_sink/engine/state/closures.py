@@ -11,8 +11,6 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from functools import lru_cache
-from itertools import chain
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -23,7 +21,8 @@ from lightning_sink.engine.state.holders import class_state, python_state
 from lightning_sink.engine.state.insides import CACHED, put_on_function
 from lightning_sink.engine.state.referrers import functions_of
 from lightning_sink.engine.state.slots import Parts
-from lightning_sink.engine.watch import is_users
+from lightning_sink.names import names_in
+from lightning_sink.whose import is_users
 
 
 def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
@@ -128,7 +127,7 @@ def _scopes(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]
 
     Each is what users call it, the dictionary that has the value, and its key there.
     """
-    names = _names_in(function.__code__)
+    names = sorted(names_in(function.__code__))
     for name in names:
         scope = function.__globals__
         value = scope.get(name)
@@ -146,10 +145,3 @@ def _is_decorators(function: FunctionType) -> bool:
     Those of the user's run in the step, and are found as the others are.
     """
     return function.__closure__ is not None and not is_users(function.__globals__.get("__name__", ""))
-
-
-@lru_cache(maxsize=1024)
-def _names_in(code: CodeType) -> list[str]:
-    """Returns the names in some code and in what is defined in it (comprehensions, lambdas), in alphabetical order."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return sorted({*code.co_names, *chain.from_iterable(map(_names_in, inner))})

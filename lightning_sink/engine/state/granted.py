@@ -23,7 +23,7 @@ from lightning_sink.engine.state.closures import Variables, find_functions, kept
 from lightning_sink.engine.state.holders import Seen, python_state, users_classes
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, place_of
-from lightning_sink.engine.watch import is_users, module_of
+from lightning_sink.whose import is_users, module_of
 
 _FEW = 1_000
 """Values outside up to which a step is looked at beforehand for a change of them; 300 microseconds."""

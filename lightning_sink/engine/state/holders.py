@@ -27,8 +27,8 @@ from lightning_sink.engine.state.attributes import (
     own_attributes,
 )
 from lightning_sink.engine.state.slots import Parts
-from lightning_sink.engine.watch import is_library, module_of
 from lightning_sink.held import ABSENT
+from lightning_sink.whose import is_library, module_of
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes of torch's own: nobody puts attributes on the ordered dictionaries of hooks that these hold."""

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from types import CodeType
-from typing import Any
+from types import CellType, CodeType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -139,6 +139,20 @@ class ItemSlot(Slot):
 Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
 
 
+class Beside(NamedTuple):
+    """What a step may change beside the attributes of modules and optimizers.
+
+    Attributes:
+        values: Objects and containers.
+        cells: Variables of functions around it.
+        names: Global variables: where they are, and their names.
+    """
+
+    values: Sequence[Any] = ()
+    cells: Sequence[CellType] = ()
+    names: Sequence[tuple[dict[str, Any], str]] = ()
+
+
 @dataclass(frozen=True)
 class Parts:
     """What belongs to a training, as its owner tells: objects with their attributes, and what these do not show.
@@ -153,6 +167,7 @@ class Parts:
         codes: Code objects of getters whose reads depend on the step, with their names.
         outside: Takes code; returns what looks at all that it reaches in a way that only the owner knows, and gives a
             fingerprint.
+        beside: Returns what a step may change besides.
         schedulers: Returns schedulers that the owner steps behind a program as the recorded step did; what code names
             of them is for `outside` to look at.
         collected: Those among the attributes in which steps collect.
@@ -169,6 +184,7 @@ class Parts:
     counters: Mapping[str, Callable[[], int]] = field(default_factory=dict)
     codes: Mapping[CodeType, str] = field(default_factory=dict)
     outside: Outside = lambda codes: dict
+    beside: Callable[[], Beside] = Beside
     schedulers: Callable[[], Sequence[Any]] = list
     collected: Collected = field(default_factory=Collected)
     carried: Carried = field(default_factory=Carried)

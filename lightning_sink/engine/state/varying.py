@@ -22,7 +22,8 @@ from lightning_sink.engine.numbers.value import PLAINLY
 from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.looks import Looks
-from lightning_sink.engine.watch import is_user_frame, is_users
+from lightning_sink.engine.watch import is_user_frame
+from lightning_sink.whose import is_users
 
 
 class Varying:

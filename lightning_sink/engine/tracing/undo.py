@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from itertools import chain
 from operator import is_
+from types import CellType
 from typing import Any
 
 import torch
@@ -73,6 +74,10 @@ class Attributes:
     def __init__(self, parts: Parts) -> None:
         self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
         values = [value for _, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
+        beside = parts.beside()
+        self._cells = [(cell, cell.cell_contents) for cell in beside.cells if cell != CellType()]
+        self._names = [(scope, name, scope[name]) for scope, name in beside.names if name in scope]
+        values += [*beside.values, *(value for *_, value in (*self._cells, *self._names))]
         containers = nested(values)
         self._contents = [
             (content, copy(content) if content else ()) for content in containers if type(content) in _RESTORED
@@ -109,6 +114,10 @@ class Attributes:
         for container, content in self._contents:
             container.clear()
             (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        for cell, value in self._cells:
+            cell.cell_contents = value
+        for scope, name, value in self._names:
+            scope[name] = value
         for put_back in self._put_back:
             put_back()
         random.setstate(self._random)

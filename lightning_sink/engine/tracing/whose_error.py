@@ -8,7 +8,8 @@ from types import FrameType
 from typing import Any
 
 from lightning_sink.engine.numbers.number import Number
-from lightning_sink.engine.watch import is_user_frame, is_users, module_of
+from lightning_sink.engine.watch import is_user_frame
+from lightning_sink.whose import is_users, module_of
 
 _MAY_BE_OURS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError)
 
