@@ -3,6 +3,7 @@
 import lightning as L
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import positions
 from gallery.case import Small, carried, case, from_3_11, numbers
@@ -371,6 +372,22 @@ class OnlyTheLastOnesAreKept(Collecting):
         if batch_idx > 3:
             self.outs.pop(0)
         return loss
+
+
+def with_names():
+    x, y = loader().dataset.tensors
+    return DataLoader(TensorDataset(x, y, torch.arange(len(x))), batch_size=8)
+
+
+@case(data=with_names)
+class AppendsWhatItDoesNothingElseWith(Small):
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def training_step(self, batch, batch_idx):
+        self.kept.append(batch[2])
+        return self.loss(batch[:2])
 
 
 @case(eager="the step reads `outs`, to which steps append", line="torch.stack")

@@ -247,7 +247,7 @@ class Operations(TorchDispatchMode):
         self._origins.input(tensor, index)
         if id(tensor) in self._leaves:
             self._recording.batch.add(index)
-        if (name := self._appended(tensor)) is not None:
+        elif (name := self._appended(tensor)) is not None:
             self._recording.hazard(f"the step reads `{name}`, to which steps append")
         self._places.append(place_of(tensor))
         self._recording.first_use.append(user_line())

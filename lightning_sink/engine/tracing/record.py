@@ -186,7 +186,8 @@ class Recorder(Tape):
 
     def _fails(self, error: Exception) -> None:
         """Notes that recording failed, before all else: that is what the user is to be told."""
-        what, done = f"recording it failed: {type(error).__name__}: {error}", self.recording.hazards
+        said = str(error).replace(", please report a bug to PyTorch", "")  # that it was recorded is no bug of PyTorch's
+        what, done = f"recording it failed: {type(error).__name__}: {said}", self.recording.hazards
         if done:
             # Much of what makes no program, such as writing to a file, cannot be undone.
             what += f"; it was run again, and with it what it had done before (first: {done[0]})"
