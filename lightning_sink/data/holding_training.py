@@ -108,7 +108,7 @@ def holds_training(
     waiting, seen, hides, named = deque(loaders), set[int](), set[str](), set[str]()
     while waiting and len(seen) < _MOST:
         item = waiting.popleft()
-        if id(item) in targets or (isinstance(item, Tensor) and _address(item) in memory):
+        if id(item) in targets or (issubclass(type(item), Tensor) and _address(item) in memory):
             return True
         if id(item) in seen:
             continue
@@ -119,7 +119,7 @@ def holds_training(
             functions = [function for kind in type(item).__mro__ for function in _functions(kind, of_library=False)]
             seen |= {*map(id, type(item).__mro__)}
         else:
-            functions = [item] if isinstance(item, types.FunctionType) else _functions(item)
+            functions = [item] if type(item) is types.FunctionType else _functions(item)
             waiting += _held(item)
         named = named.union(*(names_in(function.__code__) for function in functions))
         waiting += (function for function in functions if function.__closure__)
@@ -128,12 +128,12 @@ def holds_training(
 
 def _functions(kind: Any, *, of_library: bool = True) -> list[types.FunctionType]:
     """Returns the methods of a class of the user's; `of_library`: those too that a library's class has."""
-    if not isinstance(kind, type) or not is_users(module_of(kind)):
+    if not issubclass(type(kind), type) or not is_users(module_of(kind)):
         return []
     known = [base for base in kind.__mro__ if is_library(module_of(base))] if not of_library else []
     own = [value for name, value in vars(kind).items() if not any(hasattr(base, name) for base in known)]
     inner = [getattr(value, "__func__", getattr(value, "fget", value)) for value in own]
-    return [value for value in inner if isinstance(value, types.FunctionType)]
+    return [value for value in inner if type(value) is types.FunctionType]
 
 
 def _deques(module: nn.Module) -> list[deque[Any]]:
@@ -151,13 +151,13 @@ def _address(tensor: Tensor) -> int:
 
 
 def _held(item: Any) -> list[Any]:
-    if isinstance(item, type):
+    if issubclass(type(item), type):
         return [*item.__bases__] if is_users(module_of(item)) else []
-    if isinstance(item, types.FunctionType):
+    if type(item) is types.FunctionType:
         cells = [cell for cell in item.__closure__ or () if cell != types.CellType()]
         return [*(cell.cell_contents for cell in cells), *(item.__defaults__ or ())]
-    if isinstance(item, nn.Module):
+    if issubclass(type(item), nn.Module):
         return [*item.parameters(), *item.buffers()]  # another model, which may share weights
-    if isinstance(item, _NOT_INTO) or (isinstance(item, (list, tuple, dict, set)) and len(item) > _LARGE):
+    if issubclass(type(item), _NOT_INTO) or (issubclass(type(item), (list, tuple, dict, set)) and len(item) > _LARGE):
         return []
     return gc.get_referents(item)

@@ -26,16 +26,16 @@ def drawn_from(functions: Iterable[Any]) -> Iterator[Any]:
         level = [item for item in level if id(item) not in seen]
         seen.update(map(id, level))
         named = [value for item in level for value in _named_by(item)]
-        yield from (value for value in named if isinstance(value, kinds))
-        level = [value for value in named if isinstance(value, (FunctionType, MethodType))]
+        yield from (value for value in named if issubclass(type(value), kinds))
+        level = [value for value in named if type(value) in (FunctionType, MethodType)]
         level += [method for value in named for method in methods_of(value)]
 
 
 def methods_of(value: Any) -> list[Any]:
     """Returns the methods of an object of the user's, and functions that somebody has put on it."""
     kinds = [kind for kind in type(value).__mro__ if is_users(module_of(kind))]
-    functions = [item for kind in kinds for item in vars(kind).values() if isinstance(item, FunctionType)]
-    own = (item for item in held_by(value).values() if isinstance(item, FunctionType))
+    functions = [item for kind in kinds for item in vars(kind).values() if type(item) is FunctionType]
+    own = (item for item in held_by(value).values() if type(item) is FunctionType)
     return [*(MethodType(function, value) for function in functions), *own]
 
 
