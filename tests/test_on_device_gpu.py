@@ -17,6 +17,7 @@ from lightning_sink.engine.device.block import Block
 from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, loader, once
+from test_assumed_on_device import CASES
 from test_on_device import (
     ACCUMULATE,
     BY_TURNS,
@@ -75,6 +76,14 @@ def test_a_training_is_plain_lightnings(name, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_weight_that_is_annealed(engine):
     compared(Anneals, engine, max_epochs=5)
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", CASES)
+def test_truths_of_what_a_step_computes(name, engine):
+    make, rows = CASES[name]
+    compared(make, engine, 30, rows, max_epochs=3)
 
 
 class Averages(Net):

@@ -133,11 +133,11 @@ class Rows:
         Where steps run beside this thread, the next call is prepared meanwhile and waits for its turn. It is not run,
         and not accounted for, where the present one fails.
         """
-        following = None
+        following, waits = None, program.function.waits
         try:
             if program.function.overlaps and call.is_whole and not call.failed:
                 following = self._prepare(sink, step, program, most(program, call.steps), behind=call.steps)
-                if following is not None:
+                if following is not None and not waits:
                     following.launch()
         except BaseException:
             call.wait()  # what was launched counts, whatever became of the batches behind it
@@ -149,7 +149,7 @@ class Rows:
             has_ended = True
             self._account(sink, program, call)
         except BaseException:
-            if following is not None:
+            if following is not None and not waits:
                 following.wait()  # before its inputs are somebody else's
                 if has_ended:
                     with suppress(Exception):  # steps that have run count; the owner's first error is the one raised
@@ -157,10 +157,12 @@ class Rows:
             raise
         if not call.is_whole or call.done < call.steps:
             return None  # the next step needs another program, or is the one that failed
+        if following is not None and not waits:
+            return following
         if following is None and self._programs.have(step.key):  # it may have been forgotten meanwhile
             following = self._prepare(sink, step, program, most(program, call.steps))
-            if following is not None:
-                following.launch()
+        if following is not None:
+            following.launch()
         return following
 
     def _account(self, sink: Sink, program: Program | Window, call: Call) -> None:

@@ -82,6 +82,11 @@ class CompiledStep:
         """Whether rows run beside the thread that launches them."""
         return False
 
+    @property
+    def waits(self) -> bool:
+        """Whether a row is launched only when the one before it is known to have been right."""
+        return False
+
     def in_turns(self, steps: Sequence[CompiledStep]) -> TurnTaking:
         """Returns what runs this step and others, of which each has its turn."""
         return TurnTaking(steps)
@@ -148,6 +153,11 @@ class TurnTaking:
     def overlaps(self) -> bool:
         """Whether rows run beside the thread that launches them."""
         return all(step.overlaps for step in self._steps)
+
+    @property
+    def waits(self) -> bool:
+        """As for a step."""
+        return False
 
     def row(self, turns: list[Turn], steps: int) -> Row:
         """Returns steps in a row, to be run: whole rounds of turns, in which nothing is drawn yet."""

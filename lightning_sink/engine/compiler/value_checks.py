@@ -38,6 +38,12 @@ def keep_value_checks(graph: fx.Graph, on_host: bool) -> None:
     _gather_checks(graph)
 
 
+def is_checked(node: fx.Node) -> bool:
+    """Tells whether an operation takes not all values, or fails by what it takes."""
+    check = _CHECKS.get(node.target) if node.op == "call_function" else None
+    return check is not None and check is not _division
+
+
 def _gather_checks(graph: fx.Graph) -> None:
     """Has a program with assumptions fail by them alone, having changed nothing.
 

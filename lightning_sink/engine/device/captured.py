@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from operator import is_
 from typing import cast
@@ -17,6 +18,7 @@ from torch import Tensor
 from lightning_sink.engine.compiler.loop import CompiledStep
 from lightning_sink.engine.compiler.masks import draw_in_a_row
 from lightning_sink.engine.compiler.row import Layout, Outputs, Row, Turn, layout_of
+from lightning_sink.engine.device.assumed import AssumingRow, Before
 from lightning_sink.engine.device.block import Block, BlockStep, places_of
 from lightning_sink.engine.device.block_loop import Launch
 from lightning_sink.engine.device.blocks import Blocks
@@ -24,6 +26,8 @@ from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.engine.device.captured_turns import CapturedTurns
 from lightning_sink.engine.device.counterparts import Counterparts
 from lightning_sink.engine.device.placement import Placement
+from lightning_sink.engine.failures import ASSUMED, AssumptionFailedError
+from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.slots import storages
 from lightning_sink.engine.step import Column
 from lightning_sink.engine.tracing.draws import Draw
@@ -72,6 +76,7 @@ class CapturedStep(CompiledStep):
         blocks: The graphs, none of which has been made.
         placement: What the step has on the host.
         draws: As for `CompiledStep`.
+        generators: Those of the device, where the function gives, behind all else, whether its assumptions hold.
 
     Attributes:
         graphs: The device.
@@ -84,9 +89,16 @@ class CapturedStep(CompiledStep):
     """
 
     def __init__(
-        self, function: Callable[..., Outputs], blocks: Blocks, placement: Placement, draws: Sequence[Draw] = ()
+        self,
+        function: Callable[..., Outputs],
+        blocks: Blocks,
+        placement: Placement,
+        draws: Sequence[Draw] = (),
+        *,
+        generators: Generators | None = None,
     ) -> None:
-        super().__init__(function, draws)
+        super().__init__(function, draws, assumes=generators is not None)
+        self._generators = generators
         self.graphs, self.blocks, self.placement = blocks.graphs, blocks, placement
         self.counterparts = Counterparts(self.graphs, placement)
         self.last: Callable[[], CapturedRow | None] = lambda: None
@@ -97,7 +109,28 @@ class CapturedStep(CompiledStep):
         self._places: list[int | None] = []
 
     def __call__(self, *inputs: Tensor) -> Outputs:
-        """Runs one step. Waits for it where it leaves something on the host."""
+        """Runs one step. Waits for it where it leaves something on the host, or has to say whether it was right.
+
+        Raises:
+            AssumptionFailedError: The step goes another way, and nothing has been changed, or drawn.
+        """
+        if not self.assumes:
+            return self._run_once(inputs)
+        before = self.before(inputs)
+        *outputs, holds = self._run_once(inputs)
+        (held,) = self.graphs.fetch([holds])
+        self.graphs.wait(self.graphs.mark())
+        if not held:
+            before.put_back()
+            raise AssumptionFailedError(ASSUMED)
+        return (*outputs,)
+
+    def before(self, inputs: Sequence[Tensor | None]) -> Before:
+        """Returns what it writes to and draws from, as it is now."""
+        written = (inputs[number] for number in sorted(self.placement.written))
+        return Before([tensor for tensor in written if tensor is not None], cast(Generators, self._generators))
+
+    def _run_once(self, inputs: Sequence[Tensor]) -> Outputs:
         graphs, counterparts = self.graphs, self.counterparts
         given = cast(list[Tensor], counterparts.instead(inputs))
         outputs, ran = Outputs(), False
@@ -128,7 +161,7 @@ class CapturedStep(CompiledStep):
     def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
         """Runs one step, by a graph of its own where steps are often run so and their launch counts."""
         self._alone += 1
-        if self._alone < _OFTEN or not self.blocks.take_less(_LAUNCHED):
+        if self.assumes or self._alone < _OFTEN or not self.blocks.take_less(_LAUNCHED):
             return self(*inputs)
         differ = frozenset(positions)
         fixed = [None if number in differ else tensor for number, tensor in enumerate(inputs)]
@@ -176,6 +209,11 @@ class CapturedStep(CompiledStep):
         """Whether rows run beside the thread that launches them."""
         return True
 
+    @property
+    def waits(self) -> bool:
+        """Whether a row is launched only when the one before it is known to have been right."""
+        return self.assumes
+
     def in_turns(self, steps: Sequence[CompiledStep]) -> CapturedTurns:
         """Returns what runs this step and others, of which each has its turn."""
         return CapturedTurns([cast(CapturedStep, step) for step in steps])
@@ -189,6 +227,8 @@ class CapturedStep(CompiledStep):
     ) -> CapturedStep | None:
         """Returns a step that is a round of steps, all of which have been called; None where they are not captured.
 
+        Nor are those that assume something: each says by itself whether it was right.
+
         Args:
             steps: The steps, of which this is the first.
             function: Runs all of them, with the inputs of the round, and what they draw on the host.
@@ -196,7 +236,7 @@ class CapturedStep(CompiledStep):
             layouts: What its outputs look like.
         """
         draws = [draw for step in steps for draw in step.on_host]
-        blocks = Blocks.of_rounds([step.blocks for step in steps])
+        blocks = None if any(step.assumes for step in steps) else Blocks.of_rounds([step.blocks for step in steps])
         if blocks is None:
             return None
         step = CapturedStep(function, blocks, placement, draws)
@@ -211,8 +251,10 @@ class CapturedStep(CompiledStep):
         may_stage = self.placement.written.isdisjoint(turn.positions) and same.leave(storages(tensors))
         if self.layouts is None or not may_stage:
             return super().row(turns, steps)
+        if self.assumes:
+            turn = replace(turn, kept=[*turn.kept, len(self.layouts) - 1])
         blocks, varying = self._find(same, turn.positions, turn.columns, turn.kept, steps)
-        return CapturedRow(self, turn, blocks, varying, steps)
+        return (AssumingRow if self.assumes else CapturedRow)(self, turn, blocks, varying, steps)
 
     def _same(self, fixed: list[Tensor | None], positions: list[int]) -> _Fixed:
         same = self._fixed.get(tuple(positions))

@@ -59,7 +59,7 @@ class CapturedRow(Row):
         try:
             begin = self._graphs.mark()
             self._run()
-            self._values = counterparts.fetch({i: column[: self._result.done] for i, column in self._values.items()})
+            self._fetch()
             self._marks = begin, self._graphs.mark()
         except BaseException:
             if before is not None and is_captured:
@@ -74,6 +74,11 @@ class CapturedRow(Row):
             self._captured.last = ref(self)
             if before is not None and is_captured:
                 before._is_superseded = True
+
+    def _fetch(self) -> None:
+        """Takes of what is kept what the steps have filled, where eager steps have it."""
+        done = {index: column[: self._result.done] for index, column in self._values.items()}
+        self._values = self._captured.counterparts.fetch(done)
 
     def _run(self) -> None:
         """Runs the blocks, up to one that fails."""

@@ -12,11 +12,13 @@ from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.inductor import NO_ASSERTS, graph_module, keeps_layouts
 from lightning_sink.engine.compiler.prepared import prepare
 from lightning_sink.engine.compiler.row import Outputs
+from lightning_sink.engine.device.assumed import refuse_late_checks, told
 from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured import CapturedStep
 from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.device.placement import place
 from lightning_sink.engine.device.sums import rounding, write_sums
+from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.tracing.draws import Draw, hoist_draws
 from lightning_sink.engine.tracing.recording import Recording
 
@@ -58,7 +60,11 @@ def compile_on_device(
     """
     draws, left = _hoisted(recording)
     placement = place(recording, device)
-    function: Callable[..., Outputs] = graph_module(recording).forward
+    refuse_late_checks(recording.graph)
+    if recording.assumed and placement.draws:
+        raise ValueError("random numbers are drawn on the host, and a value decides what Python does")
+    with told(recording.graph):
+        function: Callable[..., Outputs] = graph_module(recording).forward
     differs = 0.0
     if uncompiled is not None:
         try:
@@ -70,7 +76,8 @@ def compile_on_device(
     # PyTorch counts draws where a graph is launched: the turns of a loop would all draw the same.
     draws_there = left is not None or len(placement.draws) < len(draws)
     blocks = Blocks(graphs, refuse, None if draws_there else unroll)
-    step = CapturedStep(function, blocks, placement, draws)
+    generators = Generators(device, host=False) if recording.assumed else None
+    step = CapturedStep(function, blocks, placement, draws, generators=generators)
     step.rounding = differs
     return step
 
@@ -96,7 +103,7 @@ def _compile(recording: Recording, draws: list[Draw], device: torch.device) -> t
     if replaced:
         # What a sum takes again and again is computed once, behind what it is made of, where it is made of two tensors.
         options["realize_reads_threshold"] = 1
-    with torch.set_grad_enabled(recording.grad_mode):
+    with told(recording.graph), torch.set_grad_enabled(recording.grad_mode):
         there = [tensor.to(device) for tensor in inputs]
         function, _ = compile_graph(graph_module(recording), there, options)
     return function, rounding(replaced)

@@ -12,11 +12,11 @@ State = tuple[Tensor, ...]
 
 
 class Generators:
-    """The default generators of a training that computes on a device."""
+    """The default generators of a training that computes on a device; `host`: with the host's own."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, host: bool = True) -> None:
         # Their methods, as `torch.get_rng_state` and its like are watched in steps, whoever calls them.
-        self._generators: list[Any] = [torch.default_generator]
+        self._generators: list[Any] = [torch.default_generator] if host else []
         if device.type != "cpu":
             self._generators.append(torch.get_device_module(device).default_generators[device.index or 0])
 

@@ -23,16 +23,16 @@ class Assumptions:
     """The truths of one recording.
 
     Args:
-        allowed: Whether what runs programs can have one fail and be done again.
+        puts_back: Whether a program has to put back what it has written to; not where whoever runs it does.
     """
 
-    def __init__(self, recording: Recording, writer: GraphWriter, allowed: bool) -> None:
-        self._recording, self._writer, self._allowed = recording, writer, allowed
+    def __init__(self, recording: Recording, writer: GraphWriter, puts_back: bool) -> None:
+        self._recording, self._writer, self._puts_back = recording, writer, puts_back
         self._hold: list[fx.Node] = []
 
     def takes(self, func: Any, args: tuple[Any, ...], outcome: Any, what: str, where: str) -> bool:
         """Takes a value that an operation has given to Python; tells whether a program can find out by itself."""
-        if not self._allowed or func is not _aten._local_scalar_dense.default or type(outcome) is not bool:
+        if func is not _aten._local_scalar_dense.default or type(outcome) is not bool:
             return False
         truth = self._write(_aten.all.default, args[0])  # of one: as it is now, whatever is written to it later
         self._hold.append(truth if outcome else self._write(_aten.logical_not.default, truth))
@@ -46,7 +46,7 @@ class Assumptions:
         holds, *others = self._hold
         for other in others:
             holds = self._write(_aten.logical_and.default, holds, other)
-        for place in sorted(self._recording.written_inputs):
+        for place in sorted(self._recording.written_inputs) if self._puts_back else ():
             given = self._writer.node(self._recording.inputs[place])
             with self._writer.at_the_start():
                 before = self._write(_aten.clone.default, given)

@@ -102,7 +102,6 @@ class Recorder(Tape):
         # `PlainUses` and `Values` ask each other while the step runs, so the one is made before what it asks.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
         most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
-        # What runs programs on a device has several of them on their way, and is told of a failure late.
         self._assumptions = Assumptions(self.recording, self._writer, before.parts.device.type == "cpu")
         known = self._is_sum, self._uses, self._plain, self._operations.origin, most, self._assumptions.takes
         self._values = Values(self.recording, leaves, *known, self.paused)
