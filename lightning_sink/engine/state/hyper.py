@@ -10,7 +10,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -170,8 +170,11 @@ class Hyperparameters:
     @contextmanager
     def lifted(self, uses: Uses) -> Iterator[None]:
         """Puts stand-ins in place of lifted numbers and asks for the optimizers' plain form."""
-        hooks = [optimizer.register_state_dict_post_hook(self._show_form) for optimizer in self._optimizers]
+        hooks: list[Any] = []
         try:
+            for optimizer in self._optimizers:
+                with suppress(AttributeError):  # one that never called `Optimizer.__init__`
+                    hooks.append(optimizer.register_state_dict_post_hook(self._show_form))
             self._lift_all(uses)
             yield
         finally:
@@ -185,7 +188,7 @@ class Hyperparameters:
     def _show_form(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Puts the form that the user asked for into what a step takes of an optimizer, which it may load later."""
         asked = {id(group): before for group, before, _ in self._put_in}
-        for group, shown in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for group, shown in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
             before = asked.get(id(group), group)
             shown.update({key: before[key] for key in _PLAIN_FORM if key in before})
 
