@@ -7,16 +7,16 @@ from datetime import timedelta
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, WeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import gallery.options
 from gallery.case import CASES, Small
 from gallery.options import Logged
-from lightning_sink import SinkStrategy
+from lightning_sink import SinkStrategy, StepCallback
 from lightning_sink.errors import SinkError
 from lightning_sink.trainer.ends import Ends
-from parity import QUIET, assert_parity, both, loader, train
+from parity import QUIET, Net, assert_parity, both, loader, once, train
 
 HERE = {"accelerator", "strategy", "logger", "limit_test_batches", "limit_predict_batches", "barebones"}
 HERE |= {"model_registry", "benchmark"}
@@ -328,6 +328,55 @@ def test_what_a_hook_changes_of_the_trainer_is_heeded_from_there_on(change, make
     if firsts[0] and make is AtTheEnd:  # it comes behind the callbacks' turn, and is met where the next sink ends
         firsts[0] = [39]
     assert firsts[0] == firsts[1]
+
+
+class Changing(Callback):
+    """Changes the list of callbacks where a batch begins or ends."""
+
+    def __init__(self, how, where):
+        super().__init__()
+        self.how, self.where, self.called = how, where, []
+
+    def _acts(self, trainer, where, batch_idx):
+        self.called.append((where, batch_idx))
+        if where != self.where or batch_idx != 4 or self.called.count((where, batch_idx)) > 1:
+            return  # it has its turn again where it has put something before it
+        new = Changing("", "")
+        if self.how == "append":
+            trainer.callbacks.append(new)
+        elif self.how == "insert":
+            trainer.callbacks.insert(0, new)
+        elif self.how == "assign":
+            trainer.callbacks = [*trainer.callbacks, new]
+        elif self.how == "leave":
+            trainer.callbacks.remove(self)
+        elif self.how == "drop":
+            trainer.callbacks.pop(trainer.callbacks.index(self) + 1)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self._acts(trainer, "start", batch_idx)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self._acts(trainer, "end", batch_idx)
+
+
+class ChangingInTheStep(Changing, StepCallback):
+    pass
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("kind", [Changing, ChangingInTheStep])
+@pytest.mark.parametrize("where", ["start", "end"])
+@pytest.mark.parametrize("how", ["append", "insert", "assign", "leave", "drop"])
+def test_a_list_of_callbacks_that_changes_while_they_have_their_turns(how, where, kind, engine):
+    called = []
+    for by in ("auto", sinks(sink_size=1, engine=engine)):
+        ordered = [Changing("", ""), kind(how, where), Changing("", ""), Changing("", "")]
+        run = once(Net, lambda: loader(8, last=8), by, callbacks=ordered.copy, max_epochs=1)
+        come = [item for item in run.trainer.callbacks if isinstance(item, Changing) and item not in ordered]
+        called.append([item.called for item in (*ordered, *come)])
+    assert called[0] == called[1]
+    assert len({*map(len, called[0])}) > 1, "nothing has changed"
 
 
 @pytest.mark.parametrize("change", ["val_check_batch", "callbacks"])

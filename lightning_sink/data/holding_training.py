@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_sink.held import held_by, slots_of
 from lightning_sink.names import names_in
-from lightning_sink.whose import is_library, is_users, module_of
+from lightning_sink.whose import is_users, module_of
 
 _MOST = 10_000
 """Objects that are looked at: what belongs to a dataset and not to its data is a few."""
@@ -106,6 +106,7 @@ def holds_training(
     targets = {*map(id, others), *map(id, module.modules()), *map(id, module.parameters()), *map(id, _deques(module))}
     memory = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} - {0}
     waiting, seen, hides, named = deque(loaders), set[int](), set[str](), set[str]()
+    methods = dict[str, types.FunctionType]()  # of those that hide something, which may be called by their names
     while waiting and len(seen) < _MOST:
         item = waiting.popleft()
         if id(item) in targets or (issubclass(type(item), Tensor) and _address(item) in memory):
@@ -116,24 +117,32 @@ def holds_training(
         if out := {*hidden(item)}:  # of an object with attributes
             hides |= out
             waiting += (value for name, value in vars(item).items() if name not in out)
-            functions = [function for kind in type(item).__mro__ for function in _functions(kind, of_library=False)]
+            for kind in type(item).__mro__:
+                methods |= _functions(kind)
             seen |= {*map(id, type(item).__mro__)}
-        else:
-            functions = [item] if type(item) is types.FunctionType else _functions(item)
-            waiting += _held(item)
+            continue
+        functions = [item] if type(item) is types.FunctionType else [*_functions(item).values()]
         named = named.union(*(names_in(function.__code__) for function in functions))
         waiting += (function for function in functions if function.__closure__)
+        waiting += _held(item)
+    while called := methods.keys() & named:
+        named = named.union(*(names_in(methods.pop(name).__code__) for name in called))
     return not hides.isdisjoint(named)
 
 
-def _functions(kind: Any, *, of_library: bool = True) -> list[types.FunctionType]:
-    """Returns the methods of a class of the user's; `of_library`: those too that a library's class has."""
+def _functions(kind: Any) -> dict[str, types.FunctionType]:
+    """Returns the methods of a class of the user's."""
     if not issubclass(type(kind), type) or not is_users(module_of(kind)):
-        return []
-    known = [base for base in kind.__mro__ if is_library(module_of(base))] if not of_library else []
-    own = [value for name, value in vars(kind).items() if not any(hasattr(base, name) for base in known)]
-    inner = [getattr(value, "__func__", getattr(value, "fget", value)) for value in own]
-    return [value for value in inner if type(value) is types.FunctionType]
+        return {}
+    inner = {name: _inside(value) for name, value in vars(kind).items()}
+    return {name: value for name, value in inner.items() if type(value) is types.FunctionType}
+
+
+def _inside(value: Any) -> Any:
+    """Returns the function of a method or a property; asks nothing of other values, which may fail."""
+    if issubclass(type(value), (classmethod, staticmethod)):
+        return value.__func__
+    return value.fget if issubclass(type(value), property) else value
 
 
 def _deques(module: nn.Module) -> list[deque[Any]]:

@@ -1,21 +1,30 @@
-"""Generators of the user's own that steps or transfer hooks draw from: a fetch that does so, too, has its turn."""
+"""Generators of the user's own that steps or transfer hooks draw from: a fetch that does so, too, has its turn.
+
+They are looked for where the code of these names them. What is asked for by a text, or kept in large containers, is not
+found.
+"""
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from lightning_sink.held import held_by
+from lightning_sink.held import ABSENT, held_by, slots_of
 from lightning_sink.names import names_in
 from lightning_sink.whose import is_users, module_of
 
 _DEEPEST = 3
 """Objects between a function and a generator, counted with that."""
+
+_FEW = 32
+"""Items of a container that are looked at."""
 
 
 def drawn_from(functions: Iterable[Any]) -> Iterator[Any]:
@@ -32,11 +41,15 @@ def drawn_from(functions: Iterable[Any]) -> Iterator[Any]:
 
 
 def methods_of(value: Any) -> list[Any]:
-    """Returns the methods of an object of the user's, and functions that somebody has put on it."""
+    """Returns the methods and properties of an object of the user's, and functions that somebody has put on it."""
     kinds = [kind for kind in type(value).__mro__ if is_users(module_of(kind))]
-    functions = [item for kind in kinds for item in vars(kind).values() if type(item) is FunctionType]
+    inner = [_function_of(item) for kind in kinds for item in vars(kind).values()]
     own = (item for item in held_by(value).values() if type(item) is FunctionType)
-    return [*(MethodType(function, value) for function in functions), *own]
+    return [*(MethodType(function, value) for function in inner if type(function) is FunctionType), *own]
+
+
+def _function_of(item: Any) -> Any:
+    return item.fget if type(item) is property else item.__func__ if type(item) is classmethod else item
 
 
 def _named_by(function: Any) -> list[Any]:
@@ -45,13 +58,31 @@ def _named_by(function: Any) -> list[Any]:
     if code is None:
         return []
     cells = [cell for cell in function.__closure__ or () if cell != CellType()]
-    around = [cell.cell_contents for cell in cells]
-    level, found = [*around, getattr(function, "__self__", None)], around
+    around, names = [cell.cell_contents for cell in cells], names_in(code)
+    owner = getattr(function, "__self__", None)
+    # What a decorator wraps is a method of the same object.
+    found = [MethodType(item, owner) if type(item) is FunctionType and owner is not None else item for item in around]
+    level = [*around, owner]
     for _ in range(_DEEPEST):
-        held = map(held_by, level)
-        level = [attributes[name] for attributes in held for name in names_in(code) & attributes.keys()]
-        found = found + level
+        level = [part for item in level for name in names for part in _parts(_attribute(item, name))]
+        found += level
     return found
+
+
+def _attribute(item: Any, name: str) -> Any:
+    """Returns what an object, or its class if that is the user's, has under a name, and runs no code."""
+    for held in (held_by(item), slots_of(item)):
+        if name in held:
+            return held[name]
+    return inspect.getattr_static(type(item), name, ABSENT) if is_users(module_of(type(item))) else ABSENT
+
+
+def _parts(value: Any) -> list[Any]:
+    if type(value) is partial:
+        return [value.func, *value.args, *value.keywords.values()]
+    if type(value) in (list, tuple, dict) and len(value) <= _FEW:
+        return [*(value.values() if type(value) is dict else value)]
+    return [] if value is ABSENT else [value]
 
 
 def _kinds() -> tuple[type, ...]:

@@ -144,7 +144,7 @@ class CompiledEngine(Engine):
                     continue
                 if not self._is_checked and self._programs.have(key):
                     self._begin(sink)
-                program = self._programs.find(step) if self._sets_options(sink, key) else None
+                program = self._programs.find(step, self._generation) if self._sets_options(sink, key) else None
                 if program is None:
                     self._run_plain(sink, step)
                 elif not self._run(sink, step, program):

@@ -66,7 +66,7 @@ class DataSink:
         self._report = QueueReport()
         self._outputs = Outputs()
         self._history: dict[str, Any] | None = None
-        self._running = threading.Lock()
+        self._running: int | None = None  # the thread on which it runs
         self.steps = 0
 
     def __repr__(self) -> str:
@@ -93,15 +93,16 @@ class DataSink:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Refuses what would train with the same queue and program meanwhile."""
-        if not self._running.acquire(blocking=False):
+        if self._running is not None:
             raise UnsupportedError(
                 f"{self!r} is running: it was called from its own step, or from another thread meanwhile. Call it when"
                 " it has returned, or bind another sink."
             )
+        self._running = threading.get_ident()
         try:
             yield
         finally:
-            self._running.release()
+            self._running = None
 
     def _run(self, engine: Engine, queue: BatchQueue, state: State) -> Any:
         with DeferredInterrupt() as interrupt:

@@ -17,6 +17,7 @@ from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, fingerprint
 from lightning_sink.engine.state.holders import class_state
 from lightning_sink.engine.state.slots import Beside
 from lightning_sink.held import held_by
+from lightning_sink.names import names_in
 from lightning_sink.whose import is_users, module_of
 
 _DEEPEST = 6
@@ -135,7 +136,7 @@ def beside(function: Callable[..., Any]) -> Beside:
         for each in functions:
             if isinstance(each, FunctionType) and is_users(each.__module__ or ""):
                 cells += each.__closure__ or ()
-                names += [(each.__globals__, name) for name in inspect.getclosurevars(each).globals]
+                names += [(each.__globals__, name) for name in names_in(each.__code__)]
         level = [item for value in level for _, item in _within(value)]
     return Beside(values, cells, names)
 
@@ -182,7 +183,9 @@ def _within(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _variables(function: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(function, FunctionType):
-        found = inspect.getclosurevars(function)
-        yield from {**found.globals, **found.nonlocals}.items()
+        names = names_in(function.__code__)
+        yield from ((name, value) for name, value in function.__globals__.items() if name in names)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        yield from ((name, cell.cell_contents) for name, cell in cells if cell != CellType())
         yield from (("", value) for value in function.__defaults__ or ())
         yield from (function.__kwdefaults__ or {}).items()

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from lightning_sink.engine.state.attributes import are_the_same
 from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import first_line
 from lightning_sink.errors import warn_at
@@ -131,8 +132,7 @@ class BatchHooks:
 
     def starts(self, first: bool) -> Groups:
         """Yields whose turn it is before a step, those too who belong to it, and who has come meanwhile."""
-        yield from self._turns.groups(START, {Turn.STEP, *self._who_sees_start(first)})
-        yield from self._turns.newcomers()
+        yield from self._turns.groups(START, {Turn.STEP, *self._who_sees_start(first)}, with_new=True)
 
     def start(self, turn: Turn, callbacks: list[Any], batch: Any, batch_idx: int) -> None:
         """Shows some callbacks on the host, whose turn it is, that a step begins."""
@@ -143,6 +143,11 @@ class BatchHooks:
         """A step begins, for some callbacks that belong to it."""
         self._call(START, callbacks, *arguments)
 
+    def begin_all(self, *arguments: Any) -> None:
+        """A step begins, for all callbacks that belong to it, and for who comes by them."""
+        self._call(START, self.of_step.copy(), *arguments)
+        self._call(START, self._turns.newcomers() if self.of_step else [], *arguments)
+
     # -- where a batch ends -----------------------------------------------------------------------------------------
 
     def ends(self, last: bool, late: bool = False) -> Groups:
@@ -150,9 +155,7 @@ class BatchHooks:
 
         `late`: whether their turn was over before anybody knew that it is; who has come since sees the next one.
         """
-        yield from self._turns.groups(END, {*Turn} if last else {Turn.STEP, Turn.SHOWN})
-        if last and not late:
-            yield from self._turns.newcomers()
+        yield from self._turns.groups(END, {*Turn} if last else {Turn.STEP, Turn.SHOWN}, with_new=last and not late)
 
     def end_step(self, callbacks: list[Any], *arguments: Any) -> None:
         """A step ends, for some callbacks that belong to it."""
@@ -180,15 +183,20 @@ class BatchHooks:
     # -- what both share --------------------------------------------------------------------------------------------
 
     def _call(self, hook: str, callbacks: list[Any], *arguments: Any) -> None:
-        """Does for some callbacks what `_call_callback_hooks` does for all; `trainer.callbacks` stays as it is."""
-        module = self._trainer.lightning_module
-        present, module._current_fx_name = module._current_fx_name, hook
-        for callback in callbacks:
+        """Does for some callbacks what `_call_callback_hooks` does for all.
+
+        Where one changes `trainer.callbacks`, those behind it are taken out, and not called.
+        """
+        module, present = self._trainer.lightning_module, [*self._trainer.callbacks]
+        outer, module._current_fx_name = module._current_fx_name, hook
+        for number, callback in enumerate(callbacks, start=1):
             function = getattr(callback, hook)
             if callable(function):
                 with self._trainer.profiler.profile(f"[Callback]{callback.state_key}.{hook}"):
                     function(self._trainer, module, *arguments)
-        module._current_fx_name = present
+            if not are_the_same(self._trainer.callbacks, present):
+                del callbacks[number:]
+        module._current_fx_name = outer
 
     def _tell_of_counts(self, hook: str) -> None:
         """Warns of a callback that does something at some batches only: the sink may call it at none of these."""

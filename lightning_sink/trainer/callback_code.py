@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 
 from lightning_sink.engine.source import source_of
 from lightning_sink.trainer.sources import variable
-from lightning_sink.whose import is_library
+from lightning_sink.whose import is_users
 
 
 def overrides(callback: Callback, hook: str) -> bool:
@@ -58,16 +58,24 @@ def decides_by_counts(callback: Callback, hook: str) -> bool:
 
     A sink's first batch, and an epoch's last, are always shown to it.
     """
-    return _decides(function_of(callback, hook), {_PLACES[hook]}, callback, hook, set())
+    return _decides(function_of(callback, hook), {_PLACES[hook]}, callback, hook, set(), True)
 
 
-def _decides(function: Any, counts: set[int | str], callback: Callback, hook: str, seen: set[Any]) -> bool:
+def _decides(
+    function: Any, counts: set[int | str], callback: Callback, hook: str, seen: set[Any], is_asked: bool
+) -> bool:
     """Tells whether a function decides so, or one of the user's that it calls.
 
-    `counts`: which of its arguments are counts, by place or name. `seen`: functions that need no look.
+    `counts`: which of its arguments are counts, by place or name. `seen`: functions that need no look. `is_asked`:
+    whether what it returns decides something.
     """
-    function = inspect.unwrap(function) if callable(function) else None
-    if not isinstance(function, FunctionType) or function in seen or is_library(function.__module__ or ""):
+    is_hook = not seen
+    if isinstance(function, (staticmethod, classmethod)):
+        function = function.__func__
+    while isinstance(function, FunctionType) and "__wrapped__" in vars(function) and function not in seen:
+        seen.add(function)
+        function = vars(function)["__wrapped__"]
+    if not isinstance(function, FunctionType) or function in seen or not is_users(function.__module__ or ""):
         return False
     seen.add(function)
     file = source_of((function.__code__,), function.__code__.co_filename)
@@ -80,15 +88,20 @@ def _decides(function: Any, counts: set[int | str], callback: Callback, hook: st
     for node in nodes:
         if isinstance(node, ast.Assign) and _mentions(node.value, names):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    choices: list[Any] = [node.test for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.While))]
-    choices += [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
-    if any(_computes_with(part, names, hook) for choice in choices for part in ast.walk(choice)):
+    kinds: Any = (ast.If, ast.While, ast.IfExp) if is_hook else (ast.If, ast.While)
+    tests = [node.test for node in nodes if isinstance(node, kinds)]
+    answers = [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None] * is_asked
+    # What a helper does with large numbers, or with none, is how it does it; with some numbers, it is for a reason.
+    if any(_computes_with(part, names, hook) and (is_hook or _is_of_some(part)) for part in _parts(tests)):
         return True
+    if any(_computes_with(part, names, hook) for part in _parts(answers)):
+        return True
+    asked = {*map(id, _parts([*tests, *answers]))}
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         called, offset = _called(call.func, function, given, callback)
         known: set[int | str] = {offset + place for place, each in enumerate(call.args) if _mentions(each, names)}
         known |= {each.arg for each in call.keywords if each.arg is not None and _mentions(each.value, names)}
-        if _decides(called, known, callback, hook, seen):
+        if _decides(called, known, callback, hook, seen, id(call) in asked):
             return True
     return False
 
@@ -113,6 +126,18 @@ def _computes_with(part: ast.AST, names: Collection[str], hook: str) -> bool:
         is_first = hook == "on_train_batch_start" and isinstance(part.ops[0], ast.Eq) and _is_zero(part)
         return not is_first and not isinstance(part.ops[0], (ast.Is, ast.IsNot))
     return isinstance(part.op, ast.Mod)
+
+
+def _parts(nodes: list[ast.expr]) -> list[ast.AST]:
+    return [part for node in nodes for part in ast.walk(node)]
+
+
+def _is_of_some(part: ast.AST) -> bool:
+    """Tells whether a number is asked whether it is one of some."""
+    if isinstance(part, ast.Compare):
+        is_equal = isinstance(part.ops[0], (ast.Eq, ast.NotEq, ast.In, ast.NotIn))
+        return is_equal and ast.unparse(part.comparators[0]) != "0"
+    return isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
 
 
 def _is_zero(part: ast.Compare) -> bool:

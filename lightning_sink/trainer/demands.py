@@ -30,7 +30,7 @@ from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits
 from lightning_sink.trainer.option_hooks import OptionHooks
-from lightning_sink.trainer.turns import START, Turns
+from lightning_sink.trainer.turns import START, Turns, in_step
 
 
 def limits(trainer: Trainer, sink_size: int) -> Limits:
@@ -151,7 +151,7 @@ def have_come_to_hold(holding: Holding, trainer: Any, loaders: Iterable[Any]) ->
 def _others(trainer: Any) -> Iterator[Any]:
     """Yields what steps change besides the module: the trainer, and generators of the user's own."""
     yield trainer
-    data, parts = trainer.datamodule, trainer.lightning_module.modules()
+    data, parts = trainer.datamodule, [*trainer.lightning_module.modules(), *in_step(trainer), *trainer.optimizers]
     transfers = [method for method in methods_of(data) if method.__name__ in _TRANSFER_HOOKS]
     steps = (method for part in parts for method in methods_of(part) if method.__name__ not in _OF_DATA)
     yield from drawn_from([*transfers, *steps])

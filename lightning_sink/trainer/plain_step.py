@@ -69,11 +69,11 @@ class PlainStep:
         self._tape = tape
         self._batch = batch
         self._batch_idx = loop.batch_idx
-        self._begins = hooks.of_step
+        self._has_begun = False
 
     def begin_callbacks(self, callbacks: list[Any]) -> None:
         """Calls the `on_train_batch_start` of callbacks that belong to the step, as otherwise `train` does."""
-        self._begins = []
+        self._has_begun = True
         self._tape.span(lambda: self._begin_callbacks(callbacks), self._rewind(self.schedulers))
 
     def train(self) -> Any:
@@ -100,7 +100,8 @@ class PlainStep:
     def _train(self) -> Any:
         loop, trainer, batch = self._loop, self._trainer, self._batch
         with self._watched(self.schedulers) as batch_idx:
-            self._hooks.begin_step(self._begins, batch, batch_idx)
+            if not self._has_begun:
+                self._hooks.begin_all(batch, batch_idx)
             if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
                 return None
             call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from enum import Enum
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -80,21 +78,37 @@ class Turns:
         """Returns those who have one of some turns."""
         return [item for item, turn in self._turns if turn in turns]
 
-    def groups(self, hook: str, turns: Collection[Turn]) -> Groups:
-        """Yields, in Lightning's order, whose hook is due of those who have one of some turns.
+    def groups(self, hook: str, turns: Collection[Turn], *, with_new: bool) -> Groups:
+        """Yields whose hook is due of those who have one of some turns, and `with_new` of those who come meanwhile.
 
-        Who does nothing there does not part those that belong to the step. `LOGGED` is given as `MET`.
+        As Lightning does, it goes through the list while hooks change that: who leaves it is not called, who is behind
+        the present one is. Whoever calls them takes those out of a group who are left when it has been changed. Who
+        does nothing there does not part those that belong to the step; where there are none, all are given. `LOGGED`
+        is given as `MET`.
         """
-        due = [(item, Turn.MET if turn is Turn.LOGGED else turn) for item, turn in self._turns if turn in turns]
-        if self._have_step:
-            due = [(item, turn) for item, turn in due if overrides(item, hook)]
-        yield from ((turn, [item for item, _ in group]) for turn, group in groupby(due, key=itemgetter(1)))
+        live, known, place = self._trainer.callbacks, {id(item): turn for item, turn in self._turns}, 0
+        while place < len(live):
+            group, places, first = list[Any](), list[int](), None
+            for number, item in enumerate(live[place:], start=place):
+                turn = known.get(id(item)) or (Turn.MET if with_new else None)
+                is_due = turn in turns or (turn is not None and id(item) not in known)
+                if not is_due or (self._have_step and not overrides(item, hook)):
+                    continue
+                turn = Turn.MET if turn is Turn.LOGGED else turn
+                if first not in (None, turn):
+                    break
+                first = turn
+                group.append(item)
+                places.append(number)
+            if first is None:
+                return
+            yield first, group
+            place = places[len(group) - 1] + 1
 
-    def newcomers(self) -> Groups:
-        """Yields the callbacks that others have put into the list since: Lightning calls them in the same go."""
+    def newcomers(self) -> list[Any]:
+        """Returns the callbacks that others have put into the list since."""
         known = {id(item) for item, _ in self._turns}
-        if new := [item for item in self._trainer.callbacks if id(item) not in known]:
-            yield Turn.MET, new
+        return [item for item in self._trainer.callbacks if id(item) not in known]
 
     def inside(self, hook: str, turns: Collection[Turn]) -> StepCallback | None:
         """Returns one that belongs to the step, and with whose hook the step is met in its midst; None for none.

@@ -654,6 +654,13 @@ def test_a_sink_that_is_running_is_refused_to_others(engine):
     assert_same(plain, sunk, exact=engine == "eager")
 
 
+def test_a_sink_may_be_copied():
+    task = Task()
+    with copy.deepcopy(data_sink(task.step, list(loader(48)), 5, engine="eager")) as sink:
+        sink()
+        assert sink.steps == 5
+
+
 def test_a_step_that_calls_its_own_sink_is_told_so():
     task = Task()
 

@@ -180,6 +180,26 @@ def test_a_generator_that_rows_and_transfer_hooks_share(make, engine):
     assert plain.trainer.datamodule.source.random() == sink.trainer.datamodule.source.random()
 
 
+class Anything(dict):
+    __getattr__ = dict.__getitem__
+
+
+class Settled(Holding):
+    settings = Anything(rate=1)
+
+
+class Helped(Data):
+    def per_device(self):
+        return 8 // self.trainer.world_size
+
+
+def test_control_what_a_datamodule_does_beside_is_its_own_affair():
+    module = Net()
+    trainer = trainer_with(module)
+    data = by_datamodule(trainer, Helped())
+    assert not holds([DataLoader(Settled(), collate_fn=data.collate)], trainer)
+
+
 def test_lazy_layers_are_known_before_they_have_memory():
     module = L.LightningModule()
     module.layer = nn.LazyLinear(3)

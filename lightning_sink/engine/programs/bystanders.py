@@ -1,18 +1,37 @@
 """Tensors that a step leaves as they are and computes nothing with, of which it may have asked something.
 
 `if len(self.bank) > 0:`, of a bank that a later epoch fills: no operation shows that the step has looked, and a program
-goes on without it. So it is for steps only that find these tensors as the recorded one did.
+goes on without it. So it is for steps only that find these tensors as the recorded one did: those whose names stand in
+the code that ran, or all where that may ask for any.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
+from types import CodeType
 from typing import Any
 
 from torch import Tensor
 
 from lightning_sink.engine.state.attributes import asked_of
 from lightning_sink.engine.state.slots import Slot, Snapshot, StateSlot
+from lightning_sink.names import names_in
+
+_FOR_ANY = frozenset(
+    ["getattr", "vars", "__dict__", "modules", "children", "apply", "state_dict", "_parameters", "_buffers"]
+    + ["parameters", "buffers", "named_parameters", "named_buffers", "named_modules", "named_children"]
+)
+"""By these, code asks for tensors whose names do not stand in it."""
+
+
+_PYTHONS = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = f"{os.sep}site-packages{os.sep}"
+
+
+def _is_pythons(code: CodeType) -> bool:
+    """Tells whether some code is of the standard library, which asks for much (`inspect`) and not for these tensors."""
+    return code.co_filename.startswith(_PYTHONS) and _INSTALLED not in code.co_filename
 
 
 class Asked:
@@ -22,9 +41,17 @@ class Asked:
         held = ((slot, before.tensors[name]) for name, slot in before.slots.items() if not slot.is_gradient)
         self._found = [(s, tensor, asked_of(tensor)) for s, tensor in held if not isinstance(s, StateSlot)]
 
-    def of_others(self, names: Collection[str], taken: Iterable[Tensor]) -> Bystanders:
-        """Returns what was there in slots but for some, which a step takes or fills; `taken`: what it computes with."""
-        found = [(slot, tensor, asked) for slot, tensor, asked in self._found if slot.name not in names]
+    def of_others(self, known: Collection[str], taken: Iterable[Tensor], codes: Iterable[CodeType]) -> Bystanders:
+        """Returns what was there in slots of which a step may have asked something.
+
+        Args:
+            known: Names of slots that it takes or fills.
+            taken: The tensors that it computes with.
+            codes: The code that ran in it.
+        """
+        names = frozenset[str]().union(*(names_in(code) for code in codes if not _is_pythons(code)))
+        others = [found for found in self._found if found[0].name not in known]
+        found = [each for each in others if each[0].key in names or not names.isdisjoint(_FOR_ANY)]
         slots, tensors, asked = ([*each] for each in zip(*found, strict=True)) if found else ([], [], [])
         return Bystanders(slots, tensors, asked, taken)
 
@@ -43,9 +70,9 @@ class Bystanders:
     ) -> None:
         self._slots, self._asked = slots, asked
         self._taken = {id(tensor): number for number, tensor in enumerate(taken)}
-        self._ones = self._which(tensors)
+        self._numbers = self._numbered(tensors)
 
-    def _which(self, tensors: Iterable[Tensor | None]) -> list[int]:
+    def _numbered(self, tensors: Iterable[Tensor | None]) -> list[int]:
         """Returns numbers equal for slots with one and the same tensor: `if self.a.weight is self.b.weight:`."""
         known = self._taken.copy()
         return [known.setdefault(id(tensor), len(known)) for tensor in tensors]
@@ -53,4 +80,4 @@ class Bystanders:
     def are_the_same(self) -> bool:
         """Tells whether a step would be answered as it was."""
         tensors = [slot.get() for slot in self._slots]
-        return [*map(asked_of, tensors)] == self._asked and self._which(tensors) == self._ones
+        return [*map(asked_of, tensors)] == self._asked and self._numbered(tensors) == self._numbers

@@ -104,6 +104,8 @@ class Program:
         self.takes_turns = not (self._reshaped or asks or self._twins or self.appends or recording.is_alone)
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
+        self._asked_as_of: int | None = None
+        self._is_answered = True
         self.generation, self.seconds, self.kept_bytes = -1, 1.0, 0
         self.needs_own_batch = recording.needs_own_batch
         self.assumed, self.steps, self.failed = recording.assumed, 0, 0
@@ -112,8 +114,15 @@ class Program:
         """Tells whether it finds gradients where there were some, behind steps that leave these slots so."""
         return all(left.get(slot.name, there) == there for slot, there in self._gradients)
 
-    def fits(self) -> bool:
-        """Tells whether the step that is about to run goes the way that was recorded, whatever its batch holds."""
+    def fits(self, generation: int | None = None) -> bool:
+        """Tells whether the step that is about to run goes the way that was recorded, whatever its batch holds.
+
+        `generation`: as long as it is the same, only programs have run.
+        """
+        if generation is None or self._asked_as_of != generation:
+            self._asked_as_of, self._is_answered = generation, self._bystanders.are_the_same()
+        if not self._is_answered:
+            return False
         if any(shape_of(slot.get()) != shape for slot, shape in self._reshaped):
             return False
         return all((slot.get() is not None) is there for slot, there in self._gradients) and self.goes_on()
@@ -158,8 +167,6 @@ class Program:
         if any(not torch.equal(tensor, value) for tensor, value in self._read):
             return False
         if any(shape_of(slot.get()) != shape for slot, shape in self._unread):
-            return False
-        if not self._bystanders.are_the_same():
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]

@@ -38,10 +38,10 @@ class Programs:
         """Returns how many programs are for steps of a kind with some batches only, by what these hold."""
         return sum(bool(program.questions) for program in self._known.get(key, ()))
 
-    def find(self, step: Step) -> Program | None:
-        """Returns the program for the way that a step will go, which is about to run."""
+    def find(self, step: Step, generation: int | None = None) -> Program | None:
+        """Returns the program for the way that a step will go, which is about to run; `generation` as it `fits`."""
         for program in self._known.get(step.key, ()):
-            if program.fits() and program.is_for(step.leaves):
+            if program.fits(generation) and program.is_for(step.leaves):
                 return program
         return None
 

@@ -18,7 +18,6 @@ from weakref import ProxyTypes, ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -113,10 +112,10 @@ def _few_scalars(values: Collection[Any]) -> Hashable | None:
 
 def asked_of(tensor: Tensor | None) -> tuple[Any, ...] | None:
     """Returns what Python may ask of a tensor and no operation shows: `if self.bank.numel() > 0:`."""
-    if tensor is None or is_lazy(tensor):
-        return tensor if tensor is None else (type(tensor),)
-    places = (tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else ()
+    if tensor is None or type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.is_nested:
+        return tensor if tensor is None else (type(tensor),)  # others may say anything, or fail
     asks = tensor.is_leaf and tensor.requires_grad
+    places = (tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else ()
     return type(tensor), tensor.shape, tensor.dtype, tensor.device, asks, tensor.layout, places
 
 
@@ -139,11 +138,18 @@ def is_torchs_data(value: Any) -> bool:
     return module_of(type(value)) == "torch.utils.data.dataset"
 
 
-def sizes_of(dataset: Any) -> list[int]:
+def sizes_of(dataset: Any) -> list[Any]:
     """Returns how much is in a dataset of torch's own."""
     held = vars(dataset)
-    sizes = [len(held["indices"])] if hasattr(type(held.get("indices")), "__len__") else []
-    return [*sizes, *held.get("cumulative_sizes", ()), *(len(tensor) for tensor in held.get("tensors", ()))]
+    sized = [held.get("indices"), *(held.get("tensors") or ())]
+    return [*map(_length, sized), *(held.get("cumulative_sizes") or ())]
+
+
+def _length(rows: Any) -> Any:
+    if type(rows) in (list, tuple, range):
+        return len(rows)
+    is_shaped = is_a(rows, Tensor) or module_of(type(rows)) == "numpy"
+    return tuple(rows.shape) if is_shaped else None
 
 
 def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:

@@ -71,6 +71,11 @@ class Slot:
         return f"Slot({self.name!r})"
 
     @property
+    def key(self) -> Any:
+        """The name by which code asks for it: the attribute's."""
+        return self._key
+
+    @property
     def owner_id(self) -> int:
         """Identity of what holds the tensor."""
         return id(self._owner)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lightning_sink.engine.state.attributes import MOST_VALUES, TENSOR_HOLDERS, is_a, items_of, nested
 from lightning_sink.engine.state.slots import Parts
+from lightning_sink.held import ABSENT
 
 _RESTORED = frozenset([list, deque, set, dict, OrderedDict, defaultdict, Counter])
 
@@ -75,8 +76,8 @@ class Attributes:
         self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
         values = [value for _, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
         beside = parts.beside()
-        self._cells = [(cell, cell.cell_contents) for cell in beside.cells if cell != CellType()]
-        self._names = [(scope, name, scope[name]) for scope, name in beside.names if name in scope]
+        self._cells = [(cell, ABSENT if cell == CellType() else cell.cell_contents) for cell in beside.cells]
+        self._names = [(scope, name, scope.get(name, ABSENT)) for scope, name in beside.names]
         values += [*beside.values, *(value for *_, value in (*self._cells, *self._names))]
         containers = nested(values)
         self._contents = [
@@ -115,9 +116,15 @@ class Attributes:
             container.clear()
             (container.extend if isinstance(container, (list, deque)) else container.update)(content)
         for cell, value in self._cells:
-            cell.cell_contents = value
+            if value is not ABSENT:
+                cell.cell_contents = value
+            elif cell != CellType():
+                del cell.cell_contents
         for scope, name, value in self._names:
-            scope[name] = value
+            if value is not ABSENT:
+                scope[name] = value
+            else:
+                scope.pop(name, None)
         for put_back in self._put_back:
             put_back()
         random.setstate(self._random)

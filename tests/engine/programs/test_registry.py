@@ -9,7 +9,7 @@ KEY, OTHER = ("kind", "shape"), ("kind", "another shape")
 
 def program(fits=True, homes=(), batches=None):
     return SimpleNamespace(
-        fits=lambda: fits,
+        fits=lambda generation: fits,
         is_for=lambda leaves: batches is None or leaves in batches,
         homes=set(homes),
         questions=batches or [],
@@ -70,7 +70,7 @@ def test_the_oldest_of_many_branches_makes_room():
     made = [program(fits=False) for _ in range(100)]
     for one in made:
         programs.add(KEY, one)
-    made[0].fits = lambda: True
+    made[0].fits = lambda generation: True
     assert programs.find(step()) is None
-    made[-1].fits = lambda: True
+    made[-1].fits = lambda generation: True
     assert programs.find(step()) is made[-1]
