@@ -135,9 +135,23 @@ class AsksTheNet(Clamped):
         return nn.functional.cross_entropy(out, y)
 
 
-def test_what_may_end_the_use_of_a_device_is_not_tried(fake):
+class Samples(Clamped):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        out = self.net(x)
+        if out.max() > 100:
+            out = out / out.max()
+        kept = torch.bernoulli((out.detach() / 100 + 0.5).clamp(0, 1))
+        return (nn.functional.cross_entropy(out, y, reduction="none") * kept[:, 0]).mean()
+
+
+@pytest.mark.parametrize("make", [AsksTheNet, Samples])
+def test_what_may_end_the_use_of_a_device_is_not_tried(make):
     strategy = SinkStrategy(30, epoch="dataset", engine="cudagraph")
-    found = once(AsksTheNet, with_outliers(17), strategy, **options())
+    found = once(make, with_outliers(17), strategy, **options())
     (said,) = [text for text in found.warned if "runs eagerly" in text]
     assert "depends on a truth of the step, and may fail where that is none" in said
+
+
+def test_what_is_asked_of_the_batch_alone_is_known_before(fake):
     compared(Clamped, "cudagraph", 30, data=lambda: loader(60, last=8))

@@ -76,7 +76,7 @@ def refuse_late_checks(graph: fx.Graph) -> None:
     taken, is_behind = set[fx.Node](), False
     for node in graph.nodes:
         is_behind |= node in truths
-        if node is check or not is_checked(node):
+        if node is check or not (is_checked(node) or node.meta.get("draws")):  # a draw from probabilities
             continue
         if is_behind and not taken.issuperset(_looked_at(node)):
             raise ValueError(f"`{node.target.name()}` depends on a truth of the step, and may fail where that is none")
