@@ -87,9 +87,9 @@ class BatchHooks:
         self._looks = {START: late or not alone, END: not alone}
         self._selects = trainer.log_every_n_steps if trainer.loggers else 0
         self._turns = Turns(trainer, alone)
-        self.of_step, self.shown = self._turns.of({Turn.STEP}), self._turns.of({Turn.SHOWN})
-        self._met = self._turns.of({Turn.LOGGED, Turn.MET})
-        self.logs = bool(self._turns.of({Turn.LOGGED}))
+        self.of_step, self.shown = self._turns.having({Turn.STEP}), self._turns.having({Turn.SHOWN})
+        self._met = self._turns.having({Turn.LOGGED, Turn.MET})
+        self.logs = bool(self._turns.having({Turn.LOGGED}))
         self.shows_users = any(not is_library(type(item).__module__) for item in self.shown)
         self.ends_inside = self._turns.inside(END, ON_HOST) is not None
         self._starts_shown = any(overrides(item, START) for item in self.shown)
@@ -107,7 +107,7 @@ class BatchHooks:
     @property
     def look_at_batch(self) -> bool:
         """Whether a callback looks at a batch that it is shown, or may keep it for later."""
-        own = self._turns.of(ON_HOST)
+        own = self._turns.having(ON_HOST)
         return any(overrides(item, hook) and uses(item, hook, place) for item in own for hook, place in _BATCH.items())
 
     # -- where a batch begins ---------------------------------------------------------------------------------------
@@ -165,6 +165,12 @@ class BatchHooks:
         """Shows a batch to some of those that are wrong unless they see every one."""
         self._showed = batch_idx
         self._call(END, callbacks, output, batch, batch_idx)
+
+    def show_all(self, output: Any, batch: Any, batch_idx: int) -> None:
+        """Shows a batch, which is not the sink's last one, to all of those."""
+        for turn, callbacks in self.ends(last=False):
+            if turn is Turn.SHOWN:
+                self.show(callbacks, output, batch, batch_idx)
 
     def meet(self, callbacks: list[Any], output: Any, batch: Any, batch_idx: int) -> None:
         """Shows the sink's last batch to callbacks that see no other."""

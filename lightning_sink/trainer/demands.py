@@ -178,7 +178,7 @@ def eager_reason(trainer: Trainer) -> Hazard | None:
             what = f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step"
             return Hazard(what, way_out="use interval 'epoch'")
     turns = Turns(trainer, alone=getattr(trainer.strategy, "sink_size", 0) == 1)
-    if turns.are_seen and OptionHooks(trainer).leave_end:
+    if turns.see_each_end and OptionHooks(trainer).leave_end:
         return Hazard(
             "`on_train_batch_end` of the module runs behind that of callbacks, which are shown every step",
             first_line(trainer.lightning_module.on_train_batch_end),

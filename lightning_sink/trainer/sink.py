@@ -363,7 +363,7 @@ class TrainerSink(Sink):
         if not self._last and self._hooks.shown:
             self._batch.announce()
             with self.logs.users_turn(), told_of_logs(self._module, self.logs.all):
-                self._hooks.show(self._hooks.shown, result().output, self._batch.get(), loop.batch_idx)
+                self._hooks.show_all(result().output, self._batch.get(), loop.batch_idx)
         if not self._last and self._ends.is_due(note.optimizer_steps):
             # A hook on the host stopped the training or planned it otherwise, or something waits for a step by hand.
             self._batch.announce()

@@ -69,12 +69,12 @@ class Turns:
     def __init__(self, trainer: Any, alone: bool) -> None:
         self._trainer = trainer
         self._turns = [(item, _turn_of(item, alone)) for item in trainer.callbacks]
-        self._have_step = bool(self.of({Turn.STEP}))
+        self._have_step = bool(self.having({Turn.STEP}))
         self._every = {*ON_HOST} if alone else {Turn.SHOWN}  # who see every step
         if trainer.loggers and trainer.log_every_n_steps == 1:
             self._every.add(Turn.LOGGED)
 
-    def of(self, turns: Collection[Turn]) -> list[Any]:
+    def having(self, turns: Collection[Turn]) -> list[Any]:
         """Returns those who have one of some turns."""
         return [item for item, turn in self._turns if turn in turns]
 
@@ -131,9 +131,9 @@ class Turns:
         return next(((item, hook) for item, hook in found if item is not None), None)
 
     @property
-    def are_seen(self) -> bool:
+    def see_each_end(self) -> bool:
         """Whether somebody on the host has something to do behind every step."""
-        return any(overrides(item, END) for item in self.of(self._every))
+        return any(overrides(item, END) for item in self.having(self._every))
 
 
 def _turn_of(callback: Any, alone: bool) -> Turn:

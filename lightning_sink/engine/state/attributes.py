@@ -211,7 +211,7 @@ class Same:
     """
 
     def __init__(self, value: Any, *, hold: bool = False) -> None:
-        self._hash = id(value)
+        self._identity = id(value)
         self._find = partial(_given, value) if hold or not type(value).__weakrefoffset__ else ref(value)
 
     @property
@@ -220,10 +220,10 @@ class Same:
         return self._find()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self._hash == other._hash and self.value is other.value is not None
+        return isinstance(other, Same) and self._identity == other._identity and self.value is other.value is not None
 
     def __hash__(self) -> int:
-        return self._hash
+        return self._identity
 
 
 def _given(value: Any) -> Any:
