@@ -76,6 +76,26 @@ def with_nans(*places):
     return make
 
 
+class OfWeights(Still):
+    """What a distribution refuses is made of weights, which are no numbers behind a step that is left out."""
+
+    def training_step(self, batch, batch_idx):
+        spread = torch.distributions.Normal(self.net.weight.mean(), 1.0)
+        loss = super().training_step(batch, batch_idx) - 0.01 * spread.log_prob(self.net.bias.sum())
+        return None if torch.isnan(loss) else loss
+
+
+class Decomposes(Still):
+    """What the host refuses is asked behind the question."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        square = batch[0].T @ batch[0] + torch.eye(6, device=loss.device)
+        if not torch.isfinite(square).all():
+            return None
+        return loss + 0.01 * torch.linalg.cholesky(square).diagonal().log().sum() * self.net.bias.sum()
+
+
 CASES = {
     "no number, never": (NaNs, with_nans()),
     "no number, in the midst of a row": (NaNs, with_nans(23)),
@@ -83,6 +103,8 @@ CASES = {
     "outliers": (Outliers, with_outliers(17, 44)),
     "outliers where sinks begin and end": (Outliers, with_outliers(29, 30, 59)),
     "distributions": (Checks, with_outliers()),
+    "a distribution of weights": (OfWeights, with_nans(23, 24)),
+    "what the host refuses": (Decomposes, with_nans(23)),
 }
 
 
@@ -145,12 +167,44 @@ class Samples(Clamped):
         return (nn.functional.cross_entropy(out, y, reduction="none") * kept[:, 0]).mean()
 
 
-@pytest.mark.parametrize("make", [AsksTheNet, Samples])
+class Tables(Clamped):
+    """A number that is one of the large table's is not for that one of the small one's."""
+
+    def __init__(self):
+        super().__init__()
+        self.large, self.small = nn.Embedding(2000, 3), nn.Embedding(8, 3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        place = (x[:, 0].abs() + self.net.bias[0].abs()).long()
+        out = self.net(x) + self.large(place)
+        if place.max() > 7:
+            return nn.functional.cross_entropy(out, y)
+        return nn.functional.cross_entropy(out + self.small(place), y)
+
+
+@pytest.mark.parametrize("make", [AsksTheNet, Samples, Tables])
 def test_what_may_end_the_use_of_a_device_is_not_tried(make):
     strategy = SinkStrategy(30, epoch="dataset", engine="cudagraph")
     found = once(make, with_outliers(17), strategy, **options())
     (said,) = [text for text in found.warned if "runs eagerly" in text]
     assert "depends on a truth of the step, and may fail where that is none" in said
+
+
+@pytest.mark.parametrize("engine", ["traced", "cudagraph"])
+def test_where_there_is_no_memory_for_copies_steps_run_the_plain_way(engine, monkeypatch):
+    from lightning_sink.engine.device import captured
+
+    made, number = captured.Before, iter(range(10_000))
+
+    def refuse(*arguments):
+        if next(number) in (2, 5):
+            raise torch.OutOfMemoryError("no memory for that")
+        return made(*arguments)
+
+    monkeypatch.setattr(captured, "Before", refuse)
+    compared(NaNs, engine, 30, data=with_nans(23), max_epochs=2)
+    assert next(number) > 6
 
 
 def test_what_is_asked_of_the_batch_alone_is_known_before(fake):

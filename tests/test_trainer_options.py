@@ -371,7 +371,7 @@ class ChangingInTheStep(Changing, StepCallback):
 def test_a_list_of_callbacks_that_changes_while_they_have_their_turns(how, where, kind, engine):
     called = []
     for by in ("auto", sinks(sink_size=1, engine=engine)):
-        ordered = [Changing("", ""), kind(how, where), Changing("", ""), Changing("", "")]
+        ordered = [kind("", ""), kind(how, where), Changing("", ""), kind("", ""), Changing("", "")]
         run = once(Net, lambda: loader(8, last=8), by, callbacks=ordered.copy, max_epochs=1)
         come = [item for item in run.trainer.callbacks if isinstance(item, Changing) and item not in ordered]
         called.append([item.called for item in (*ordered, *come)])

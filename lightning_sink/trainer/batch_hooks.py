@@ -145,8 +145,8 @@ class BatchHooks:
 
     def begin_all(self, *arguments: Any) -> None:
         """A step begins, for all callbacks that belong to it, and for who comes by them."""
-        self._call(START, self.of_step.copy(), *arguments)
-        self._call(START, self._turns.newcomers() if self.of_step else [], *arguments)
+        for _, callbacks in self._turns.groups(START, {Turn.STEP}, with_new=True) if self.of_step else ():
+            self._call(START, callbacks, *arguments)
 
     # -- where a batch ends -----------------------------------------------------------------------------------------
 

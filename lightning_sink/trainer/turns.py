@@ -90,8 +90,8 @@ class Turns:
         while place < len(live):
             group, places, first = list[Any](), list[int](), None
             for number, item in enumerate(live[place:], start=place):
-                turn = known.get(id(item)) or (Turn.MET if with_new else None)
-                is_due = turn in turns or (turn is not None and id(item) not in known)
+                turn = known.get(id(item), Turn.MET)
+                is_due = turn in turns if id(item) in known else with_new
                 if not is_due or (self._have_step and not overrides(item, hook)):
                     continue
                 turn = Turn.MET if turn is Turn.LOGGED else turn
@@ -104,11 +104,6 @@ class Turns:
                 return
             yield first, group
             place = places[len(group) - 1] + 1
-
-    def newcomers(self) -> list[Any]:
-        """Returns the callbacks that others have put into the list since."""
-        known = {id(item) for item, _ in self._turns}
-        return [item for item in self._trainer.callbacks if id(item) not in known]
 
     def inside(self, hook: str, turns: Collection[Turn]) -> StepCallback | None:
         """Returns one that belongs to the step, and with whose hook the step is met in its midst; None for none.

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import operator
 import weakref
 
 import torch
@@ -139,6 +140,26 @@ class AskedWhetherTwoAreOne(Asks):
 
     def change(self):
         self.second.weight = self.first.weight
+
+
+class Banks(Asks):
+    def set_up(self):
+        self.banks = nn.ParameterList([nn.Parameter(torch.zeros(2), requires_grad=False)])
+        self.register_buffer("bank", torch.zeros(0, 6))
+
+    def change(self):
+        self.banks[0] = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.bank = torch.zeros(2, 6)
+
+
+BY = {
+    "a number": lambda module: len(module.banks[0]) > 2,
+    "going through them": lambda module: any(len(bank) > 2 for bank in module.banks),
+    "a method of torch's": lambda module: len(module.get_buffer("bank")) > 0,
+    "an operator": lambda module: len(operator.attrgetter("bank")(module)) > 0,
+}
+for name, question in BY.items():
+    add(f"asked by {name}", type("AsksBy", (Banks,), {"asks": lambda self, question=question: question(self)}), **FOUR)
 
 
 @case(**FOUR)

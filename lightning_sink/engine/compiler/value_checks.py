@@ -41,7 +41,18 @@ def keep_value_checks(graph: fx.Graph, on_host: bool) -> None:
 def is_checked(node: fx.Node) -> bool:
     """Tells whether an operation takes not all values, or fails by what it takes."""
     check = _CHECKS.get(node.target) if node.op == "call_function" else None
-    return check is not None and check is not _division
+    return (check is not None and check is not _division) or node.target in _ASSERTED
+
+
+_ASSERTED = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name, overload in (
+        *((name, "Tensor") for name in ("bernoulli", "bernoulli_", "_ctc_loss")),
+        *((name, "default") for name in ("multinomial", "binomial", "index_reduce", "index_reduce_", "_ctc_loss")),
+        *((name, "default") for name in ("_embedding_bag", "_embedding_bag_forward_only")),
+    )
+)
+"""Operations whose kernels end the use of a device by some values, and which generated code does not write anew."""
 
 
 def _gather_checks(graph: fx.Graph) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -59,7 +59,8 @@ def _check_of(graph: fx.Graph) -> fx.Node | None:
 def refuse_late_checks(graph: fx.Graph) -> None:
     """Refuses a graph that may compute, behind a truth that has not come true, with what no kernel takes.
 
-    On a host that is an error; a device would fail for good. What was taken before the first truth is right.
+    On a host that is an error; a device would fail for good. What was asked in the same way before the first truth is
+    asked in plain training, too.
 
     Raises:
         ValueError: Names the operation.
@@ -73,21 +74,26 @@ def refuse_late_checks(graph: fx.Graph) -> None:
         if isinstance(node, fx.Node) and node.target in (_aten.all.default, *_OF_TRUTHS):
             truths.add(node)
             waiting += node.args if node.target is not _aten.all.default else ()
-    taken, is_behind = set[fx.Node](), False
+    asked, is_behind = set[tuple[Any, ...]](), False
     for node in graph.nodes:
         is_behind |= node in truths
         if node is check or not (is_checked(node) or node.meta.get("draws")):  # a draw from probabilities
             continue
-        if is_behind and not taken.issuperset(_looked_at(node)):
+        asks = _asks(node)
+        if is_behind and not asked.issuperset(asks):
             raise ValueError(f"`{node.target.name()}` depends on a truth of the step, and may fail where that is none")
-        taken.update(node.all_input_nodes)
+        asked |= asks
 
 
-def _looked_at(node: fx.Node) -> list[fx.Node]:
-    """Returns what an operation may refuse the values of: indices, or all where there are none."""
+def _asks(node: fx.Node) -> set[tuple[Any, ...]]:
+    """Returns what an operation may refuse the values of, indices or all where there are none, and by what."""
     layouts = [(each, each.meta.get("layout")) for each in node.all_input_nodes]
     indices = [each for each, layout in layouts if layout is None or not layout[2].is_floating_point]
-    return indices or node.all_input_nodes
+    if not indices:
+        return {(each, node.target) for each in node.all_input_nodes}
+    whole = node.args[0].meta.get("layout") if isinstance(node.args[0], fx.Node) else None
+    place = node.args[1:2]
+    return {(each, whole and whole[0], repr(place) if each not in node.args[:2] else "") for each in indices}
 
 
 _OF_TRUTHS = (_aten.logical_and.default, _aten.logical_not.default)
@@ -117,9 +123,17 @@ class AssumingRow(CapturedRow):
         self._holds = Tensor()
 
     def launch(self) -> None:
-        """Gives them to the device, behind what it was given before."""
-        self._before = self._captured.before(self._inputs)
-        super().launch()
+        """Gives them to the device, behind what it was given before; none where there is no memory for the copies."""
+        try:
+            self._before = self._captured.before(self._inputs)
+        except torch.OutOfMemoryError as error:
+            self._result.error = AssumptionFailedError(str(error))
+            return
+        try:
+            super().launch()
+        except BaseException:  # nobody has looked whether they are right
+            self._before.put_back()
+            raise
 
     def _fetch(self) -> None:
         super()._fetch()
@@ -127,16 +141,18 @@ class AssumingRow(CapturedRow):
 
     def wait(self) -> Repeated:
         """Waits for their end; returns what became of them, up to one that goes another way."""
-        assert self._marks is not None, "a row is launched before it is waited for"  # noqa: S101
+        if self._marks is None:
+            return self._result
         self._graphs.wait(self._marks[1])
         held = self._holds.tolist()
-        if all(held):
+        if all(held) and self._result.error is None:
             result = super().wait()
             return replace(result, outputs=result.outputs and result.outputs[:-1])
         self._marks = None
         self._captured.counterparts.give_up()
         self._before.put_back()
-        return replace(self._again(held.index(False)), error=AssumptionFailedError(ASSUMED))
+        # What the host refuses may be behind a truth that is none. The step is run plainly, and raises its own error.
+        return replace(self._again([*held, False].index(False)), error=AssumptionFailedError(ASSUMED))
 
     def _again(self, steps: int) -> Repeated:
         """Runs the steps that are right."""

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from operator import is_
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from lightning_sink.engine.compiler.loop import CompiledStep
@@ -116,8 +117,15 @@ class CapturedStep(CompiledStep):
         """
         if not self.assumes:
             return self._run_once(inputs)
-        before = self.before(inputs)
-        *outputs, holds = self._run_once(inputs)
+        try:
+            before = self.before(inputs)
+        except torch.OutOfMemoryError as error:
+            raise AssumptionFailedError(str(error)) from error
+        try:
+            *outputs, holds = self._run_once(inputs)
+        except Exception as error:  # what fails here may not be done at all on the other way
+            before.put_back()
+            raise AssumptionFailedError(str(error)) from error
         (held,) = self.graphs.fetch([holds])
         self.graphs.wait(self.graphs.mark())
         if not held:

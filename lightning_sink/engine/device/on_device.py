@@ -76,7 +76,8 @@ def compile_on_device(
     # PyTorch counts draws where a graph is launched: the turns of a loop would all draw the same.
     draws_there = left is not None or len(placement.draws) < len(draws)
     blocks = Blocks(graphs, refuse, None if draws_there else unroll)
-    generators = Generators(device, host=False) if recording.assumed else None
+    drawn_from = Generators(device if draws_there else torch.device("cpu"), host=False)
+    generators = drawn_from if recording.assumed else None
     step = CapturedStep(function, blocks, placement, draws, generators=generators)
     step.rounding = differs
     return step

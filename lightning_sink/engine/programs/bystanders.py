@@ -2,7 +2,7 @@
 
 `if len(self.bank) > 0:`, of a bank that a later epoch fills: no operation shows that the step has looked, and a program
 goes on without it. So it is for steps only that find these tensors as the recorded one did: those whose names stand in
-the code that ran, or all where that may ask for any.
+the code that ran, which it asked a module for, or all where it may ask for any.
 """
 
 from __future__ import annotations
@@ -41,17 +41,25 @@ class Asked:
         held = ((slot, before.tensors[name]) for name, slot in before.slots.items() if not slot.is_gradient)
         self._found = [(s, tensor, asked_of(tensor)) for s, tensor in held if not isinstance(s, StateSlot)]
 
-    def of_others(self, known: Collection[str], taken: Iterable[Tensor], codes: Iterable[CodeType]) -> Bystanders:
+    def of_others(
+        self,
+        known: Collection[str],
+        taken: Iterable[Tensor],
+        codes: Iterable[CodeType],
+        got: Collection[tuple[int, str]],
+    ) -> Bystanders:
         """Returns what was there in slots of which a step may have asked something.
 
         Args:
             known: Names of slots that it takes or fills.
             taken: The tensors that it computes with.
             codes: The code that ran in it.
+            got: Which modules it asked for what, by identity and name.
         """
         names = frozenset[str]().union(*(names_in(code) for code in codes if not _is_pythons(code)))
         others = [found for found in self._found if found[0].name not in known]
-        found = [each for each in others if each[0].key in names or not names.isdisjoint(_FOR_ANY)]
+        is_any = not names.isdisjoint(_FOR_ANY)
+        found = [each for each in others if is_any or each[0].key in names or (each[0].owner_id, each[0].key) in got]
         slots, tensors, asked = ([*each] for each in zip(*found, strict=True)) if found else ([], [], [])
         return Bystanders(slots, tensors, asked, taken)
 

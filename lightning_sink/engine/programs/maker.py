@@ -6,8 +6,7 @@ without one; whoever runs the programs tells it when what it has seen is no long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from types import CodeType
+from collections.abc import Callable, Hashable, Sequence
 
 from lightning_sink.engine.compiler.functions import Functions
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
@@ -185,7 +184,7 @@ class ProgramMaker:
         self._parts.varying.check([hazard.what for hazard in recording.frozen], not recording.hazards)
         bindings = candidate.compare(observation, self._volatile)
         if bindings is not None:
-            return self._make(step.key, candidate, observation, bindings, asked, recorder.ran.values())
+            return self._make(step.key, candidate, observation, bindings, asked)
         if candidate.hazard is not None:
             self._fail(step.key, candidate.hazard, _MOST_FAILURES if recording.acts_twice else 1)
             self.report(candidate.hazard)
@@ -222,7 +221,6 @@ class ProgramMaker:
         observation: Observation,
         bindings: list[Binding],
         asked: Asked,
-        codes: Iterable[CodeType],
     ) -> bool:
         recording = observation.recording
         function: CompiledStep | Hazard
@@ -245,6 +243,7 @@ class ProgramMaker:
         lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
         held = parts.carried.kept_in(tensors)
         known = {slot.name for binding in bindings for slot in binding.slots}
-        bystanders = asked.of_others(self._volatile | known, tensors, codes)
+        recorder = observation.recorder
+        bystanders = asked.of_others(self._volatile | known, tensors, recorder.ran.values(), recorder.got)
         self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted))
         return True

@@ -20,14 +20,10 @@ _aten = torch.ops.aten
 
 
 class Assumptions:
-    """The truths of one recording.
+    """The truths of one recording."""
 
-    Args:
-        puts_back: Whether a program has to put back what it has written to; not where whoever runs it does.
-    """
-
-    def __init__(self, recording: Recording, writer: GraphWriter, puts_back: bool) -> None:
-        self._recording, self._writer, self._puts_back = recording, writer, puts_back
+    def __init__(self, recording: Recording, writer: GraphWriter) -> None:
+        self._recording, self._writer = recording, writer
         self._hold: list[fx.Node] = []
 
     def takes(self, func: Any, args: tuple[Any, ...], outcome: Any, what: str, where: str) -> bool:
@@ -46,7 +42,7 @@ class Assumptions:
         holds, *others = self._hold
         for other in others:
             holds = self._write(_aten.logical_and.default, holds, other)
-        for place in sorted(self._recording.written_inputs) if self._puts_back else ():
+        for place in sorted(self._recording.written_inputs):
             given = self._writer.node(self._recording.inputs[place])
             with self._writer.at_the_start():
                 before = self._write(_aten.clone.default, given)

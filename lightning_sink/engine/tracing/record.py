@@ -18,7 +18,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.numbers.guards import Uses
@@ -51,6 +51,9 @@ from lightning_sink.engine.tracing.whose_error import is_raised_by_user, may_be_
 from lightning_sink.engine.watch import DRAWN, Hazard, unwatched, user_line, watch_reads
 from lightning_sink.errors import add_note
 
+_OF_MODULES = nn.Module.__getattr__.__code__
+"""What gives parameters, buffers and modules, in whichever way they are asked for."""
+
 
 class Recorder(Tape):
     """Records the spans of one step. It is the step's tape.
@@ -82,6 +85,7 @@ class Recorder(Tape):
     ) -> None:
         self.recording = Recording(fx.Graph())
         self.ran: dict[int, CodeType] = {}
+        self.got = set[tuple[int, str]]()  # which modules were asked for which parameter, buffer or module
         self.taken: list[list[tuple[Place, Any]]] = []
         self._watched = Watched()
         self._uses = Uses(self.recording.hazard, self.recording.freeze, lambda: not self._is_apart())
@@ -102,11 +106,16 @@ class Recorder(Tape):
         # `PlainUses` and `Values` ask each other while the step runs, so the one is made before what it asks.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
         most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
-        self._assumptions = Assumptions(self.recording, self._writer, before.parts.device.type == "cpu")
+        self._assumptions = Assumptions(self.recording, self._writer)
         known = self._is_sum, self._uses, self._plain, self._operations.origin, most, self._assumptions.takes
         self._values = Values(self.recording, leaves, *known, self.paused)
         self._looks = Looks(self._uses, self.ran, [], self._plain, apart)
         self._failed = False
+
+    def _called(self, frame: FrameType) -> None:
+        if frame.f_code is _OF_MODULES:
+            self.got.add((id(frame.f_locals["self"]), frame.f_locals["name"]))
+        self._handed.called(frame)
 
     # -- the tape ---------------------------------------------------------------------------------------------------
 
@@ -171,7 +180,7 @@ class Recorder(Tape):
         stack.enter_context(parts.carried.watched(self._looks))
         operations.hook = stack.enter_context(
             watch_reads(
-                self.hazard, parts.codes, self.ran, self._looks.past, self._handed.called, operations.redraws.sets_back
+                self.hazard, parts.codes, self.ran, self._looks.past, self._called, operations.redraws.sets_back
             )
         )
         self._handed.hook = operations.hook

@@ -35,7 +35,7 @@ def two(module, step, leaves=None):
 def program(module, step, **options):
     observation, bindings = two(module, step, **options)
     assert not isinstance(bindings[0], Hazard), bindings
-    bystanders = Asked(observation.before).of_others((), [], [])
+    bystanders = Asked(observation.before).of_others((), [], [], ())
     return Program(observation, bindings, compile_traced(observation.recording), bystanders, [], [])
 
 
