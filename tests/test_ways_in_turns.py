@@ -406,7 +406,7 @@ def test_a_number_of_the_modules_own_may_decide(rows, size):
 
 
 def test_control_a_window_whose_guards_are_not_asked_trains_otherwise(monkeypatch):
-    def fits(self):
+    def fits(self, generation):
         present = all((slot.get() is not None) is there for slot, there in self._gradients)
         return present and all(guard.holds() for guard in self.guards) and self.sets_attributes()
 
