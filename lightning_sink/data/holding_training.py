@@ -125,7 +125,7 @@ def holds_training(
         named = named.union(*(names_in(function.__code__) for function in functions))
         waiting += (function for function in functions if function.__closure__)
         waiting += _held(item)
-    while called := methods.keys() & named:
+    while called := methods.keys() & named:  # a set of its own
         named = named.union(*(names_in(methods.pop(name).__code__) for name in called))
     return not hides.isdisjoint(named)
 

@@ -44,17 +44,6 @@ def is_checked(node: fx.Node) -> bool:
     return (check is not None and check is not _division) or node.target in _ASSERTED
 
 
-_ASSERTED = frozenset(
-    getattr(getattr(_aten, name), overload)
-    for name, overload in (
-        *((name, "Tensor") for name in ("bernoulli", "bernoulli_", "_ctc_loss")),
-        *((name, "default") for name in ("multinomial", "binomial", "index_reduce", "index_reduce_", "_ctc_loss")),
-        *((name, "default") for name in ("_embedding_bag", "_embedding_bag_forward_only")),
-    )
-)
-"""Operations whose kernels end the use of a device by some values, and which generated code does not write anew."""
-
-
 def _gather_checks(graph: fx.Graph) -> None:
     """Has a program with assumptions fail by them alone, having changed nothing.
 
@@ -222,3 +211,12 @@ _CHECKS: dict[Any, Callable[[fx.Graph, fx.Node], None]] = {
     **dict.fromkeys((*_INDEXED, *_FILLED), _index),
     **dict.fromkeys(_DIVISIONS, _division),
 }
+
+_ASSERTED = frozenset(
+    _named(
+        *("bernoulli.Tensor", "bernoulli_.Tensor", "multinomial.default", "binomial.default"),
+        *("index_reduce.default", "index_reduce_.default"),
+        *("_embedding_bag.default", "_embedding_bag_forward_only.default", "_ctc_loss.Tensor", "_ctc_loss.default"),
+    )
+)
+"""Operations whose kernels end the use of a device by some values, and which generated code does not write anew."""

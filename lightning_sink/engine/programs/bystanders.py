@@ -19,11 +19,12 @@ from lightning_sink.engine.state.slots import Slot, Snapshot, StateSlot
 from lightning_sink.names import names_in
 
 _FOR_ANY = frozenset(
-    ["getattr", "vars", "__dict__", "modules", "children", "apply", "state_dict", "_parameters", "_buffers"]
-    + ["parameters", "buffers", "named_parameters", "named_buffers", "named_modules", "named_children"]
+    [
+        *("getattr", "vars", "__dict__", "modules", "children", "apply", "state_dict", "_parameters", "_buffers"),
+        *("parameters", "buffers", "named_parameters", "named_buffers", "named_modules", "named_children"),
+    ]
 )
 """By these, code asks for tensors whose names do not stand in it."""
-
 
 _PYTHONS = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
