@@ -80,7 +80,7 @@ def test_a_weight_that_is_annealed(engine):
 
 @needs_gpu
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"what the host refuses"}))  # that is looked for in no capture
 def test_truths_of_what_a_step_computes(name, engine):
     make, rows = CASES[name]
     compared(make, engine, 30, rows, max_epochs=3)
