@@ -118,10 +118,10 @@ def holds_training(
             hides |= out
             waiting += (value for name, value in vars(item).items() if name not in out)
             for kind in type(item).__mro__:
-                methods |= _functions(kind)
+                methods |= functions_of(kind)
             seen |= {*map(id, type(item).__mro__)}
             continue
-        functions = [item] if type(item) is types.FunctionType else [*_functions(item).values()]
+        functions = [item] if type(item) is types.FunctionType else [*functions_of(item).values()]
         named = named.union(*(names_in(function.__code__) for function in functions))
         waiting += (function for function in functions if function.__closure__)
         waiting += _held(item)
@@ -130,7 +130,7 @@ def holds_training(
     return not hides.isdisjoint(named)
 
 
-def _functions(kind: Any) -> dict[str, types.FunctionType]:
+def functions_of(kind: Any) -> dict[str, types.FunctionType]:
     """Returns the methods of a class of the user's."""
     if not issubclass(type(kind), type) or not is_users(module_of(kind)):
         return {}

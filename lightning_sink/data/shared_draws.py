@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from lightning_sink.data.holding_training import functions_of
 from lightning_sink.held import ABSENT, held_by, slots_of
 from lightning_sink.names import names_in
 from lightning_sink.whose import is_users, module_of
@@ -42,14 +43,9 @@ def drawn_from(functions: Iterable[Any]) -> Iterator[Any]:
 
 def methods_of(value: Any) -> list[Any]:
     """Returns the methods and properties of an object of the user's, and functions that somebody has put on it."""
-    kinds = [kind for kind in type(value).__mro__ if is_users(module_of(kind))]
-    inner = [_function_of(item) for kind in kinds for item in vars(kind).values()]
+    functions = [function for kind in type(value).__mro__ for function in functions_of(kind).values()]
     own = (item for item in held_by(value).values() if type(item) is FunctionType)
-    return [*(MethodType(function, value) for function in inner if type(function) is FunctionType), *own]
-
-
-def _function_of(item: Any) -> Any:
-    return item.fget if type(item) is property else item.__func__ if type(item) is classmethod else item
+    return [*(MethodType(function, value) for function in functions), *own]
 
 
 def _named_by(function: Any) -> list[Any]:

@@ -288,9 +288,9 @@ class _Walk:
         if is_a(value, LRScheduler):
             return _attributes(value)
         if is_a(value, type):
-            is_nobodys = module_of(value) == "builtins" or is_library(module_of(value))
-            bases = dict.fromkeys([value, *users_bases(value)])
-            return None if is_nobodys else [item for base in bases for item in (Same(base), *_plain_in(base))]
+            if module_of(value) == "builtins" or is_library(module_of(value)):
+                return None
+            return [item for base in with_bases(value) for item in (Same(base), *_plain_in(base))]
         if is_a(value, ModuleType):
             return _plain_in(value) if is_users(value.__name__) else None
         if is_a(value, nn.Module):
@@ -307,7 +307,7 @@ class _Walk:
         if kind in self._classes:
             return []
         self._classes.add(kind)
-        return [item for base in users_bases(kind) for item in _of_own(base)]
+        return [item for base in kind.__mro__ if is_users(module_of(base)) for item in _of_own(base)]
 
     def _numpy(self, value: Any, depth: int) -> Hashable:
         generator = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
@@ -321,9 +321,9 @@ class _Walk:
         return _itself(value), tuple(self.visit(item, depth - 1) for item in held)
 
 
-def users_bases(kind: type) -> list[type]:
-    """Returns a class and those that it inherits from, as far as users wrote them."""
-    return [base for base in kind.__mro__ if is_users(module_of(base))]
+def with_bases(kind: type) -> list[type]:
+    """Returns a class, and those of the user's that it inherits from."""
+    return [kind, *(base for base in kind.__mro__[1:] if is_users(module_of(base)))]
 
 
 def _itself(value: Any) -> Hashable:

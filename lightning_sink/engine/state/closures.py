@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sink.engine.state.attributes import Same, fingerprint, is_a, users_bases
+from lightning_sink.engine.state.attributes import Same, fingerprint, is_a, with_bases
 from lightning_sink.engine.state.holders import class_state, python_state
 from lightning_sink.engine.state.insides import CACHED, put_on_function
 from lightning_sink.engine.state.referrers import functions_of
@@ -68,8 +68,7 @@ def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, 
             if is_a(value, nn.Module):
                 found: Hashable = None if value in known else _module(value)
             elif is_a(value, type):
-                bases = dict.fromkeys([value, *users_bases(value)])
-                found = tuple(item for base in bases for item in class_state(base).items())
+                found = tuple(item for base in with_bases(value) for item in class_state(base).items())
             else:
                 found = fingerprint(value, known=identities)
             key = f"{name} in {where}"
