@@ -26,7 +26,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lightning_sink.whose import is_library, is_users
+from lightning_sink.whose import is_installed, is_library, is_users
 
 _ENGINE = "lightning_sink.engine.compiled"
 
@@ -70,7 +70,7 @@ def user_line(error: BaseException | None = None) -> str:
         while here is not None and here.f_globals.get("__name__") != _ENGINE:
             through += [(here, here.f_lineno)] * _is_users(here)
             here = here.f_back
-    own = [item for item in through if not _is_installed(item[0])]
+    own = [item for item in through if not is_installed(item[0].f_code)]
     return "".join(f"{frame.f_code.co_filename}:{line}" for frame, line in (own or through)[:1])
 
 
@@ -89,7 +89,7 @@ def _is_users(frame: FrameType) -> bool:
 
 def _is_own(frame: FrameType) -> bool:
     """Tells whether a line is one of the user's own code, and of no package that was installed beside it."""
-    return _is_users(frame) and not _is_installed(frame)
+    return _is_users(frame) and not is_installed(frame.f_code)
 
 
 @lru_cache(maxsize=4096)
@@ -99,11 +99,6 @@ def _reads_modules(code: CodeType) -> bool:
         return False
     named = [instruction.argval for instruction in dis.get_instructions(code)]
     return ("sys", "modules") in zip(named, named[1:], strict=False)
-
-
-def _is_installed(frame: FrameType) -> bool:
-    """Tells whether a file is a package's that was installed beside the user's own code."""
-    return any(folder in frame.f_code.co_filename for folder in ("site-packages", "dist-packages"))
 
 
 def first_line(function: Callable[..., Any]) -> str:

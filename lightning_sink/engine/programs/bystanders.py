@@ -7,7 +7,6 @@ the code that ran, which it asked a module for, or all where it may ask for any.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Sequence
 from types import CodeType
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from lightning_sink.engine.state.attributes import asked_of
 from lightning_sink.engine.state.slots import Slot, Snapshot, StateSlot
 from lightning_sink.names import names_in
+from lightning_sink.whose import is_pythons
 
 _FOR_ANY = frozenset(
     [
@@ -25,14 +25,6 @@ _FOR_ANY = frozenset(
     ]
 )
 """By these, code asks for tensors whose names do not stand in it."""
-
-_PYTHONS = os.path.dirname(os.__file__) + os.sep
-_INSTALLED = f"{os.sep}site-packages{os.sep}"
-
-
-def _is_pythons(code: CodeType) -> bool:
-    """Tells whether some code is of the standard library, which asks for much (`inspect`) and not for these tensors."""
-    return code.co_filename.startswith(_PYTHONS) and _INSTALLED not in code.co_filename
 
 
 class Asked:
@@ -57,7 +49,8 @@ class Asked:
             codes: The code that ran in it.
             got: Which modules it asked for what, by identity and name.
         """
-        names = frozenset[str]().union(*(names_in(code) for code in codes if not _is_pythons(code)))
+        # The standard library asks for much (`inspect`), and not for these tensors.
+        names = frozenset[str]().union(*(names_in(code) for code in codes if not is_pythons(code)))
         others = [found for found in self._found if found[0].name not in known]
         is_any = not names.isdisjoint(_FOR_ANY)
         found = [each for each in others if is_any or each[0].key in names or (each[0].owner_id, each[0].key) in got]

@@ -7,7 +7,6 @@ that add to it (`collectors.py`), or that use it at all (`varying.py`).
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
@@ -16,7 +15,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
 
 from lightning_sink.held import ABSENT
-from lightning_sink.whose import is_library
+from lightning_sink.whose import is_library, is_pythons
 
 
 class Watcher(Protocol):
@@ -102,21 +101,16 @@ def is_plain(kind: type, key: str) -> bool:
     return not are_users and not hasattr(type(inspect.getattr_static(kind, key, None)), "__get__")
 
 
-_PYTHONS = "<frozen", *(f"{os.path.dirname(os.__file__)}{os.sep}{name}" for name in sys.stdlib_module_names)
-"""How the files of Python's own modules begin."""
-
 _READS_PAST = frozenset(["vars", "__dict__", "dir", "getmembers", "getattr_static", "copy", "deepcopy"])
 _READS_PAST |= {"__getstate__", "__reduce_ex__", "__dir__", "dumps"}
 
 
 def may_read_past(codes: Iterable[CodeType]) -> bool:
-    """Tells whether code of the user's may see attributes, or what stands on their class, without asking for them."""
+    """Tells whether code of the user's may see attributes, or what stands on their class, without asking for them.
+
+    The standard library knows no attribute of the user's by its name.
+    """
     return any(_reads_past(code) for code in codes if not is_pythons(code))
-
-
-def is_pythons(code: CodeType) -> bool:
-    """Tells whether some code is of Python's own modules, which know no attribute of the user's by its name."""
-    return code.co_filename.startswith(_PYTHONS)
 
 
 @lru_cache(maxsize=4096)

@@ -18,10 +18,11 @@ from types import CodeType
 from typing import Any
 
 from lightning_sink.engine.numbers.flows import KEYS, TABLES, is_only_added_to
-from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, is_pythons, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
 from lightning_sink.engine.state.collectors import ListWatch, Sum
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 from lightning_sink.held import ABSENT
+from lightning_sink.whose import is_pythons
 
 _ASKS = frozenset(["type", "__class__"])
 

@@ -1,17 +1,21 @@
 """What functions see besides their arguments."""
 
+import inspect
 import subprocess
 import sys
+from collections import namedtuple
 
 import pytest
 import torch
 from torch import nn
 
+from lightning_sink.engine.state import closures
 from lightning_sink.engine.state.closures import find_functions, outside_state
 from lightning_sink.engine.state.slots import Parts
 
 SCALE = 1.0
 TABLE = {"scale": 1.0}
+Pair = namedtuple("Pair", "one other")
 
 
 class Shared:
@@ -34,6 +38,63 @@ def test_functions_are_found_by_their_code():
 def test_functions_of_libraries_are_left_out():
     codes = [torch.nn.functional.relu.__code__, uses_globals.__code__, nn.Linear.forward.__code__]
     assert find_functions(codes) == [uses_globals]
+
+
+class Methods:
+    def plain(self, scale=1.0):
+        return scale
+
+    def with_bases(self):
+        return super().__repr__()
+
+    @property
+    def asked(self):
+        return SCALE
+
+    @classmethod
+    def of_class(cls):
+        return cls
+
+    @staticmethod
+    def of_none():
+        return SCALE
+
+
+SCALES = [[1.0], [2.0]]
+SIBLINGS = []
+for each in SCALES:
+
+    def sibling(x, scale=each):
+        return x * scale[0]
+
+    SIBLINGS.append(sibling)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code does not know the class it is of")
+def test_what_stands_under_its_name_is_not_searched_for(monkeypatch):
+    functions = [uses_globals, Methods.plain, Methods.with_bases, Methods.asked.fget, Methods.of_none]
+    functions.append(Methods.of_class.__func__)
+    searched = []
+    monkeypatch.setattr(closures, "functions_of", lambda codes: searched.extend(codes) or [])
+    assert {*find_functions([function.__code__ for function in functions])} == {*functions}
+    assert not searched
+    find_functions([(lambda: SCALE).__code__])
+    assert len(searched) == 1
+
+
+def test_functions_that_a_loop_makes_are_all_found():
+    assert {*find_functions([sibling.__code__])} == {*SIBLINGS}
+
+
+def test_a_name_that_has_something_else_by_now_is_none():
+    code = compile("def uses_globals():\n    return 1\n", __file__, "exec")
+    exec(code, scope := {"__name__": __name__})
+    assert find_functions([scope["uses_globals"].__code__]) == [scope["uses_globals"]]
+
+
+def test_pythons_own_is_not_searched_for(monkeypatch):
+    monkeypatch.setattr(closures, "functions_of", lambda codes: pytest.fail("a search"))
+    assert find_functions([inspect.signature.__code__, Pair.__new__.__code__]) == []
 
 
 FROZEN = """

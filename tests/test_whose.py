@@ -1,0 +1,28 @@
+"""Whose code something is."""
+
+import inspect
+import os
+
+import pytest
+
+from lightning_sink.whose import is_installed, is_pythons
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_a_package_that_lies_in_pythons_own_folder_is_none_of_pythons(folder):
+    file = os.path.join(os.path.dirname(os.__file__), folder, "package", "module.py")
+    code = compile("", file, "exec")
+    assert is_installed(code)
+    assert not is_pythons(code)
+
+
+def test_pythons_own():
+    for code in (inspect.signature.__code__, compile("", "<frozen os>", "exec")):
+        assert is_pythons(code)
+        assert not is_installed(code)
+
+
+def test_users():
+    code = test_users.__code__
+    assert not is_pythons(code)
+    assert not is_installed(code)
