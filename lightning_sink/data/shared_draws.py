@@ -30,12 +30,12 @@ _FEW = 32
 
 def drawn_from(functions: Iterable[Any]) -> Iterator[Any]:
     """Yields the generators that functions name: in their closures, in objects' attributes, and in those of these."""
-    level, seen = [*functions], set[int]()
+    level, seen = [*functions], set[tuple[int, int]]()
     kinds = _kinds()
     for _ in range(_DEEPEST):
-        level = [item for item in level if id(item) not in seen]
-        seen.update(map(id, level))
-        named = [value for item in level for value in _named_by(item)]
+        level = [item for key, item in {_key(item): item for item in level}.items() if key not in seen]
+        seen.update(map(_key, level))
+        named = _once(value for item in level for value in _named_by(item))
         yield from (value for value in named if issubclass(type(value), kinds))
         level = [value for value in named if type(value) in (FunctionType, MethodType)]
         level += [method for value in named for method in methods_of(value)]
@@ -46,6 +46,15 @@ def methods_of(value: Any) -> list[Any]:
     functions = [function for kind in type(value).__mro__ for function in functions_of(kind).values()]
     own = (item for item in held_by(value).values() if type(item) is FunctionType)
     return [*(MethodType(function, value) for function in functions), *own]
+
+
+def _key(function: Any) -> tuple[int, int]:
+    """Tells functions apart. A method is made anew each time that it is asked for."""
+    return id(getattr(function, "__func__", function)), id(getattr(function, "__self__", None))
+
+
+def _once(values: Iterable[Any]) -> list[Any]:
+    return [*{id(value): value for value in values}.values()]
 
 
 def _named_by(function: Any) -> list[Any]:
@@ -60,7 +69,7 @@ def _named_by(function: Any) -> list[Any]:
     found = [MethodType(item, owner) if type(item) is FunctionType and owner is not None else item for item in around]
     level = [*around, owner]
     for _ in range(_DEEPEST):
-        level = [part for item in level for name in names for part in _parts(_attribute(item, name))]
+        level = _once(part for item in level for name in names for part in _parts(_attribute(item, name)))
         found += level
     return found
 

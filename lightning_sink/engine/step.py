@@ -267,6 +267,10 @@ class Sink(ABC):
         """Tells whether the owner changes the optimizers' options between steps with such a note."""
         return False
 
+    def sets_any(self, names: Collection[str], note: Any) -> bool:
+        """Tells whether the optimizers' options of any of these names may be set beside steps with such a note."""
+        return False
+
     def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> Batches | None:
         """Returns the batches of steps that come next and need nothing but what a program does; None for no such steps.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -15,7 +15,7 @@ from lightning_sink.data.run import Part
 from lightning_sink.data.traversals import Traversals
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.private import pytree
-from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes
+from lightning_sink.engine.state.schedulers import keep_schedulers, may_set, only_computes, options_set_by
 from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.functional.batches import Signature, as_arguments
 from lightning_sink.functional.outputs import Outputs, values_of
@@ -124,6 +124,10 @@ class FunctionSink(Sink):
         """Tells whether there are schedulers."""
         return bool(self._schedulers)
 
+    def sets_any(self, names: Collection[str], note: Any) -> bool:
+        """Tells whether a scheduler may set options of these names."""
+        return bool(names) and may_set(names, self._schedulers)
+
     # -- steps in a row ----------------------------------------------------------------------------------------------
 
     def ahead(self, step: Step, note: Any, most: int, behind: int = 0) -> Part | None:
@@ -141,7 +145,7 @@ class FunctionSink(Sink):
 
     def passing(self, steps: int, note: Any, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Steps the schedulers behind each of some steps, before these are run."""
-        restore = keep_schedulers(self._schedulers, self._state.optimizers)
+        restore = keep_schedulers(self._schedulers, self._state.optimizers, options_set_by(self._schedulers))
         return self.passages.go(steps, restore, self._step_schedulers, begin=seen)
 
     def account_chunk(

@@ -11,8 +11,10 @@ from torch.optim import Optimizer
 from lightning_sink.engine.state.arithmetic import only_reads
 from lightning_sink.engine.state.schedulers import (
     functions_of,
+    is_torchs,
     keep_schedulers,
     only_computes,
+    options_set_by,
     schedulers_in,
     with_inner,
 )
@@ -36,8 +38,9 @@ def schedulers_of(trainer: Any) -> list[Any]:
 def keep_schedules(trainer: Any) -> Callable[[], None]:
     """Returns what puts back those that may be stepped in a recording or in a row, and the optimizers' options."""
     module = trainer.lightning_module
-    kept = [scheduler for scheduler in schedulers_of(trainer) if only_computes(scheduler, module)]
-    return keep_schedulers(kept, trainer.optimizers)
+    schedulers = schedulers_of(trainer)
+    kept = [scheduler for scheduler in schedulers if only_computes(scheduler, module)]
+    return keep_schedulers(kept, trainer.optimizers, options_set_by(schedulers))
 
 
 def step_schedulers(loop: Any) -> None:
@@ -73,8 +76,7 @@ def may_change_more(trainer: Any) -> bool:
 
 def _asks_only(scheduler: Any, module: Any) -> bool:
     """Tells whether a scheduler has nothing to change but itself, or is torch's, by functions that set nothing."""
-    is_torchs = type(scheduler).__module__.startswith("torch.optim")
-    by_functions = is_torchs and all(only_reads(function, module) for function in functions_of(scheduler))
+    by_functions = is_torchs(scheduler) and all(only_reads(function, module) for function in functions_of(scheduler))
     return by_functions or only_computes(scheduler, module) or _holds_numbers(scheduler)
 
 

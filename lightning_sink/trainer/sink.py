@@ -12,7 +12,7 @@ Private names of Lightning (2.6), each because the order of events has no public
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, cast
 
 from lightning.pytorch.trainer import call
@@ -22,6 +22,7 @@ from torch import Tensor
 from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.engine.history import History
 from lightning_sink.engine.interrupt import DeferredInterrupt
+from lightning_sink.engine.state.schedulers import may_set
 from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
@@ -34,6 +35,7 @@ from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep, keep_results
 from lightning_sink.trainer.progress import SinkProgress
 from lightning_sink.trainer.schedules import (
+    schedulers_of,
     step_by_hand,
     step_schedulers,
     stepped_behind_steps,
@@ -226,6 +228,12 @@ class TrainerSink(Sink):
         """Tells whether schedulers are stepped between two steps, by Lightning or by the step itself."""
         by_hand = any(of.schedulers or of.late_schedulers for of in note.turns)
         return bool(self._by_step or self._option_hooks or by_hand)
+
+    def sets_any(self, names: Collection[str], note: Note | TurnsNote) -> bool:
+        """Tells whether a hook, or a scheduler between two steps, may set options of these names."""
+        if not names or self.sets_options:
+            return bool(names)
+        return self.schedules(note) and may_set(names, schedulers_of(self._trainer))
 
     def set_options(self, seen: Callable[[], None]) -> None:
         """Runs the user's hooks that only do that."""

@@ -1,5 +1,6 @@
 """Optimizers that users write: in plain Python, with counters, with state of every kind."""
 
+import math
 from functools import partial
 
 import torch
@@ -58,6 +59,73 @@ class CountingInItsGroup(Sign):
     def update(self, parameter, group):
         group["step"] = group.get("step", 0) + 1
         super().update(parameter, group)
+
+
+class CorrectingByItsGroup(Sign):
+    """Counts in the group, where the first parameter is met, and corrects its averages by that."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            if "step" in group:
+                group["step"] += 1
+            else:
+                group["step"] = 1
+        return super().step(closure)
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        if len(state) == 0:
+            state["average"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        state["average"].mul_(0.9).add_(parameter.grad, alpha=0.1)
+        state["square"].mul_(0.99).addcmul_(parameter.grad, parameter.grad, value=0.01)
+        size = group["lr"] * math.sqrt(1 - 0.99 ** group["step"]) / (1 - 0.9 ** group["step"])
+        parameter.addcdiv_(state["average"], state["square"].sqrt().add_(1e-8), value=-size)
+
+
+class WarmingUpByItsGroup(Sign):
+    """Its rate depends on a count in the group, and so does what it keeps there."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        return loss
+
+    def update(self, parameter, group):
+        warm = min(1.0, (group.get("k", 0) + 1) / 7)
+        group["weight"] = group.get("weight", 0.0) + group["lr"] * warm
+        parameter.add_(parameter.grad, alpha=-group["lr"] * warm).mul_(1 - 0.01 / (1 + group["weight"]))
+
+
+class LookingAhead(optim.SGD):
+    """Goes back to slow weights when a count in the group comes round."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for group in self.param_groups:
+            group["counter"] = group.get("counter", 0) + 1
+            if group["counter"] < 3:
+                continue
+            group["counter"] = 0
+            for parameter in group["params"]:
+                slow = self.state[parameter].setdefault("slow", parameter.detach().clone())
+                with torch.no_grad():
+                    slow.lerp_(parameter, 0.5)
+                    parameter.copy_(slow)
+        return loss
+
+
+class OfTwoForms(Sign):
+    """Does other arithmetic with lists of tensors than with one tensor after the other."""
+
+    def __init__(self, parameters, lr=0.01):
+        optim.Optimizer.__init__(self, parameters, {"lr": lr, "foreach": None, "fused": None})
+
+    def update(self, parameter, group):
+        if group["foreach"] is None and group["fused"] is None:
+            parameter.add_(parameter.grad / (1e-8 + parameter.grad.norm()), alpha=-group["lr"])
+        else:
+            super().update(parameter, group)
 
 
 class Lion(Sign):
@@ -169,7 +237,11 @@ OWN = {
     Sign: None,
     Counting: "changes Python state",
     CountingItself: carried().get("eager"),
-    CountingInItsGroup: "sets the optimizer's 'step'",
+    CountingInItsGroup: None,
+    CorrectingByItsGroup: None,
+    WarmingUpByItsGroup: None,
+    LookingAhead: None,
+    OfTwoForms: None,
     Lion: None,
     Replacing: None,
     Nested: "changes Python state",
@@ -182,3 +254,16 @@ OWN = {
 }
 for kind, eager in OWN.items():
     add(f"own optimizer {kind.__name__}", partial(Optimized, kind), eager=eager)
+
+
+class WithASchedule(Optimized):
+    """A schedule of torch's beside it, which sets other options."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+for kind in (CountingInItsGroup, CorrectingByItsGroup, WarmingUpByItsGroup, LookingAhead):
+    add(f"own optimizer {kind.__name__} with a schedule", partial(WithASchedule, kind))

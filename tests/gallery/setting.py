@@ -468,7 +468,7 @@ class RatesOfOtherTypesAreCollected(InTheStep):
         self.log("floats", float(sum(type(rate) is float for rate in self.rates)))
 
 
-@case(eager="not to a float that the host knows", data=even)
+@case(eager="not to a number that the host knows", data=even)
 class ARateThatIsATensorIsMultiplied(InTheStep):
     def configure_optimizers(self):
         return optim.SGD(self.parameters(), lr=torch.tensor(0.05))

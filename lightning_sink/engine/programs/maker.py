@@ -175,7 +175,7 @@ class ProgramMaker:
         recorder = Recorder(self._hyper, self._counts, before, step.leaves, look, sink.sets_options)
         result = sink.run(step, recorder)
         self._granted.learn(recorder.ran)
-        if self._hyper.set_by_step() and (sink.sets_options or sink.schedules(result.note)):
+        if sink.sets_any({left.key for left, *_ in self._hyper.set_by_step()}, result.note):
             recorder.hazard("the step sets the optimizer's options, and a schedule or a hook does so, too")
         self._check_batch(sink, recorder)
         observation = observe(recorder, before, Snapshot(self._parts), step, result)

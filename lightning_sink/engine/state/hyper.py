@@ -2,7 +2,8 @@
 
 Owns the 0-dim float64 tensors that stand for lifted numbers. A learning rate is always lifted; any other number is a
 constant until it is seen to change (a schedule that cycles momentum, say), and is lifted from then on. A step may set
-one itself (`group["lr"] = ...` in `training_step`) to what the host knows: it is carried then, as attributes are.
+one itself (`group["lr"] = ...` in `training_step`, `group["step"] += 1` in an optimizer) to what the host knows: it is
+carried then, as attributes are.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ _PLAIN_FORM = {"foreach": False, "fused": False}
 def _plain_form(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, bool]:
     """Returns the options that ask for it.
 
-    SGD with Nesterov's momentum stays as it is: with lists it leaves other gradients than the plain form.
+    SGD with Nesterov's momentum stays as it is: with lists it leaves other gradients than the plain form. So do
+    optimizers that are none of torch's, whose forms need not be the same arithmetic.
     """
+    if not any(kind is not Optimizer and kind.__module__.startswith("torch.") for kind in type(optimizer).__mro__):
+        return {}
     if isinstance(optimizer, SGD) and group.get("nesterov") and not group.get("fused"):
         return {}
     return {key: value for key, value in _PLAIN_FORM.items() if key in group}
@@ -44,15 +48,15 @@ class OptionLeft(Left):
 
     def __init__(self, group: dict[str, Any], key: str) -> None:
         super().__init__()
-        self._group, self._key = group, key
+        self._group, self.key = group, key
 
     def present(self) -> Any:
         """Returns what it is."""
-        return self._group[self._key]
+        return self._group[self.key]
 
     def put(self, value: Any) -> None:
         """Sets it."""
-        self._group[self._key] = value
+        self._group[self.key] = value
 
 
 class Hyperparameters:
@@ -69,6 +73,7 @@ class Hyperparameters:
         self._put_in: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         self._spent: set[int] = set()
         self._is_stale = False
+        self._counted: set[tuple[int, str]] = set()  # groups, by identity, and keys: whole numbers that steps set
         self._left: dict[int, OptionLeft] = {}  # those that steps set
         self._set: dict[int, tuple[Host, str]] = {}  # what the recorded step has set
         self._seen: list[Hashable] = []
@@ -89,8 +94,8 @@ class Hyperparameters:
         self._tensor_entries.clear()
         self._left.clear()
         self.values = self.read()
-        for index, (_, key, _) in enumerate(self._entries):
-            if key == "lr":
+        for index, (group, key, _) in enumerate(self._entries):
+            if key == "lr" or (id(group), key) in self._counted:
                 self._lift(index)
         self._seen = self._look()
         return True
@@ -131,7 +136,9 @@ class Hyperparameters:
                     self.tensors[index].fill_(float(new))
                 continue
             stale = True
-            if self._entries[index][1] == "lr" or (isinstance(new, float) and isinstance(old, float)):
+            group, key, _ = self._entries[index]
+            is_counted = (id(group), key) in self._counted
+            if key == "lr" or is_counted or (isinstance(new, float) and isinstance(old, float)):
                 self._lift(index)
         return stale
 
@@ -237,7 +244,7 @@ class Hyperparameters:
             # What the step itself wrote into a group stays; stand-ins do not.
             for key in [key for key in group if key not in put or group[key] is not put[key]]:
                 if not self._is_set(group, key):
-                    uses.leak(f"the step sets the optimizer's {key!r}, and not to a float that the host knows")
+                    uses.leak(f"the step sets the optimizer's {key!r}, and not to a number that the host knows")
                 group[key] = as_they_are(group[key])
                 if isinstance(tensor := before.get(key), Tensor) and not isinstance(group[key], Tensor):
                     group[key] = tensor.fill_(group[key])
@@ -250,7 +257,12 @@ class Hyperparameters:
         index, value = found[0] if len(found) == 1 else -1, group[key]
         plain = as_they_are(value)
         host = value.host if type(value) is Number else lambda: plain
-        if index not in self.tensors or index in self._tensor_entries or not isinstance(plain, float) or host is None:
+        if type(plain) is int and host is not None:
+            self._counted.add((id(group), key))
+        if index not in self.tensors or index in self._tensor_entries or host is None:
+            return False
+        # Another type would be other arithmetic beside tensors of whole numbers.
+        if not (isinstance(plain, float) or (type(plain) is int and type(self.values[index]) is int)):
             return False
         self._set[index] = host, f"{key} {index} = {value.key if type(value) is Number else exactly(plain)!r}"
         if index not in self._left:

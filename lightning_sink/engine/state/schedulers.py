@@ -8,7 +8,7 @@ that only compute, torch's and those of the user's, do neither; nor does a funct
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import copy
 from functools import lru_cache
 from types import FunctionType
@@ -32,6 +32,9 @@ _METHODS = ("step", "get_lr", "_get_closed_form_lr", "_update_lr")
 _NOT_OUR_OWN = ("state_dict", "load_state_dict", "__setattr__", "__getattribute__", "__getattr__", "__slots__")
 """What decides how its state is kept, and put back."""
 
+_OPTIONS = frozenset(["lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "momentum", "betas"])
+_OPTIONS |= {"base_momentum", "max_momentum"}
+"""What torch's own set in optimizers' groups."""
 
 _MOST_ITEMS, _DEEPEST = 100, 3
 """Containers that are looked into for schedulers."""
@@ -86,10 +89,35 @@ def set_by(kind: type) -> frozenset[str]:
     return frozenset(found)
 
 
-def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) -> Callable[[], None]:
-    """Returns what puts schedulers, and the optimizers' options, back to where they are now."""
+def options_set_by(schedulers: Iterable[Any]) -> frozenset[str] | None:
+    """Returns the names of the optimizers' options that schedulers may set; None for any."""
+    inner = (each for scheduler in schedulers for each in with_inner(scheduler))
+    is_known = all(is_a(each, LRScheduler) and (is_torchs(each) or only_computes(each)) for each in inner)
+    return _OPTIONS if is_known else None
+
+
+def may_set(names: Collection[str], schedulers: Iterable[Any]) -> bool:
+    """Tells whether schedulers may set options of these names."""
+    options = options_set_by(schedulers)
+    return options is None or not options.isdisjoint(names)
+
+
+def is_torchs(scheduler: Any) -> bool:
+    """Tells whether a scheduler's class is one of torch's own."""
+    return type(scheduler).__module__.startswith("torch.optim")
+
+
+def keep_schedulers(
+    schedulers: Iterable[Any], optimizers: Iterable[Optimizer], names: Collection[str] | None = None
+) -> Callable[[], None]:
+    """Returns what puts schedulers, and the optimizers' options of some names, or all, back to where they are now."""
     states = [(scheduler, _state(scheduler.state_dict())) for scheduler in schedulers]
-    groups = [(group, dict(group)) for optimizer in optimizers for group in optimizer.param_groups]
+
+    def is_kept(key: str) -> bool:
+        return names is None or key in names
+
+    held_in = [group for optimizer in optimizers for group in optimizer.param_groups]
+    groups = [(group, {key: value for key, value in group.items() if is_kept(key)}) for group in held_in]
     held = (value for _, options in groups for value in options.values() if isinstance(value, Tensor))
     filled = [(tensor, tensor.detach().clone()) for tensor in held]  # schedulers fill a rate that is a tensor
 
@@ -97,7 +125,7 @@ def keep_schedulers(schedulers: Iterable[Any], optimizers: Iterable[Optimizer]) 
         for scheduler, state in states:
             scheduler.load_state_dict(state)
         for group, options in groups:
-            for key in group.keys() - options.keys():
+            for key in filter(is_kept, group.keys() - options.keys()):
                 del group[key]
             group.update(options)
         for tensor, value in filled:
