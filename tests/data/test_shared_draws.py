@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 from torch import nn
 
@@ -58,3 +59,41 @@ def test_generators_in_closures_and_attributes_are_found():
     assert [*drawn_from([lambda: inner.random()])] == [inner]
     assert [*drawn_from([owner.draws])] == [held]
     assert not [*drawn_from([lambda: 1])]
+
+
+class Noise:
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __call__(self, x):
+        return x + torch.randn(x.shape, generator=self.generator)
+
+
+class Augment:
+    def __init__(self, generator):
+        self.noise = Noise(generator)
+
+    def __call__(self, x):
+        return self.noise(x)
+
+
+class Layer(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class Step(nn.Module):
+    def __init__(self, generator, layers):
+        super().__init__()
+        self.layers, self.augment = nn.ModuleList(Layer() for _ in range(layers)), Augment(generator)
+
+    def forward(self, x):
+        return self.augment(self.layers(x))
+
+
+@pytest.mark.parametrize("layers", [0, 1, 5, 20, 100])
+def test_methods_that_are_gone_are_taken_for_no_others(layers):
+    for _ in range(20):
+        step = Step(generator := torch.Generator(), layers)
+        found = [*drawn_from(method for part in step.modules() for method in methods_of(part))]
+        assert any(item is generator for item in found)

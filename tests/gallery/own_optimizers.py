@@ -41,6 +41,46 @@ class Counting(Sign):
         parameter.add_(parameter.grad, alpha=-group["lr"] / state["step"] ** 0.5)
 
 
+class CorrectingByItsState(Sign):
+    """Adam as torch itself had it before 1.12, with what depends on the count decided by Python."""
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        if len(state) == 0:
+            state["step"], state["product"] = 0, 1.0
+            state["average"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        state["step"] += 1
+        state["product"] *= 0.9
+        state["average"].mul_(0.9).add_(parameter.grad, alpha=0.1)
+        state["square"].mul_(0.99).addcmul_(parameter.grad, parameter.grad, value=0.01)
+        if state["step"] > 5:
+            size = group["lr"] * math.sqrt(1 - 0.99 ** state["step"]) / (1 - state["product"])
+            parameter.addcdiv_(state["average"], state["square"].sqrt().add_(1e-8), value=-size)
+        else:
+            parameter.add_(state["average"], alpha=-group["lr"] / (1 - state["product"]))
+
+
+class CountingWhatItDoes(Sign):
+    """Each parameter has a count of its own."""
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        state["step"] = state.get("step", 0) + (1 if parameter.dim() > 1 else 2)
+        parameter.add_(parameter.grad, alpha=-group["lr"] / state["step"])
+
+
+class StartingOver(Sign):
+    """Its counts come round."""
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        state["step"] = state.get("step", 0) + 1
+        if state["step"] == 4:
+            state["step"] = 0
+            parameter.mul_(0.99)
+        super().update(parameter, group)
+
+
 class CountingItself(Sign):
     """Counts its steps in an attribute."""
 
@@ -235,7 +275,10 @@ class SharpnessAware(optim.SGD):
 
 OWN = {
     Sign: None,
-    Counting: "changes Python state",
+    Counting: None,
+    CorrectingByItsState: None,
+    CountingWhatItDoes: None,
+    StartingOver: None,
     CountingItself: carried().get("eager"),
     CountingInItsGroup: None,
     CorrectingByItsGroup: None,
@@ -265,5 +308,43 @@ class WithASchedule(Optimized):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-for kind in (CountingInItsGroup, CorrectingByItsGroup, WarmingUpByItsGroup, LookingAhead):
+for kind in (CountingInItsGroup, CorrectingByItsGroup, WarmingUpByItsGroup, LookingAhead, CorrectingByItsState):
     add(f"own optimizer {kind.__name__} with a schedule", partial(WithASchedule, kind))
+
+
+class ReadingItsCount(Optimized):
+    """The step looks at what the optimizer keeps."""
+
+    def training_step(self, batch, batch_idx):
+        states = self.optimizers().optimizer.state.values()
+        weight = 1 + sum(state["step"] for state in states) / 100
+        self.log("weight", weight)
+        return weight * self.loss(batch)
+
+    def on_train_epoch_end(self):
+        self.log("count", float(max(state["step"] for state in self.optimizers().optimizer.state.values())))
+
+
+class FreezingALayer(Optimized):
+    """The counts of its parameters differ from the second epoch on."""
+
+    def on_train_epoch_start(self):
+        self.net[0].requires_grad_(self.current_epoch != 1)
+
+
+class SettingItsCountBack(Optimized):
+    def on_train_epoch_start(self):
+        for state in self.optimizers().optimizer.state.values():
+            state["step"] = 0
+
+
+class SettingOneCountBack(Optimized):
+    def on_train_epoch_start(self):
+        for state in [*self.optimizers().optimizer.state.values()][:1]:
+            state["step"] = 1
+
+
+add("own optimizer's count is read", partial(ReadingItsCount, CorrectingByItsState))
+add("own optimizer's counts differ later", partial(FreezingALayer, CorrectingByItsState), options={"max_epochs": 3})
+add("own optimizer's count is set back", partial(SettingItsCountBack, CorrectingByItsState))
+add("one of own optimizer's counts is set back", partial(SettingOneCountBack, CorrectingByItsState))

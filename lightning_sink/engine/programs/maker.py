@@ -238,7 +238,7 @@ class ProgramMaker:
             self._candidates.drop(key)
         tensors = [binding.tensor for binding in bindings if binding.tensor is not None]
         parts = self._parts
-        knowing = self._counts, parts.carried, parts.drawn, self._hyper
+        knowing = self._counts, parts.carried, parts.drawn, parts.optimizer_counts, self._hyper
         counts = [pair for each in knowing for pair in each.among(tensors)]
         lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
         held = parts.carried.kept_in(tensors)

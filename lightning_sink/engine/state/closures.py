@@ -108,20 +108,25 @@ def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, 
     """
     known = set(parts.module.modules())
     identities = {id(item) for item in (*known, *parts.optimizers, *parts.schedulers(), *parts.others)}
+
+    def look(value: Any) -> Hashable:
+        if is_a(value, nn.Module):
+            return None if value in known else _module(value)
+        if is_a(value, type):
+            return tuple(item for base in with_bases(value) for item in class_state(base).items())
+        return fingerprint(value, known=identities)
+
     state: dict[str, tuple[Hashable, ...]] = {}
-    met = Counter[str]()
+    looked, met = dict[int, tuple[Any, Hashable]](), Counter[str]()
     for function in functions:
         where = function.__qualname__
         met[where] += 1
         if met[where] > 1:  # as of two lambdas: one that is met later on is no change of the other
             where = f"{where} {met[where]}"
         for name, value in _variables(function):
-            if is_a(value, nn.Module):
-                found: Hashable = None if value in known else _module(value)
-            elif is_a(value, type):
-                found = tuple(item for base in with_bases(value) for item in class_state(base).items())
-            else:
-                found = fingerprint(value, known=identities)
+            if id(value) not in looked:  # many functions lead to one object, which may be large
+                looked[id(value)] = value, look(value)
+            found = looked[id(value)][1]
             key = f"{name} in {where}"
             state[key] = (*state.get(key, ()), found)
     return dict(state)

@@ -123,8 +123,11 @@ class Granted:
             held += [type(value) if name in free else value for name, value in vars(holder).items()]
         held += self._variables.values()
         held += chain.from_iterable(self._nested)
-        for kept in (kept for optimizer in self._optimizers for kept in optimizer.state.values()):
-            held += kept.values() if isinstance(kept, dict) else [kept]
+        for optimizer in self._optimizers:
+            counts = self._parts.optimizer_counts.names(optimizer)
+            for kept in optimizer.state.values():
+                items = kept.items() if isinstance(kept, dict) else [(None, kept)]
+                held += [type(value) if key in counts else value for key, value in items]
         if others := {id(tensor) for tensor in replaced}:
             held = [Tensor if id(item) in others else item for item in held]
         tensors = [*self._module.parameters(), *self._module.buffers()]

@@ -133,12 +133,16 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
                 if own := own_attributes(tensor):
                     state[f"attributes of {prefix}{name}"] = fingerprint(own, known=known)
     seen.keep(holders)
+    state |= parts.optimizer_counts.state()
     for number, optimizer in enumerate(parts.optimizers):
         state[f"optimizer {number}.__class__"] = Same(type(optimizer))
         for name, value in vars(optimizer).items():
             if name not in ("state", "param_groups", *parts.carried.names(optimizer)):
                 state[f"optimizer {number}.{name}"] = fingerprint(value, known=known)
+        counts = parts.optimizer_counts.names(optimizer)
         for index, kept in enumerate(optimizer.state.values()):
+            if counts and isinstance(kept, dict):
+                kept = {key: value for key, value in kept.items() if key not in counts}
             state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True, known=known)
     return state
 

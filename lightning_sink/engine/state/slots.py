@@ -22,6 +22,7 @@ from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
 from lightning_sink.engine.state.carried import Carried
 from lightning_sink.engine.state.collected import Collected
 from lightning_sink.engine.state.host_draws import HostDraws
+from lightning_sink.engine.state.optimizer_counts import OptimizerCounts
 from lightning_sink.engine.state.varying import Varying
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
@@ -179,6 +180,7 @@ class Parts:
         carried: Those that steps set to what the host knows.
         varying: Those that change between sinks.
         drawn: The generators of the process that are Python's and numpy's.
+        optimizer_counts: The numbers that optimizers keep for each parameter, and steps set.
     """
 
     module: nn.Module
@@ -195,6 +197,7 @@ class Parts:
     carried: Carried = field(default_factory=Carried)
     varying: Varying = field(default_factory=Varying)
     drawn: HostDraws = field(default_factory=HostDraws)
+    optimizer_counts: OptimizerCounts = field(default_factory=OptimizerCounts)
 
     @property
     def device(self) -> torch.device:
@@ -289,7 +292,7 @@ class Snapshot:
         for name, tensor in self.tensors.items():
             if tensor is not None:
                 self.names.setdefault(id(tensor), []).append(name)
-        self._states = [{key: copy(value) for key, value in item.state.items()} for item in parts.optimizers]
+        self.states = [{key: copy(value) for key, value in item.state.items()} for item in parts.optimizers]
 
     def again(self) -> Snapshot:
         """Returns a snapshot of the same training as it is now."""
@@ -302,7 +305,7 @@ class Snapshot:
 
     def restore(self) -> None:
         """Puts every tensor back into its slot and forgets optimizer state that was made since."""
-        for optimizer, states in zip(self.parts.optimizers, self._states, strict=True):
+        for optimizer, states in zip(self.parts.optimizers, self.states, strict=True):
             for key in list(optimizer.state):
                 if key in states and isinstance(states[key], dict):
                     optimizer.state[key].clear()

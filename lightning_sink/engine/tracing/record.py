@@ -94,8 +94,8 @@ class Recorder(Tape):
         hyper.begin(spent=sets_options)
         varying = before.parts.varying
         varying.begin(before.parts.holders())
-        carried, drawn = before.parts.carried.begin(), before.parts.drawn.begin()
-        changing = [*hyper.tensors.values(), *counts.begin(), *carried, *drawn, *varying.tensors]
+        kept = [*before.parts.carried.begin(), *before.parts.drawn.begin(), *before.parts.optimizer_counts.begin()]
+        changing = [*hyper.tensors.values(), *counts.begin(), *kept, *varying.tensors]
         apart = lambda: self._is_setting_options  # noqa: E731
         appended = lambda tensor: self._watched.items.get(id(tensor))  # noqa: E731
         self._operations = Operations(self.recording, before, leaves, changing, lambda: self._values, appended, apart)
@@ -189,6 +189,7 @@ class Recorder(Tape):
         stack.enter_context(scaler_steps_by(operations.scaled))
         stack.enter_context(known_to_math())
         stack.enter_context(self._hyper.lifted(self._uses))
+        stack.enter_context(parts.optimizer_counts.lifted(self._uses))
         # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
 
@@ -216,6 +217,7 @@ class Recorder(Tape):
             self.hazard(DRAWN)
         if changed := changed_names(python, self._look()):
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
+            self._before.parts.optimizer_counts.learn(self._before.parts.optimizers, self._before.states)
         wanted = [(id(holder), key) for holder, key in self._plain.wanted]
         learn(self._before.parts, changed, wanted, attributes, self._watched, self.ran.values())
 
@@ -338,6 +340,7 @@ class Recorder(Tape):
         parts = self._before.parts
         recording.is_alone = parts.carried.changes_types
         carried = [*parts.carried.set_by_step(), *parts.drawn.left(self.hazard), *self._hyper.set_by_step()]
+        carried += parts.optimizer_counts.set_by_step()
         for carry, host, text in carried:
             recording.carries.append((carry, host))
             recording.text += f"\n{text}"

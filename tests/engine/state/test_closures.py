@@ -97,6 +97,19 @@ def test_pythons_own_is_not_searched_for(monkeypatch):
     assert find_functions([inspect.signature.__code__, Pair.__new__.__code__]) == []
 
 
+def test_what_many_functions_lead_to_is_looked_at_once(monkeypatch):
+    table, looks = {"scale": [1.0]}, []
+    functions = [lambda x, number=number: x * number * table["scale"][0] for number in range(9)]
+    fingerprint = closures.fingerprint
+    monkeypatch.setattr(
+        closures, "fingerprint", lambda value, **rest: looks.append(value) or fingerprint(value, **rest)
+    )
+    before = outside_state(functions, Parts(nn.Module()))
+    assert len([value for value in looks if value is table]) == 1
+    table["scale"][0] = 2.0
+    assert outside_state(functions, Parts(nn.Module())) != before
+
+
 FROZEN = """
 import gc
 from lightning_sink.engine.state.closures import find_functions, outside_state
