@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink import SinkStrategy
+from lightning_sink.engine.programs import maker
 from lightning_sink.engine.state.granted import Granted
 from parity import Net, assert_parity, both, compare, loader, once
 
@@ -496,3 +497,30 @@ class Signed(Plain):
 @ENGINES
 def test_a_zero_is_no_negative_zero(engine):
     compare(Signed, engine, -1, data=with_numbers([0.0, -0.0] * 10), max_epochs=4)
+
+
+class Masked(Net):
+    """Its shapes depend on what is in the batch, whatever the batch's own is."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return super().training_step([x[x[:, 0] > 0], y[x[:, 0] > 0]], batch_idx)
+
+
+def test_steps_that_no_shape_can_have_compiled_are_not_recorded_for_each(monkeypatch):
+    recorded = []
+    recorder = maker.Recorder
+    monkeypatch.setattr(maker, "Recorder", lambda *given: recorded.append(1) or recorder(*given))
+    torch.manual_seed(3)
+    sizes = [8 + index % 20 for index in range(200)]
+    batches = [(torch.randn(size, 6), torch.randint(3, (size,))) for size in sizes]
+    plain, sink = both(
+        Masked,
+        lambda: DataLoader(batches, batch_size=None),
+        SinkStrategy(50, epoch="dataset", engine="traced"),
+        max_epochs=1,
+    )
+    assert_parity(plain, sink)
+    assert len(recorded) < 20
+    (warned,) = [text for text in sink.warned if "runs eagerly" in text]
+    assert "boolean mask" in warned or "shape" in warned

@@ -28,6 +28,9 @@ from lightning_sink.engine.watch import Hazard
 _MOST_FAILURES = 3
 """How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
 
+_HOPELESS = 8
+"""Steps of any kinds recorded in a row, all with one hazard, behind which none is where there are no programs."""
+
 _RESTLESS = "what the step takes as constant, attributes or the optimizer's options, keeps changing"
 
 _TOO_MANY_ANSWERS = f"{OF_BATCH} decides what Python does, and there are {MOST_ANSWERS} programs for different ones"
@@ -67,6 +70,7 @@ class ProgramMaker:
         self._functions = Functions(compiler, Generators(parts.device))
         self._candidates = Candidates()
         self._failures: dict[Hashable, int] = {}
+        self._in_vain: list[Hazard] = []  # what the last recordings had, all the same
         self._volatile: set[str] = set()
         self._reported: set[str] = set()
         self._restless = self._short_lives = self._steps_at_loss = 0
@@ -90,12 +94,17 @@ class ProgramMaker:
             due = candidate.is_due(not self._programs.have_kind(step.kind))
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
-            may = due or not (self._costly or candidate.hazard is not None)
+            may = (due or not (self._costly or candidate.hazard is not None)) and not self._is_hopeless
             # Where other steps have programs, a step may be seldom no example, and is not to hold up a new way.
             if may and (self._programs.have(step.key) or not candidate.rests()):
                 return self._record(sink, step, candidate)
         sink.run(step, Tape())
         return False
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether step after step, of whatever kind, makes no program for one and the same reason."""
+        return len(self._in_vain) >= _HOPELESS and not self._programs
 
     @property
     def has_given_up(self) -> bool:
@@ -138,6 +147,7 @@ class ProgramMaker:
         self._restless += bool(self._programs) or bool(self._candidates)
         self._changed = changed
         self._programs.clear()
+        self._in_vain.clear()
         # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
         for key, problem in self._candidates.problems():
             self._fail(key, problem)
@@ -185,6 +195,10 @@ class ProgramMaker:
         bindings = candidate.compare(observation, self._volatile)
         if bindings is not None:
             return self._make(step.key, candidate, observation, bindings, asked)
+        reasons = recording.hazards[:1]
+        self._in_vain = [*self._in_vain, *reasons][-_HOPELESS:] if self._in_vain[:1] == reasons else reasons
+        if self._is_hopeless:
+            candidate.give_up(reasons[0])
         if candidate.hazard is not None:
             self._fail(step.key, candidate.hazard, _MOST_FAILURES if recording.acts_twice else 1)
             self.report(candidate.hazard)
