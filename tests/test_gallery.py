@@ -41,6 +41,7 @@ OTHERS = [
     "elsewhere",
     "by_hand",
     "collected",
+    "constants",
     "epochs",
     "generators",
     "hidden",

@@ -170,6 +170,7 @@ def watch_reads(
     past: list[Any],
     called: Callable[[FrameType], None] | None = None,
     set_back: Callable[[FrameType, bool], None] = lambda frame, is_set: None,
+    stays: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> Iterator[Any]:
     """Reports what the user's Python reads in this thread that a recording would freeze.
 
@@ -183,6 +184,7 @@ def watch_reads(
         past: Takes functions that look at all attributes at once, by whatever name the user's code calls them.
         called: Called with the frame of each function of Python's that is about to run.
         set_back: Called with a frame of torch's that asks for a random generator's state, or, if so, sets it.
+        stays: Tells whether a tensor whose numbers are asked for holds the same ones in every step.
 
     Yields:
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
@@ -233,7 +235,9 @@ def watch_reads(
             if arg in _BY_ANY_NAME and _is_own(frame):
                 report(f"`{arg.__name__}()` is called")
             name = _read_by(arg)
-            if name is not None and not (arg.__name__ in _STATE and _is_asked_by_machine_code(frame)):
+            if name is None or (arg.__name__ in _STATE and _is_asked_by_machine_code(frame)):
+                return
+            if arg.__name__ != "tolist" or not stays(arg.__self__):
                 report(name)
 
     previous, collects = sys.getprofile(), gc.isenabled()

@@ -505,3 +505,31 @@ class KeptWithItsGraph(Saliency):
 
     def on_train_epoch_end(self):
         self.log("norm", self.kept.detach().norm())
+
+
+class AddsABufferThatAsks(Small):
+    """As vector-quantize-pytorch does with its loss; nobody clears that gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("zero", torch.tensor(0.0), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        penalty = self.zero
+        if self.training:
+            penalty.requires_grad_()
+        return self.loss(batch) + (1 + self.current_epoch) * penalty
+
+    def on_train_epoch_end(self):
+        self.log("gathered", self.zero.grad.clone())
+
+
+class AddsABufferThatIsCleared(AddsABufferThatAsks):
+    def on_train_epoch_end(self):
+        super().on_train_epoch_end()
+        self.zero.grad = None
+
+
+add("a buffer gathers a gradient", AddsABufferThatAsks)
+add("a buffer gathers a gradient that is cleared", AddsABufferThatIsCleared)
+add("a buffer gathers a gradient of windows", AddsABufferThatAsks, options={"accumulate_grad_batches": 2})

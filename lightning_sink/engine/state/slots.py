@@ -263,6 +263,8 @@ def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> I
 
 def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[Slot]:
     names = {parameter: name for name, parameter in module.named_parameters()}
+    # Quantizers let the gradient of one gather (`self.zero.requires_grad_()`); nobody clears it.
+    names |= {buffer: name for name, buffer in module.named_buffers() if buffer.requires_grad}
     for number, optimizer in enumerate(optimizers):
         for group_number, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):

@@ -100,6 +100,22 @@ class Operations(TorchDispatchMode):
         self.writer.node(tensor)  # an input that stays as it is has to be known as one
         return self._origins.of([tensor])
 
+    def stays(self, tensor: Tensor) -> bool:
+        """Tells whether a tensor holds the same in every step, of which a program makes sure."""
+        origin = self.origin(tensor)
+        if origin is None or origin.of_batch:
+            return False
+        self._values().look_at(origin, user_line() or innermost_line())
+        return True
+
+    def _made_once(self, made: Any, of: Sequence[Tensor]) -> Any:
+        """Returns what a program has as it was made: a copy, since the step may write to it."""
+        if not isinstance(made, Tensor):
+            return made
+        self._origins.operation(self._origins.of(of), [made], ())
+        self.writer.constant(made)
+        return self._operation(torch.ops.aten.clone.default, (made,), {})
+
     def put_data(self, put: Callable[..., None], tensor: Tensor, value: Any) -> None:
         """Gives a tensor other memory; a program has a copy to the memory that it has."""
         if self.are_paused or not isinstance(value, Tensor):
@@ -185,6 +201,8 @@ class Operations(TorchDispatchMode):
             func = torch.ops.aten.clone.default  # a program has what was made once, and may not write to that
         func, args = by_places(func, args, self._places_of)
         leaves = members(Tensor, (*args, *kwargs.values()))
+        if torch.Tag.dynamic_output_shape in func.tags and leaves and all(map(self.stays, leaves)):
+            return map_aggregate(func(*args, **kwargs), lambda made: self._made_once(made, leaves))
         self._recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
         node_args, node_kwargs = map_aggregate((args, kwargs), self._as_node)
         origin = self._origins.of(leaves)
@@ -231,10 +249,8 @@ class Operations(TorchDispatchMode):
 
     def _places_of(self, mask: Tensor) -> list[Tensor] | None:
         """Returns the places of a mask's ones, by dimension; None for a mask that may be another one in other steps."""
-        origin = self.origin(mask)
-        if origin is None or origin.of_batch or mask.numel() == 0:
+        if mask.numel() == 0 or not self.stays(mask):
             return None
-        self._values().look_at(origin, user_line() or innermost_line())
         places = [place.clone() for place in mask.nonzero().unbind(1)]
         for place in places:
             self.writer.constant(place)

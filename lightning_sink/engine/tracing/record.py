@@ -180,7 +180,13 @@ class Recorder(Tape):
         stack.enter_context(parts.carried.watched(self._looks))
         operations.hook = stack.enter_context(
             watch_reads(
-                self.hazard, parts.codes, self.ran, self._looks.past, self._called, operations.redraws.sets_back
+                self.hazard,
+                parts.codes,
+                self.ran,
+                self._looks.past,
+                self._called,
+                operations.redraws.sets_back,
+                operations.stays,
             )
         )
         self._handed.hook = operations.hook
