@@ -533,3 +533,59 @@ class AddsABufferThatIsCleared(AddsABufferThatAsks):
 add("a buffer gathers a gradient", AddsABufferThatAsks)
 add("a buffer gathers a gradient that is cleared", AddsABufferThatIsCleared)
 add("a buffer gathers a gradient of windows", AddsABufferThatAsks, options={"accumulate_grad_batches": 2})
+
+
+class KeepsWhatItDrew(Small):
+    """In containers in each other, as kornia's augmentations keep their parameters."""
+
+    def keep(self, drawn, x):
+        return (("factor", drawn, 0),)
+
+    def loss(self, batch):
+        x, y = batch
+        drawn = torch.rand(len(x))
+        self.drawn = self.keep(drawn, x)
+        return super().loss((x * drawn[:, None], y))
+
+    def on_train_epoch_end(self):
+        assert all(torch.is_tensor(item) for item in self.kept())
+        self.log("kept", torch.stack([item.sum() for item in self.kept()]).sum())
+
+    def kept(self):
+        return [self.drawn[0][1]]
+
+
+class KeepsItInDictionaries(KeepsWhatItDrew):
+    def keep(self, drawn, x):
+        return {"all": {"factor": [drawn, drawn + 1]}, "shape": (8, [6])}
+
+    def kept(self):
+        return self.drawn["all"]["factor"]
+
+
+class KeepsItInTheSameContainers(KeepsWhatItDrew):
+    def __init__(self):
+        super().__init__()
+        self.table = {"last": [{"factor": None}], "count": 0}
+
+    def keep(self, drawn, x):
+        before = self.table["last"][0]["factor"]
+        self.table["last"][0]["factor"] = drawn if before is None else 0.5 * (before + drawn)
+        return self.table
+
+    def kept(self):
+        return [self.table["last"][0]["factor"]]
+
+
+class KeepsMoreAndMore(KeepsWhatItDrew):
+    def keep(self, drawn, x):
+        return [*getattr(self, "drawn", []), [drawn]][-5:]
+
+    def kept(self):
+        return [drawn for (drawn,) in self.drawn]
+
+
+add("keeps what it drew in a tuple of tuples", KeepsWhatItDrew)
+add("keeps what it drew in dictionaries", KeepsItInDictionaries)
+add("keeps what it drew in the same containers", KeepsItInTheSameContainers)
+add("keeps what it drew last", KeepsMoreAndMore)

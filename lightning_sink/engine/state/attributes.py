@@ -35,6 +35,9 @@ _FEW = 16
 
 _DEEPEST = 12
 
+DEEPEST_SLOTS, MOST_ABOVE_SLOTS = 3, 64
+"""Containers in each other whose tensors have slots, and items of one that is looked into for others: more is data."""
+
 # Of the standard library's objects only these, and those of `insides.py`, are looked into.
 _TRANSPARENT = frozenset(["_thread", "argparse", "collections", "queue", "types"])
 
@@ -67,12 +70,12 @@ def told_apart(state: Any) -> Hashable:
     return cast(Hashable, state if tobytes is None else tobytes())
 
 
-def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ()) -> Hashable:
+def fingerprint(value: Any, in_slots: int | None = None, known: Collection[int] = ()) -> Hashable:
     """Returns something that is equal for two values that a step cannot tell from each other.
 
     Args:
         value: The value.
-        in_slots: Whether tensors that are the value or its items have slots and are left out here.
+        in_slots: Containers in each other down to which tensors have slots and are left out here; None if none have.
         known: Identities of modules, optimizers and other objects that are looked at by themselves.
     """
     kind = type(value)
@@ -86,15 +89,16 @@ def fingerprint(value: Any, in_slots: bool = False, known: Collection[int] = ())
         return kind, few
     if kind is FunctionType and value.__closure__ is None and not vars(value):
         return Same(value), ()
-    if in_slots and isinstance(value, Tensor):
-        return _untensored(value, known)
+    if in_slots is not None and isinstance(value, Tensor):
+        return ("tensor", fingerprint(own, known=known)) if (own := own_attributes(value)) else "tensor"
     if in_slots and kind is list and value and all(issubclass(of_item, Tensor) for of_item in {*map(type, value)}):
         looks = len(value) <= MOST_VALUES and any(map(vars, value))
-        marked = [_untensored(item, known) for item in value] if looks else ()
+        marked = [fingerprint(item, 0, known) for item in value] if looks else ()
         return kind, "tensors", len(value), tuple(marked)
     if in_slots and kind in (tuple, list, dict):
         items = list(value.items()) if kind is dict else list(enumerate(value))
-        return kind, tuple((fingerprint(key), _untensored(item, known)) for key, item in items)
+        deeper = in_slots - 1 if len(items) <= MOST_ABOVE_SLOTS else 0
+        return kind, tuple((fingerprint(key), fingerprint(item, deeper, known)) for key, item in items)
     return _Walk(known).visit(value, _DEEPEST)
 
 
@@ -117,13 +121,6 @@ def asked_of(tensor: Tensor | None) -> tuple[Any, ...] | None:
     asks = tensor.is_leaf and tensor.requires_grad
     places = (tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else ()
     return type(tensor), tensor.shape, tensor.dtype, tensor.device, asks, tensor.layout, places
-
-
-def _untensored(item: Any, known: Collection[int]) -> Hashable:
-    """Returns a fingerprint of an item; of a tensor, only of the attributes that somebody has put on it."""
-    if not is_a(item, Tensor):
-        return fingerprint(item, known=known)
-    return ("tensor", fingerprint(own, known=known)) if (own := own_attributes(item)) else "tensor"
 
 
 def own_attributes(value: Any) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, 
         if is_a(value, nn.Module):
             return None if value in known else _module(value)
         if is_a(value, type):
-            return tuple(item for base in with_bases(value) for item in class_state(base).items())
+            return tuple(item for base in with_bases(value) for item in class_state(base, identities).items())
         return fingerprint(value, known=identities)
 
     state: dict[str, tuple[Hashable, ...]] = {}

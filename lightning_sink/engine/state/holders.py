@@ -20,6 +20,7 @@ from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_paramet
 from lightning_sink.engine.state.attribute_watch import AttributeWatch
 from lightning_sink.engine.state.attributes import (
     CONTAINERS,
+    DEEPEST_SLOTS,
     SCALARS,
     TENSOR_HOLDERS,
     Same,
@@ -52,7 +53,7 @@ class Seen:
             seen = self._holders[id(holder)] = _Held(prefix, holder, left_out)
         state = seen.fixed.copy()
         for name in seen.open:
-            state[prefix + name] = fingerprint(held[name], in_slots=True, known=known)
+            state[prefix + name] = fingerprint(held[name], DEEPEST_SLOTS, known)
         return state
 
     def keep(self, holders: Collection[int]) -> None:
@@ -83,7 +84,7 @@ class _Held:
                 self._empty.append(value)
             if is_empty or type(value) in SCALARS:
                 self._values[name] = value
-                self.fixed[prefix + name] = fingerprint(value, in_slots=True)
+                self.fixed[prefix + name] = fingerprint(value, DEEPEST_SLOTS)
             else:
                 self.open.append(name)
 
@@ -113,7 +114,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     known |= {id(submodule) for _, module in apart for submodule in module.modules()}
     seen, of_module = seen or Seen(), TENSOR_HOLDERS | (parts.ignore - MODULE_HOOKS)
     for kind in users_classes(holder for _, holder in held):
-        state |= class_state(kind)
+        state |= class_state(kind, known)
     state |= parts.collected.state() | parts.carried.state(known)
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
@@ -121,7 +122,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
         if parts.collected.places:
             tables = parts.collected.tables(holder)
             left_out = left_out | parts.collected.names(holder) | tables.keys()
-            state |= {prefix + name: fingerprint(table, in_slots=True, known=known) for name, table in tables.items()}
+            state |= {prefix + name: fingerprint(table, DEEPEST_SLOTS - 1, known) for name, table in tables.items()}
         if carried := parts.carried.names(holder):
             left_out = left_out | carried
         state |= seen.attributes(prefix, holder, left_out, known)
@@ -143,7 +144,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
         for index, kept in enumerate(optimizer.state.values()):
             if counts and isinstance(kept, dict):
                 kept = {key: value for key, value in kept.items() if key not in counts}
-            state[f"optimizer {number} state {index}"] = fingerprint(kept, in_slots=True, known=known)
+            state[f"optimizer {number} state {index}"] = fingerprint(kept, 1, known)
     return state
 
 
@@ -152,14 +153,17 @@ def users_classes(holders: Iterable[Any]) -> Collection[type]:
     return dict.fromkeys(kind for holder in holders for kind in _users_classes(type(holder)))  # type: ignore[arg-type]
 
 
-def class_state(kind: type) -> dict[str, Hashable]:
-    """Returns a fingerprint of what a class of the user's holds: methods too, which users replace."""
+def class_state(kind: type, known: Collection[int] = ()) -> dict[str, Hashable]:
+    """Returns a fingerprint of what a class of the user's holds: methods too, which users replace.
+
+    Objects that are `known`, by identity, are looked at by themselves: a class may keep its instances.
+    """
     if is_library(module_of(kind)):
         return {}
     # What watches attributes for the recorded step of another thread is nobody's.
     held = {name: value.own if type(value) is AttributeWatch else value for name, value in vars(kind).items()}
     return {
-        f"{kind.__qualname__}.{name}": fingerprint(value)
+        f"{kind.__qualname__}.{name}": fingerprint(value, known=known)
         for name, value in held.items()
         if not name.startswith("__") and value is not ABSENT
     }

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
+from lightning_sink.engine.state.attributes import DEEPEST_SLOTS, MOST_ABOVE_SLOTS, TENSOR_HOLDERS, is_a
 from lightning_sink.engine.state.carried import Carried
 from lightning_sink.engine.state.collected import Collected
 from lightning_sink.engine.state.host_draws import HostDraws
 from lightning_sink.engine.state.optimizer_counts import OptimizerCounts
 from lightning_sink.engine.state.varying import Varying
+
+_CONTAINERS = (tuple, list, dict)
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that have memory of their own and nothing else."""
@@ -114,32 +116,52 @@ class StateSlot(Slot):
 
 
 class ItemSlot(Slot):
-    """A place inside a list, dictionary or tuple that an attribute holds; users replace containers as a whole."""
+    """A place inside a list, dictionary or tuple that an attribute holds; users replace containers as a whole.
 
-    def __init__(self, name: str, owner: Any, key: Any, item: Any) -> None:
+    `path` leads from that to the tensor, through others.
+    """
+
+    def __init__(self, name: str, owner: Any, key: Any, path: tuple[Any, ...]) -> None:
         super().__init__(name, owner, key)
-        self._item = item
+        self._path = path
 
     def get(self) -> Tensor | None:
         """Returns the tensor that is there now."""
-        items = self._owner.get(self._key)
-        if type(items) not in (tuple, list, dict):
-            return None
-        try:
-            value = items[self._item]
-        except (KeyError, IndexError, TypeError):
-            return None
+        value = self._owner.get(self._key)
+        for item in self._path:
+            if type(value) not in _CONTAINERS:
+                return None
+            try:
+                value = value[item]
+            except (KeyError, IndexError, TypeError):
+                return None
         return value if isinstance(value, Tensor) else None
 
     def set(self, tensor: Tensor | None) -> None:
         """Puts a tensor there; a tuple is rebuilt."""
-        items = self._owner[self._key]
-        if isinstance(items, tuple):
-            rebuilt = list(items)
-            rebuilt[self._item] = tensor
-            self._owner[self._key] = tuple(rebuilt)
-        else:
-            items[self._item] = tensor
+        self._owner[self._key] = _with(self._owner[self._key], self._path, tensor)
+
+
+def _with(items: Any, path: tuple[Any, ...], tensor: Tensor | None) -> Any:
+    """Returns a container with a tensor in its place: the same one, but for tuples."""
+    if not path:
+        return tensor
+    first, *rest = path
+    inner = _with(items[first], tuple(rest), tensor)
+    if isinstance(items, tuple):
+        return (*items[:first], inner, *items[first + 1 :])
+    items[first] = inner
+    return items
+
+
+def _places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields where there are tensors in a container, and in those that it holds."""
+    if is_a(value, Tensor):
+        yield path
+    elif type(value) in _CONTAINERS and len(path) < DEEPEST_SLOTS:
+        for key, item in value.items() if type(value) is dict else enumerate(value):
+            if len(value) <= MOST_ABOVE_SLOTS or is_a(item, Tensor):
+                yield from _places_in(item, (*path, key))
 
 
 Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
@@ -255,14 +277,14 @@ def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> I
         for name, value in attributes.items():
             if is_a(value, Tensor):
                 yield Slot(prefix + name, holder, name)
-            elif type(value) in (tuple, list, dict) and name not in left_out:
-                for key, item in value.items() if type(value) is dict else enumerate(value):
-                    if is_a(item, Tensor):
-                        yield ItemSlot(f"{prefix}{name}[{key!r}]", attributes, name, key)
+            elif type(value) in _CONTAINERS and name not in left_out:
+                for path in _places_in(value):
+                    where = "".join(f"[{key!r}]" for key in path)
+                    yield ItemSlot(f"{prefix}{name}{where}", attributes, name, path)
 
 
 def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[Slot]:
-    names = {parameter: name for name, parameter in module.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     # Quantizers let the gradient of one gather (`self.zero.requires_grad_()`); nobody clears it.
     names |= {buffer: name for name, buffer in module.named_buffers() if buffer.requires_grad}
     for number, optimizer in enumerate(optimizers):
