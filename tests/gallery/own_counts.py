@@ -333,3 +333,60 @@ class DecayThatMoves(Averaged):
 
 
 add("average whose longest memory moves", lambda: DecayThatMoves(torch.int32), **DECIDES)
+
+
+class CountsAndAsksForTheNumber(Small):
+    """As ema-pytorch does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("started", torch.tensor(False))
+        self.average = torch.nn.Linear(8, 3).requires_grad_(False)
+
+    def decay(self):
+        epoch = (self.steps - 2 - 1).clamp(min=0.0)
+        value = 1 - (1 + epoch / 1.0) ** -0.6
+        if epoch.item() <= 0:
+            return 0.0
+        return value.clamp(min=0.1, max=0.9).item()
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) + 0.01 * self.average(self.net[:2](batch[0])).square().mean()
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        step = self.steps.item()
+        self.steps += 1
+        if step % 2 != 0:
+            return
+        if step <= 2:
+            self.average.load_state_dict(self.net[2].state_dict())
+            return
+        if not self.started.item():
+            self.average.load_state_dict(self.net[2].state_dict())
+            self.started.data.copy_(torch.tensor(True))
+        for mine, theirs in zip(self.average.parameters(), self.net[2].parameters(), strict=True):
+            mine.lerp_(theirs, 1.0 - self.decay())
+
+
+@case(options={"max_epochs": 4})
+class AveragesByACount(CountsAndAsksForTheNumber):
+    pass
+
+
+@case(options={"max_epochs": 3})
+class WeighsByACount(CountsAndAsksForTheNumber):
+    def training_step(self, batch, batch_idx):
+        step = self.steps.item()
+        self.log("step", step)
+        return self.loss(batch) * (1 + step / 100) if step > 3 else self.loss(batch)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.steps += 1
+
+
+@case(options={"max_epochs": 3})
+class WeighsByACountThatIsSetBack(WeighsByACount):
+    def on_train_epoch_end(self):
+        self.steps.zero_()

@@ -203,6 +203,7 @@ class Parts:
         varying: Those that change between sinks.
         drawn: The generators of the process that are Python's and numpy's.
         optimizer_counts: The numbers that optimizers keep for each parameter, and steps set.
+        counted: Identities of tensors in which modules count steps, and of which steps ask for the number.
     """
 
     module: nn.Module
@@ -220,6 +221,7 @@ class Parts:
     varying: Varying = field(default_factory=Varying)
     drawn: HostDraws = field(default_factory=HostDraws)
     optimizer_counts: OptimizerCounts = field(default_factory=OptimizerCounts)
+    counted: set[int] = field(default_factory=set)
 
     @property
     def device(self) -> torch.device:

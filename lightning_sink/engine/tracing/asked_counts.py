@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,6 +28,7 @@ from lightning_sink.engine.tracing.recording import Recording
 _aten = torch.ops.aten
 
 _TYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
+_WHOLE = (torch.int32, torch.int64)
 _MOST = 16
 """Operations that are done by themselves at most."""
 
@@ -108,6 +109,42 @@ def decided_by_count(asked: Asked, recording: Recording) -> tuple[Host, Count] |
         operands = [known.get(item, item) for item in node.args]  # type: ignore[arg-type]
         known[node] = _applied(cast(Callable[..., Any], symbol), operands)
     return known[given[0]], count
+
+
+def counts_asked(asked: Asked, recording: Recording) -> list[Tensor]:
+    """Returns the count that such a value comes from, if it is one: a later step may have a stand-in for the value."""
+    sources = [node for node in leading_to(*asked.args) if node.op == "placeholder"]
+    written = [node for node in sources if node.meta["input"] in recording.written_inputs]
+    tensors = [recording.inputs[node.meta["input"]] for node in written]
+    is_count = len(tensors) == 1 and tensors[0].dtype in _WHOLE and added_to(written[0]) is not None
+    return tensors if is_count else []
+
+
+def number_of_count(node: fx.Node, recording: Recording, known: Collection[int]) -> tuple[Host, Count] | None:
+    """Returns what gives a number in later steps that comes from a count, and that; None where it comes from others.
+
+    `known` are counts, by identity.
+    """
+    leading = leading_to((node,), {})
+    sources = [source for source in leading if source.op == "placeholder"]
+    inputs = {source: recording.inputs[source.meta["input"]] for source in sources}
+    counted = [source for source, tensor in inputs.items() if id(tensor) in known]
+    if len(counted) != 1 or not all(tensor.numel() == 1 and tensor.dtype in _TYPES for tensor in inputs.values()):
+        return None
+    source, computed = counted[0], [each for each in leading if each not in inputs]
+    if any(writes_through(user, each) for each in computed for user in each.users):
+        return None
+    before = _added_before(source, computed, recording.graph) if computed else added_to(source)
+    if before is None:
+        return None
+    count = Count(inputs[source], source, before)
+    if node is source:
+        return (lambda: int(count())), count
+    host = _by_themselves(computed, inputs, source, count, node)
+    if host is None:
+        return None
+    recording.read |= {each.meta["input"] for each in sources if each is not source}
+    return host, count
 
 
 def _by_themselves(

@@ -100,7 +100,7 @@ class Recorder(Tape):
         appended = lambda tensor: self._watched.items.get(id(tensor))  # noqa: E731
         self._operations = Operations(self.recording, before, leaves, changing, lambda: self._values, appended, apart)
         self._writer, self.moved = self._operations.writer, self._operations.moved
-        self._steps = StepCounts(before, self._writer.node, self._uses, self.recording.equal, self.paused)
+        self._steps = StepCounts(before, self._writer.node, self._uses, self.recording, self.paused)
         self.batch_gradients, self.batch_contents = BatchGradients(leaves), BatchContents()
         self._handed = Handed()
         # `PlainUses` and `Values` ask each other while the step runs, so the one is made before what it asks.
@@ -108,7 +108,7 @@ class Recorder(Tape):
         most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
         self._assumptions = Assumptions(self.recording, self._writer)
         known = self._is_sum, self._uses, self._plain, self._operations.origin, most, self._assumptions.takes
-        self._values = Values(self.recording, leaves, *known, self.paused)
+        self._values = Values(self.recording, leaves, *known, before.parts.counted, self.paused)
         self._looks = Looks(self._uses, self.ran, [], self._plain, apart)
         self._failed = False
 

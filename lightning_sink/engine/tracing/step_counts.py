@@ -1,4 +1,6 @@
-"""The step counts that optimizers keep in tensors and look at with `.item()`: numbers that stay inputs of a program.
+"""The step counts that are kept in tensors and looked at with `.item()`: numbers that stay inputs of a program.
+
+Optimizers have such, and modules: which of theirs are counts is known once a step has asked for one.
 
 What Python decides by one is asked again for each later step (`count.py`).
 """
@@ -14,14 +16,15 @@ from torch import Tensor, fx
 from lightning_sink.engine.numbers.guards import Guard, Uses
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.state.slots import Snapshot
+from lightning_sink.engine.tracing.asked_counts import number_of_count
 from lightning_sink.engine.tracing.count import Count, added_to
+from lightning_sink.engine.tracing.recording import Recording
 
 
 class StepCounts:
     """Stand-ins for the step counts of one recording.
 
-    `node` returns what stands for a tensor in the graph; `equal` takes pairs of counts of which the second was taken to
-    be the first.
+    `node` returns what stands for a tensor in the graph.
     """
 
     def __init__(
@@ -29,28 +32,30 @@ class StepCounts:
         before: Snapshot,
         node: Callable[[Tensor], fx.Node],
         uses: Uses,
-        equal: list[tuple[Tensor, Tensor]],
+        recording: Recording,
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._before, self._node, self._uses, self._equal = before, node, uses, equal
+        self._before, self._node, self._uses, self._recording = before, node, uses, recording
         self._paused = paused
         self._known: dict[float, tuple[Tensor, Number]] = {}
         self._counts: list[Count] = []
+        self._of_modules: list[tuple[Count, Number]] = []
 
     @property
     def numbers(self) -> list[Number]:
         """The stand-ins that exist."""
-        return [number for _, number in self._known.values()]
+        return [*(number for _, number in self._known.values()), *(number for _, number in self._of_modules)]
 
     def deciding(self, guards: list[Guard]) -> list[Count]:
         """Returns the counts by which something was decided."""
         with self._paused():
-            return [count for count in self._counts if any(map(count.decides, guards))]
+            found = [count for count in self._counts if any(map(count.decides, guards))]
+        return [*found, *(count for count, _ in self._of_modules)]
 
     def number(self, tensor: Tensor) -> Number | None:
-        """Returns the stand-in for a count; None for any other tensor."""
+        """Returns the stand-in for a count, or for what is computed of a module's; None for any other tensor."""
         if not self._before.is_optimizer_state(tensor):
-            return None
+            return self._of_module(tensor) if self._before.parts.counted and tensor.numel() == 1 else None
         node = self._node(tensor)
         before = added_to(node) if node.op == "placeholder" else None  # another one was made in this step
         with self._paused():
@@ -59,7 +64,7 @@ class StepCounts:
         # stands for all, and the program looks at each start whether they still agree.
         if value in self._known:
             leader, number = self._known[value]
-            self._equal.append((leader, tensor))
+            self._recording.equal.append((leader, tensor))
             return number
         held = tensor.detach().to(torch.float64, copy=True)
         name = len(self._known), "an optimizer's step count"
@@ -67,4 +72,19 @@ class StepCounts:
         self._counts += [] if count is None else [count]
         number = Number(held, value, self._uses, name, count)
         self._known[value] = tensor, number
+        return number
+
+    def _of_module(self, tensor: Tensor) -> Number | None:
+        node = self._node(tensor)
+        found = number_of_count(node, self._recording, self._before.parts.counted)
+        if found is None:
+            return None
+        host, count = found
+        with self._paused():
+            value = tensor.item()
+        held = tensor.detach().reshape(()).to("cpu", copy=True)
+        whole = held if isinstance(value, int) else None
+        name = len(self._of_modules), "a count of steps"
+        number = Number(held.to(torch.float64, copy=True), value, self._uses, name, host, whole=whole)
+        self._of_modules.append((count, number))
         return number

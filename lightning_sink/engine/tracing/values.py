@@ -23,7 +23,7 @@ from lightning_sink.engine.numbers.passed_on import ADDED
 from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.numbers.result_types import is_large
 from lightning_sink.engine.state.collectors import ListWatch
-from lightning_sink.engine.tracing.asked_counts import Asked, decided_by_count
+from lightning_sink.engine.tracing.asked_counts import Asked, counts_asked, decided_by_count
 from lightning_sink.engine.tracing.count import Count
 from lightning_sink.engine.tracing.origins import Origin
 from lightning_sink.engine.tracing.questions import OF_BATCH, question
@@ -44,6 +44,7 @@ class Values:
         origin_of: Tells what a tensor's value comes from.
         most_of: Tells how large a whole number in a tensor is at most; None where nobody knows.
         assumes: Tells whether a program finds out by itself that a value is another one.
+        counted: Takes the identities of counts whose numbers steps ask for.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class Values:
         origin_of: Callable[[Tensor], Origin | None],
         most_of: Callable[[Tensor], int | None],
         assumes: Callable[[Any, tuple[Any, ...], Any, str, str], bool],
+        counted: set[int],
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._recording, self._leaves = recording, leaves
+        self._recording, self._leaves, self._counted = recording, leaves, counted
         self._is_sum, self._uses, self._plain, self._paused = is_sum, uses, plain, paused
         self._origin_of, self._most_of, self._assumes = origin_of, most_of, assumes
         self._takers: set[tuple[int, str]] = set()
@@ -135,6 +137,7 @@ class Values:
         for asked in self._asked:
             known = decided_by_count(asked, self._recording) if asked.origin.inputs & written else None
             if known is None:
+                self._counted |= {id(tensor) for tensor in counts_asked(asked, self._recording)}
                 self.look_at(asked.origin, asked.where)
                 continue
             decide, count = known

@@ -24,10 +24,11 @@ def after_steps(steps):
         optimizer.zero_grad()
         module(torch.ones(2)).sum().backward()
         optimizer.step()
-    equal, uses = [], Uses(print, lambda what: None)
+    recording, uses = Recording(fx.Graph()), Uses(print, lambda what: None)
     before = Snapshot(Parts(module, [optimizer]))
-    writer = GraphWriter(Recording(fx.Graph()), lambda tensor, index: None)
-    return module, optimizer, StepCounts(before, writer.node, uses, equal, nullcontext), equal, uses
+    writer = GraphWriter(recording, lambda tensor, index: None)
+    counts = StepCounts(before, writer.node, uses, recording, nullcontext)
+    return module, optimizer, counts, recording.equal, uses
 
 
 def test_the_first_count_stands_for_all_that_agree():
