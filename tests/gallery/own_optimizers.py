@@ -137,6 +137,31 @@ class WarmingUpByItsGroup(Sign):
         parameter.add_(parameter.grad, alpha=-group["lr"] * warm).mul_(1 - 0.01 / (1 + group["weight"]))
 
 
+class FreeOfSchedules(Sign):
+    """As schedulefree's: what its first step makes in the group, a maximum that stays, a sum of weights."""
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, lr)
+        for group in self.param_groups:
+            group.update(weight_sum=0.0, largest=-1.0)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            if "step" not in group:
+                group["step"] = 0
+            group["step"] += 1
+            warm = group["step"] / 5 if group["step"] < 5 else 1.0
+            largest = group["largest"] = max(group["lr"] * warm, group["largest"])
+            weight = (group["step"] ** 0.5) * (largest**2.0)
+            total = group["weight_sum"] = group["weight_sum"] + weight
+            group["share"] = weight / total if total != 0.0 else 0.0
+        return super().step(closure)
+
+    def update(self, parameter, group):
+        correction = 1.0 - math.pow(0.9, group["step"])
+        parameter.add_(parameter.grad, alpha=-group["lr"] * group["share"] / correction)
+
+
 class LookingAhead(optim.SGD):
     """Goes back to slow weights when a count in the group comes round."""
 
@@ -283,6 +308,7 @@ OWN = {
     CountingInItsGroup: None,
     CorrectingByItsGroup: None,
     WarmingUpByItsGroup: None,
+    FreeOfSchedules: None,
     LookingAhead: None,
     OfTwoForms: None,
     Lion: None,
@@ -308,7 +334,14 @@ class WithASchedule(Optimized):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-for kind in (CountingInItsGroup, CorrectingByItsGroup, WarmingUpByItsGroup, LookingAhead, CorrectingByItsState):
+for kind in (
+    CountingInItsGroup,
+    FreeOfSchedules,
+    CorrectingByItsGroup,
+    WarmingUpByItsGroup,
+    LookingAhead,
+    CorrectingByItsState,
+):
     add(f"own optimizer {kind.__name__} with a schedule", partial(WithASchedule, kind))
 
 

@@ -7,6 +7,7 @@ know stand-ins; a function that was imported by its name (`from math import cos`
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -40,7 +41,7 @@ KNOWN_TO_MATH = frozenset(_DOMAINS)
 @contextmanager
 def known_to_math() -> Iterator[None]:
     """Lets the functions of `math` take stand-ins for a while."""
-    present = {name: _plain(getattr(math, name)) for name in (*KNOWN_TO_MATH, *TRUTHS)}
+    present = {name: _plain(getattr(math, name)) for name in (*KNOWN_TO_MATH, *TRUTHS, "pow")}
     for name, plain in present.items():
         setattr(math, name, partial(_call, name, plain))
     try:
@@ -56,6 +57,8 @@ def _plain(function: Any) -> Any:
 
 
 def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
+    if name == "pow" and len(arguments) == 2 and _is_share(arguments[0]) and type(arguments[1]) is Number:
+        return operator.pow(float(arguments[0]), arguments[1])
     number = arguments[0] if len(arguments) == 1 else None
     if type(number) is Number and name in TRUTHS:
         return number.decided(name, plain, TRUTHS[name])
@@ -64,3 +67,8 @@ def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
         if computed is not None:
             return computed
     return plain(*released(arguments))
+
+
+def _is_share(base: Any) -> bool:
+    """Tells whether a number's powers are those of `**`: none is too large, and none is complex."""
+    return type(base) in (int, float) and 0 < base <= 1

@@ -72,8 +72,8 @@ class Hyperparameters:
         self.values: list[Any] = []
         self._put_in: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         self._spent: set[int] = set()
-        self._is_stale = False
-        self._counted: set[tuple[int, str]] = set()  # groups, by identity, and keys: whole numbers that steps set
+        self._is_stale = self._has_new = False
+        self._wanted: set[tuple[int, str]] = set()  # groups, by identity, and keys: numbers that steps set
         self._left: dict[int, OptionLeft] = {}  # those that steps set
         self._set: dict[int, tuple[Host, str]] = {}  # what the recorded step has set
         self._seen: list[Hashable] = []
@@ -95,7 +95,7 @@ class Hyperparameters:
         self._left.clear()
         self.values = self.read()
         for index, (group, key, _) in enumerate(self._entries):
-            if key == "lr" or (id(group), key) in self._counted:
+            if key == "lr" or (id(group), key) in self._wanted:
                 self._lift(index)
         self._seen = self._look()
         return True
@@ -116,11 +116,19 @@ class Hyperparameters:
 
         Returns whether an entry that was a constant changed, so that no program made before now is right.
         """
+        if self._has_new:  # which leave no entry where it was
+            self._has_new = False
+            self.refresh()
+            return True
         stale, self._is_stale = self._is_stale, False
         values = self.read()
         for index in self._tensor_entries:
             if isinstance(values[index], Tensor):
                 self.tensors[index].copy_(values[index])  # may have been filled in place
+        for index, (group, key, _) in enumerate(self._entries if stale else ()):
+            if (id(group), key) in self._wanted and index not in self.tensors:
+                self.values[index] = values[index]
+                self._lift(index)
         others = [index for index, same in enumerate(map(operator.is_, self.values, values)) if not same]
         changed = [index for index in others if not _equal(self.values[index], values[index])]
         if not changed:
@@ -136,9 +144,7 @@ class Hyperparameters:
                     self.tensors[index].fill_(float(new))
                 continue
             stale = True
-            group, key, _ = self._entries[index]
-            is_counted = (id(group), key) in self._counted
-            if key == "lr" or is_counted or (isinstance(new, float) and isinstance(old, float)):
+            if self._entries[index][1] == "lr" or (isinstance(new, float) and isinstance(old, float)):
                 self._lift(index)
         return stale
 
@@ -243,6 +249,7 @@ class Hyperparameters:
         for group, before, put in self._put_in:
             # What the step itself wrote into a group stays; stand-ins do not.
             for key in [key for key in group if key not in put or group[key] is not put[key]]:
+                self._has_new |= key not in before  # as an optimizer makes it in its first step
                 if not self._is_set(group, key):
                     uses.leak(f"the step sets the optimizer's {key!r}, and not to a number that the host knows")
                 group[key] = as_they_are(group[key])
@@ -257,8 +264,9 @@ class Hyperparameters:
         index, value = found[0] if len(found) == 1 else -1, group[key]
         plain = as_they_are(value)
         host = value.host if type(value) is Number else lambda: plain
-        if type(plain) is int and host is not None:
-            self._counted.add((id(group), key))
+        if type(plain) in (int, float) and host is not None and index not in self.tensors:
+            self._wanted.add((id(group), key))
+            self._is_stale = True
         if index not in self.tensors or index in self._tensor_entries or host is None:
             return False
         # Another type would be other arithmetic beside tensors of whole numbers.

@@ -42,6 +42,29 @@ def test_a_function_gives_a_stand_in_of_pythons_value(name, value):
     assert guard.decide() == (getattr(math, name)(0.25) * 2 > 3)
 
 
+@pytest.mark.parametrize("base", [0.9, 1, 0.5])
+def test_powers_of_what_averages_keep_are_pythons(base):
+    """As optimizers correct their averages."""
+    stands, uses, told, values = number(7)
+    with known_to_math():
+        found = math.pow(base, stands)
+    assert type(found) is Number
+    assert found.value == math.pow(base, 7)
+    assert type(found.value) is float
+    assert not told
+    values.append(12)
+    assert found.host() == math.pow(base, 12)
+
+
+@pytest.mark.parametrize(("base", "value"), [(-0.5, 3), (2.0, 5), (0.0, 2)])
+def test_other_powers_ask_for_the_number(base, value):
+    stands, _, told, _ = number(value)
+    with known_to_math():
+        assert math.pow(base, stands) == math.pow(base, value)
+        assert math.pow(stands, 2) == math.pow(value, 2)
+    assert told
+
+
 @pytest.mark.parametrize(("name", "value"), [("sqrt", -1.0), ("log", 0.0), ("exp", 1e6), ("log1p", -2.0)])
 def test_a_step_in_which_python_raises_is_another_way(name, value):
     stands, uses, _, values = number(2.0)
