@@ -38,7 +38,8 @@ def is_users(module: str) -> bool:
 def is_pythons(code: CodeType) -> bool:
     """Tells whether some code is of the standard library."""
     file = code.co_filename
-    return file.startswith("<frozen ") or (file.startswith(_STANDARD) and not is_installed(code))
+    inside = file[len(_STANDARD) :] if file.startswith(_STANDARD) else ""
+    return file.startswith("<frozen ") or inside.partition(os.sep)[0].partition(".")[0] in sys.stdlib_module_names
 
 
 def is_installed(code: CodeType) -> bool:

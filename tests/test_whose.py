@@ -26,3 +26,7 @@ def test_users():
     code = test_users.__code__
     assert not is_pythons(code)
     assert not is_installed(code)
+
+
+def test_a_file_of_the_users_that_lies_in_pythons_own_folder_is_none_of_pythons():
+    assert not is_pythons(compile("", os.path.join(os.path.dirname(os.__file__), "my_own.py"), "exec"))

@@ -126,7 +126,7 @@ class LoopSink(TrainerSink):
         """Counts steps between the first and the last one, and steps the schedulers behind each."""
         loop, trainer, counters, options = self._loop, self._trainer, self._counters, self._option_hooks
         step_schedulers, counted = step_in_row(loop), counters.present()
-        put_back = keep_schedules(trainer) if self.schedules(note) else lambda: None
+        put_back = keep_schedules(trainer, in_row=True) if self.schedules(note) else lambda: None
         turns, first = note.turns, loop.batch_idx + 1
 
         def restore() -> None:

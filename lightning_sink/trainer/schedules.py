@@ -35,12 +35,15 @@ def schedulers_of(trainer: Any) -> list[Any]:
     return [*{id(scheduler): scheduler for scheduler in (*known, *own)}.values()]
 
 
-def keep_schedules(trainer: Any) -> Callable[[], None]:
-    """Returns what puts back those that may be stepped in a recording or in a row, and the optimizers' options."""
+def keep_schedules(trainer: Any, in_row: bool = False) -> Callable[[], None]:
+    """Returns what puts back those that may be stepped in a recording or in a row, and the optimizers' options.
+
+    In a row, options that steps set are theirs to put; a recording that fails leaves none.
+    """
     module = trainer.lightning_module
     schedulers = schedulers_of(trainer)
     kept = [scheduler for scheduler in schedulers if only_computes(scheduler, module)]
-    return keep_schedulers(kept, trainer.optimizers, options_set_by(schedulers))
+    return keep_schedulers(kept, trainer.optimizers, options_set_by(schedulers) if in_row else None)
 
 
 def step_schedulers(loop: Any) -> None:

@@ -231,7 +231,7 @@ class TrainerSink(Sink):
 
     def sets_any(self, names: Collection[str], note: Note | TurnsNote) -> bool:
         """Tells whether a hook, or a scheduler between two steps, may set options of these names."""
-        if not names or self.sets_options:
+        if not names or self._option_hooks:
             return bool(names)
         return self.schedules(note) and may_set(names, schedulers_of(self._trainer))
 

@@ -1,5 +1,6 @@
 """Optimizers that users write: in plain Python, with counters, with state of every kind."""
 
+import json
 import math
 from functools import partial
 
@@ -180,6 +181,39 @@ class LookingAhead(optim.SGD):
         return loss
 
 
+class WritingItsCount(CountingInItsGroup):
+    """What takes no stand-in has the step run again: it counts once."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        json.dumps({"step": self.param_groups[0]["step"]})
+        return loss
+
+
+class AddingTwoNumbers(Sign):
+    """The sums grow past what float64 tells apart."""
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        one, other = state.get("one", 0), state.get("other", 1)
+        state["one"], state["other"] = 3 * other, 7 * one + 11 * other
+        parameter.add_(parameter.grad, alpha=-group["lr"] / (1 + state["one"] % 7))
+
+
+class TakingItsCountOut(CountingInItsGroup):
+    def step(self, closure=None):
+        loss = super().step(closure)
+        if self.param_groups[0]["step"] == 32:
+            del self.param_groups[0]["step"]
+        return loss
+
+
+class OfComplexPowers(CountingInItsGroup):
+    def update(self, parameter, group):
+        super().update(parameter, group)
+        parameter.mul_(1 - 0.01 * abs((30 - group["step"]) ** 0.5))
+
+
 class OfTwoForms(Sign):
     """Does other arithmetic with lists of tensors than with one tensor after the other."""
 
@@ -311,6 +345,10 @@ OWN = {
     FreeOfSchedules: None,
     LookingAhead: None,
     OfTwoForms: None,
+    WritingItsCount: "recording it failed",
+    AddingTwoNumbers: None,
+    TakingItsCountOut: None,
+    OfComplexPowers: "needed as a plain number",
     Lion: None,
     Replacing: None,
     Nested: "changes Python state",
@@ -381,3 +419,47 @@ add("own optimizer's count is read", partial(ReadingItsCount, CorrectingByItsSta
 add("own optimizer's counts differ later", partial(FreezingALayer, CorrectingByItsState), options={"max_epochs": 3})
 add("own optimizer's count is set back", partial(SettingItsCountBack, CorrectingByItsState))
 add("one of own optimizer's counts is set back", partial(SettingOneCountBack, CorrectingByItsState))
+
+
+class EndingByItsCount(Optimized):
+    """A later part of the step decides by what the optimizer has counted."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if next(iter(self.optimizers().optimizer.state.values()))["step"] % 4 == 0:
+            with torch.no_grad():
+                self.net[0].weight.mul_(0.9)
+
+
+class SettingRatesByTheCount(Optimized):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = 0.1 / (1 + group["step"])
+
+
+class ByTheCount(optim.lr_scheduler.LRScheduler):
+    def get_lr(self):
+        return [0.1 / (1 + group.get("step", 0)) for group in self.optimizer.param_groups]
+
+
+class SchedulingByTheCount(Optimized):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": ByTheCount(optimizer), "interval": "step"}]
+
+
+class DividingByWhatIsLeft(Sign):
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        state["step"] = state.get("step", 0) + 1
+        parameter.add_(parameter.grad, alpha=-group["lr"] / (14 - state["step"]))
+
+
+MAY_BE_SET = "a schedule or a hook does so, too"
+add(
+    "own optimizer's count decides in a later part",
+    partial(EndingByItsCount, Counting),
+    eager="a later part of the step",
+)
+add("a hook sets rates by own optimizer's count", partial(SettingRatesByTheCount, CountingInItsGroup), eager=MAY_BE_SET)
+add("a schedule by own optimizer's count", partial(SchedulingByTheCount, CountingInItsGroup), eager=MAY_BE_SET)
+add("own optimizer divides by zero", partial(Optimized, DividingByWhatIsLeft), raises="division by zero")

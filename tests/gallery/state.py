@@ -589,3 +589,81 @@ add("keeps what it drew in a tuple of tuples", KeepsWhatItDrew)
 add("keeps what it drew in dictionaries", KeepsItInDictionaries)
 add("keeps what it drew in the same containers", KeepsItInTheSameContainers)
 add("keeps what it drew last", KeepsMoreAndMore)
+
+
+class KeepsItsLastStates(Small):
+    """In containers that each step makes anew: who keeps one finds it as it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = {"all": (torch.zeros(6), [torch.zeros(6)])}
+        self.best = self.last
+
+    def loss(self, batch):
+        x, y = batch
+        mean, (total,) = self.last["all"]
+        mean = 0.9 * mean + 0.1 * x.mean(0)
+        self.last = {"all": (mean, [total + mean])}
+        return super().loss(batch) * (1 + 0.1 * self.last["all"][1][0].mean())
+
+    def on_train_epoch_end(self):
+        if self.current_epoch % 2:
+            self.last = self.best
+        else:
+            self.best = self.last
+
+
+class TwoPlacesHaveOneDictionary(Small):
+    def __init__(self):
+        super().__init__()
+        self.one = {"x": {"mean": torch.zeros(6)}}
+        self.other = self.one["x"]
+
+    def loss(self, batch):
+        x, y = batch
+        self.one["x"]["mean"] = 0.9 * self.one["x"]["mean"] + 0.1 * x.mean(0)
+        return super().loss(batch) * (1 + self.other["mean"].mean())
+
+    def on_train_epoch_end(self):
+        if self.current_epoch == 1:
+            self.other = dict(self.other)
+
+
+class WritesToAListInATuple(Small):
+    def __init__(self):
+        super().__init__()
+        self.pair = (torch.zeros(6), [torch.zeros(6)])
+        self.held = self.pair
+
+    def loss(self, batch):
+        self.pair[1][0] = 0.9 * self.pair[1][0] + batch[0].mean(0)
+        return super().loss(batch)
+
+    def on_train_epoch_end(self):
+        assert self.pair is self.held
+        self.log("mean", self.held[1][0].mean())
+
+
+class KeepsMeansOfItsLayers(Small):
+    """By the layers, two of which look alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.means = {layer: torch.zeros(6) for layer in self.layers}
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            self.means[layer] = x.detach().mean(0)
+        return self.net(x)
+
+    def on_train_epoch_end(self):
+        for number, mean in enumerate(self.means.values()):
+            self.log(f"mean {number}", mean.mean())
+
+
+add("keeps states in containers that are made anew", KeepsItsLastStates, options={"max_epochs": 5})
+add("two places have one dictionary", TwoPlacesHaveOneDictionary, options={"max_epochs": 4})
+add("writes to a list in a tuple", WritesToAListInATuple)
+add("keeps means of layers that look alike", KeepsMeansOfItsLayers)

@@ -113,9 +113,10 @@ def _computed(
     # What a tensor gives is of one type, and whether a division by a counter is an error is the counter's.
     tried = number.hosted(symbol, other, reflected, present=True) if may_fail else host
     value = number.tried(name, lambda: symbol(left, right), tried, may_fail)
-    if is_wide(value):
+    if is_wide(value) or isinstance(value, complex):
         return None
-    if isinstance(value, int) and host is not None and symbol in (operator.mul, operator.pow):
+    grows = symbol in (operator.mul, operator.pow) or (is_value(operands[0]) and is_value(operands[1]))
+    if isinstance(value, int) and host is not None and grows:
         number.uses.decide((name, "is wide"), False, lambda: is_wide(host()))
 
     def tensor() -> Tensor:

@@ -99,7 +99,8 @@ class Value:
 
     def stays_of_its_type(self) -> None:
         """Takes note that it is kept: an option may be another kind of number in later steps."""
-        if (host := self.host) is not None and not self.is_counted:
+        is_whole = self.is_counted and type(self.value) is int
+        if (host := self.host) is not None and not is_whole:
             self.uses.decide((self.key, "is a"), type(self.value), lambda: type(host()))
 
     def hosted(self, symbol: Callable[..., Any], other: Any, reflected: bool, present: bool = False) -> Host | None:

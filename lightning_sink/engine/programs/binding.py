@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.appends import Appends, tensors_in
 from lightning_sink.engine.state.attributes import own_attributes
-from lightning_sink.engine.state.slots import Slot, Snapshot, shape_of, share_memory, storages
+from lightning_sink.engine.state.slots import ItemSlot, Slot, Snapshot, shape_of, share_memory, storages
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.tracing.record import Recorder
 from lightning_sink.engine.tracing.recording import Recording
@@ -77,6 +77,10 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     for name in before.slots:
         if name not in after.slots:
             recorder.hazard(f"{name} disappears")
+    for slot in filled:
+        if isinstance(slot, ItemSlot):
+            old, new = before.containers[slot.name], after.containers[slot.name]
+            slot.makes_anew = any(type(b) is not tuple and a is not b for a, b in zip(old, new, strict=False))
     _check_gradients(recorder, after, leaves, filled)
     _check_aliases(recorder, after, filled)
     appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))

@@ -28,8 +28,9 @@ from lightning_sink.engine.watch import Hazard
 _MOST_FAILURES = 3
 """How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
 
-_HOPELESS = 8
-"""Steps of any kinds recorded in a row, all with one hazard, behind which none is where there are no programs."""
+_HOPELESS, _FIRST_WAIT = 8, 64
+"""Steps of any kinds recorded in a row, all with one hazard, behind which none is where there are no programs, and for
+how many steps; twice as many each time: what keeps them from a program may go (an epoch that warms up with a mask)."""
 
 _RESTLESS = "what the step takes as constant, attributes or the optimizer's options, keeps changing"
 
@@ -71,6 +72,7 @@ class ProgramMaker:
         self._candidates = Candidates()
         self._failures: dict[Hashable, int] = {}
         self._in_vain: list[Hazard] = []  # what the last recordings had, all the same
+        self._wait, self._longest_wait = 0, _FIRST_WAIT
         self._volatile: set[str] = set()
         self._reported: set[str] = set()
         self._restless = self._short_lives = self._steps_at_loss = 0
@@ -94,17 +96,21 @@ class ProgramMaker:
             due = candidate.is_due(not self._programs.have_kind(step.kind))
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
-            may = (due or not (self._costly or candidate.hazard is not None)) and not self._is_hopeless
+            may = (due or not (self._costly or candidate.hazard is not None)) and not self._waits()
             # Where other steps have programs, a step may be seldom no example, and is not to hold up a new way.
             if may and (self._programs.have(step.key) or not candidate.rests()):
                 return self._record(sink, step, candidate)
         sink.run(step, Tape())
         return False
 
-    @property
-    def _is_hopeless(self) -> bool:
-        """Whether step after step, of whatever kind, makes no program for one and the same reason."""
-        return len(self._in_vain) >= _HOPELESS and not self._programs
+    def _waits(self) -> bool:
+        """Tells whether the present step is not recorded since step after step has made no program, for one reason."""
+        if len(self._in_vain) < _HOPELESS or self._programs:
+            return False
+        self._wait -= 1
+        if self._wait <= 0:
+            self._in_vain.clear()
+        return True
 
     @property
     def has_given_up(self) -> bool:
@@ -196,9 +202,10 @@ class ProgramMaker:
         if bindings is not None:
             return self._make(step.key, candidate, observation, bindings, asked)
         reasons = recording.hazards[:1]
-        self._in_vain = [*self._in_vain, *reasons][-_HOPELESS:] if self._in_vain[:1] == reasons else reasons
-        if self._is_hopeless:
-            candidate.give_up(reasons[0])
+        self._in_vain = [*self._in_vain, *reasons][:_HOPELESS] if self._in_vain[:1] == reasons else reasons
+        if len(self._in_vain) == _HOPELESS and not self._programs:
+            self._wait, self._longest_wait = self._longest_wait, 2 * self._longest_wait
+            self.report(reasons[0])
         if candidate.hazard is not None:
             self._fail(step.key, candidate.hazard, _MOST_FAILURES if recording.acts_twice else 1)
             self.report(candidate.hazard)

@@ -24,8 +24,6 @@ from lightning_sink.engine.state.slots import Parts
 from lightning_sink.names import names_in
 from lightning_sink.whose import is_pythons, is_users
 
-_PLAIN = frozenset([type(None), bool, int, float, str])
-
 
 def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
     """Returns the user's functions that are alive now and have one of these codes.
@@ -71,9 +69,8 @@ def _under(scope: Mapping[str, Any], path: Iterable[str]) -> Any:
 
 
 def _has_no_values(function: FunctionType) -> bool:
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    is_plain = all(type(value) in _PLAIN for value in defaults)
-    return is_plain and not vars(function) and {*function.__code__.co_freevars} <= {"__class__"}
+    has_defaults = function.__defaults__ or function.__kwdefaults__
+    return not has_defaults and not vars(function) and {*function.__code__.co_freevars} <= {"__class__"}
 
 
 def _function_in(value: Any) -> Any:

@@ -21,6 +21,7 @@ from lightning_sink.engine.state.attribute_watch import AttributeWatch
 from lightning_sink.engine.state.attributes import (
     CONTAINERS,
     DEEPEST_SLOTS,
+    MOST_ABOVE_SLOTS,
     SCALARS,
     TENSOR_HOLDERS,
     Same,
@@ -134,6 +135,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
                 if own := own_attributes(tensor):
                     state[f"attributes of {prefix}{name}"] = fingerprint(own, known=known)
     seen.keep(holders)
+    state["containers in two places"] = _in_two_places(parts, held)
     state |= parts.optimizer_counts.state()
     for number, optimizer in enumerate(parts.optimizers):
         state[f"optimizer {number}.__class__"] = Same(type(optimizer))
@@ -146,6 +148,28 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
                 kept = {key: value for key, value in kept.items() if key not in counts}
             state[f"optimizer {number} state {index}"] = fingerprint(kept, 1, known)
     return state
+
+
+def _in_two_places(parts: Parts, held: Iterable[tuple[str, Any]]) -> Hashable:
+    """Returns which places have one list or dictionary in common: what a step puts into it is in all of them."""
+    places: dict[int, list[str]] = {}
+
+    def look(value: Any, name: str, deep: int) -> None:
+        kind = type(value)
+        if kind is list or kind is dict:
+            places.setdefault(id(value), []).append(name)
+        elif kind is not tuple:
+            return
+        if deep and len(value) <= MOST_ABOVE_SLOTS:
+            for key, item in enumerate(value.values() if kind is dict else value):
+                look(item, f"{name} {key}", deep - 1)
+
+    for prefix, holder in held:
+        left_out = TENSOR_HOLDERS | parts.collected.names(holder)
+        for name, value in vars(holder).items():
+            if type(value) in (list, dict, tuple) and name not in left_out:
+                look(value, prefix + name, DEEPEST_SLOTS - 1)
+    return "places", tuple(tuple(names) for names in places.values() if len(names) > 1)
 
 
 def users_classes(holders: Iterable[Any]) -> Collection[type]:

@@ -24,6 +24,7 @@ from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.ahead import Left
 from lightning_sink.engine.state.attributes import SCALARS, fingerprint
+from lightning_sink.held import ABSENT
 
 # The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart. Where none
 # is asked for, parameters on a GPU have another.
@@ -108,8 +109,12 @@ class Hyperparameters:
         return [fingerprint(item) for of, key, item in items if (of, key) not in known or not _is_flat(item)]
 
     def read(self) -> list[Any]:
-        """Returns the values of all entries as they are now; tensors stay tensors."""
-        return [group[key] if index is None else group[key][index] for group, key, index in self._entries]
+        """Returns the values of all entries as they are now; tensors stay tensors. `ABSENT` for one that is gone."""
+        try:
+            return [group[key] if index is None else group[key][index] for group, key, index in self._entries]
+        except (KeyError, IndexError):
+            self._has_new = True
+            return [_entry(*of) for of in self._entries]
 
     def update(self) -> bool:
         """Takes over values that changed since the last call.
@@ -122,6 +127,8 @@ class Hyperparameters:
             return True
         stale, self._is_stale = self._is_stale, False
         values = self.read()
+        if self._has_new:
+            return self.update()
         for index in self._tensor_entries:
             if isinstance(values[index], Tensor):
                 self.tensors[index].copy_(values[index])  # may have been filled in place
@@ -223,7 +230,7 @@ class Hyperparameters:
         """Takes what a recording has put into the groups out of them for a while, for who saves them in the step."""
         present = [(group, dict(group)) for group, _, _ in self._put_in]
         for group, before, put in self._put_in:
-            group.update({key: before[key] for key in before if group[key] is put[key]})
+            group.update({key: before[key] for key in before if key in group and group[key] is put[key]})
         try:
             yield
         finally:
@@ -234,7 +241,7 @@ class Hyperparameters:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         saved, present = [dict(group) for group in groups], self.read()
         self._put_in = [(group, before, before) for group, before in zip(groups, saved, strict=True)]
-        for index in self.tensors:
+        for index in [index for index in self.tensors if present[index] is not ABSENT]:
             self._put(index, self._number(index, present[index], uses))
         for index, owner in enumerate(self._owners):  # an option that has not changed yet may do so right here
             if owner in self._spent and index not in self.tensors and type(present[index]) in (int, float):
@@ -255,7 +262,9 @@ class Hyperparameters:
                 group[key] = as_they_are(group[key])
                 if isinstance(tensor := before.get(key), Tensor) and not isinstance(group[key], Tensor):
                     group[key] = tensor.fill_(group[key])
-            group.update({key: before[key] for key in before if group[key] is put[key]})
+            for key in [key for key in put if key not in group]:
+                uses.leak(f"the step takes {key!r} out of the optimizer's options")
+            group.update({key: before[key] for key in before if key in group and group[key] is put[key]})
         self._put_in = []
 
     def _is_set(self, group: dict[str, Any], key: str) -> bool:
@@ -299,7 +308,7 @@ class Hyperparameters:
             return Number(self.tensors[index], float(plain), uses, name)
         left = self._left.get(index)
         host = (lambda: self.values[index]) if left is None else left.found
-        return Number(self.tensors[index], value, uses, name, host)
+        return Number(self.tensors[index], value, uses, name, host, counts=left is not None)
 
     def _put(self, index: int, number: Number) -> None:
         group, key, position = self._entries[index]
@@ -338,6 +347,13 @@ def _entries(group: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, int |
             yield from ((group, key, index) for index in range(len(value)))
         else:
             yield group, key, None
+
+
+def _entry(group: dict[str, Any], key: str, index: int | None) -> Any:
+    value = group.get(key, ABSENT)
+    if index is None or value is ABSENT:
+        return value
+    return value[index] if index < len(value) else ABSENT
 
 
 def _equal(old: Any, new: Any) -> bool:

@@ -21,7 +21,6 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.ahead import Left
-from lightning_sink.engine.state.attributes import are_the_same
 
 _NUMBERS = frozenset([int, float])
 _NONE = frozenset[Any]()
@@ -67,7 +66,7 @@ class Shared(Left):
 
     def stand_in(self, uses: Uses) -> Number:
         """Returns what stands for it in a recorded step."""
-        return Number(self.tensor, self.present(), uses, (id(self), self.words), self.found)
+        return Number(self.tensor, self.present(), uses, (id(self), self.words), self.found, counts=True)
 
 
 class OptimizerCounts:
@@ -129,17 +128,36 @@ class OptimizerCounts:
             if {*map(exactly, shared.values())} != {exactly(self._found[id(shared)])}:
                 self._tells(shared, "which others set in its midst", uses)
         free = [(shared, shared.stand_in(uses)) for shared in self._recorded if id(shared) in self._found]
-        spent = [(shared, shared.values()) for shared in self._recorded if id(shared) not in self._found]
+        spent = [
+            (shared, state) for shared in self._recorded if id(shared) not in self._found for state in shared.places()
+        ]
+        gone = [(shared, state, self._spent(shared, state[shared.key], uses)) for shared, state in spent]
         for shared, number in free:
             shared.put(number)
+        for shared, state, number in gone:
+            state[shared.key] = number
         try:
             yield
         finally:
             for shared, number in free:
                 self._take(shared, number, uses)
-            for shared, values in spent:
-                if not are_the_same(shared.values(), values):
+            for shared, state, number in gone:
+                left = state.get(shared.key)
+                if left is not number:
                     self._tells(shared, "in more than one part", uses)
+                if shared.key in state:
+                    state[shared.key] = as_they_are(left)
+
+    @staticmethod
+    def _spent(shared: Shared, value: Any, uses: Uses) -> Any:
+        """Returns what stands for one behind the part that has set it: a program has what the step found."""
+        what = f"{shared.words} is asked for in a later part of the step than the one that sets it"
+
+        def tensor() -> Tensor:
+            uses.leak(what)
+            return torch.tensor(float(value), dtype=torch.float64)
+
+        return Number(tensor, value, uses, (id(shared), what, value)) if type(value) in _NUMBERS else value
 
     def _take(self, shared: Shared, number: Number, uses: Uses) -> None:
         """Takes what a part of the step leaves, and puts the plain numbers there."""

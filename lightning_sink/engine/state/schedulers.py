@@ -92,7 +92,7 @@ def set_by(kind: type) -> frozenset[str]:
 def options_set_by(schedulers: Iterable[Any]) -> frozenset[str] | None:
     """Returns the names of the optimizers' options that schedulers may set; None for any."""
     inner = (each for scheduler in schedulers for each in with_inner(scheduler))
-    is_known = all(is_a(each, LRScheduler) and (is_torchs(each) or only_computes(each)) for each in inner)
+    is_known = all(is_a(each, LRScheduler) and is_torchs(each) for each in inner)
     return _OPTIONS if is_known else None
 
 

@@ -124,6 +124,18 @@ class ItemSlot(Slot):
     def __init__(self, name: str, owner: Any, key: Any, path: tuple[Any, ...]) -> None:
         super().__init__(name, owner, key)
         self._path = path
+        self.makes_anew = False
+
+    def containers(self) -> list[Any]:
+        """Returns the containers on the way to the tensor."""
+        value, found = self._owner.get(self._key), list[Any]()
+        for item in self._path:
+            found.append(value)
+            try:
+                value = value[item]
+            except (KeyError, IndexError, TypeError):
+                break
+        return found
 
     def get(self) -> Tensor | None:
         """Returns the tensor that is there now."""
@@ -139,29 +151,32 @@ class ItemSlot(Slot):
 
     def set(self, tensor: Tensor | None) -> None:
         """Puts a tensor there; a tuple is rebuilt."""
-        self._owner[self._key] = _with(self._owner[self._key], self._path, tensor)
+        self._owner[self._key] = _with(self._owner[self._key], self._path, tensor, self.makes_anew)
 
 
-def _with(items: Any, path: tuple[Any, ...], tensor: Tensor | None) -> Any:
+def _with(items: Any, path: tuple[Any, ...], tensor: Tensor | None, anew: bool = False) -> Any:
     """Returns a container with a tensor in its place: the same one, but for tuples."""
     if not path:
         return tensor
     first, *rest = path
-    inner = _with(items[first], tuple(rest), tensor)
+    inner = _with(items[first], tuple(rest), tensor, anew)
+    if inner is items[first] and rest:
+        return items
     if isinstance(items, tuple):
         return (*items[:first], inner, *items[first + 1 :])
+    items = copy(items) if anew else items  # as the step does: somebody may keep the one of the step before
     items[first] = inner
     return items
 
 
-def _places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _places_in(value: Any, left_out: Collection[int], path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yields where there are tensors in a container, and in those that it holds."""
     if is_a(value, Tensor):
         yield path
-    elif type(value) in _CONTAINERS and len(path) < DEEPEST_SLOTS:
+    elif type(value) in _CONTAINERS and len(path) < DEEPEST_SLOTS and id(value) not in left_out:
         for key, item in value.items() if type(value) is dict else enumerate(value):
             if len(value) <= MOST_ABOVE_SLOTS or is_a(item, Tensor):
-                yield from _places_in(item, (*path, key))
+                yield from _places_in(item, left_out, (*path, key))
 
 
 Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
@@ -265,10 +280,18 @@ class Parts:
 def find_slots(parts: Parts) -> dict[str, Slot]:
     """Returns every slot of a training by name, filled or not, each tensor once."""
     slots = [*_attribute_slots(parts.holders(), parts.collected), *_optimizer_slots(parts.module, parts.optimizers)]
-    return {slot.name: slot for slot in slots}
+    found: dict[str, Slot] = {}
+    met = Counter[str]()
+    for slot in slots:
+        met[slot.name] += 1
+        if met[slot.name] > 1:  # keys of a dictionary that look alike: two layers of one size
+            slot.name = f"{slot.name} {met[slot.name]}"
+        found[slot.name] = slot
+    return found
 
 
 def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> Iterator[Slot]:
+    in_tables = collected.in_tables()
     for prefix, holder in held:
         if isinstance(holder, nn.Module):
             for named in (holder.named_parameters, holder.named_buffers):
@@ -280,7 +303,7 @@ def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> I
             if is_a(value, Tensor):
                 yield Slot(prefix + name, holder, name)
             elif type(value) in _CONTAINERS and name not in left_out:
-                for path in _places_in(value):
+                for path in _places_in(value, in_tables):
                     where = "".join(f"[{key!r}]" for key in path)
                     yield ItemSlot(f"{prefix}{name}{where}", attributes, name, path)
 
@@ -311,6 +334,7 @@ class Snapshot:
         self.parts = parts
         self.slots = find_slots(parts)
         self.tensors = {name: slot.get() for name, slot in self.slots.items()}
+        self.containers = {n: slot.containers() for n, slot in self.slots.items() if isinstance(slot, ItemSlot)}
         self.pointers = {name: place_of(tensor) for name, tensor in self.tensors.items() if tensor is not None}
         held = {id(tensor): tensor for tensor in self.tensors.values() if tensor is not None and place_of(tensor)}
         self._data = [(tensor, tensor.detach(), tensor.requires_grad) for tensor in held.values()]

@@ -41,7 +41,7 @@ def test_functions_of_libraries_are_left_out():
 
 
 class Methods:
-    def plain(self, scale=1.0):
+    def plain(self, scale):
         return scale
 
     def with_bases(self):
@@ -60,12 +60,11 @@ class Methods:
         return SCALE
 
 
-SCALES = [[1.0], [2.0]]
 SIBLINGS = []
-for each in SCALES:
+for each in ([1.0], [2.0], None):
 
     def sibling(x, scale=each):
-        return x * scale[0]
+        return x if scale is None else x * scale[0]
 
     SIBLINGS.append(sibling)
 
