@@ -396,6 +396,18 @@ class ReadingItsCount(Optimized):
         self.log("count", float(max(state["step"] for state in self.optimizers().optimizer.state.values())))
 
 
+class TakingHeadsInTurn(Optimized):
+    """Their counts are equal at every second step."""
+
+    def __init__(self, make_optimizer):
+        super().__init__(make_optimizer)
+        self.heads = torch.nn.ModuleList([torch.nn.Linear(8, 3), torch.nn.Linear(8, 3)])
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.heads[batch_idx % 2](self.net[:2](x)), y)
+
+
 class FreezingALayer(Optimized):
     """The counts of its parameters differ from the second epoch on."""
 
@@ -416,6 +428,7 @@ class SettingOneCountBack(Optimized):
 
 
 add("own optimizer's count is read", partial(ReadingItsCount, CorrectingByItsState))
+add("own optimizer's counts of heads in turn", partial(TakingHeadsInTurn, Counting), options={"max_epochs": 5})
 add("own optimizer's counts differ later", partial(FreezingALayer, CorrectingByItsState), options={"max_epochs": 3})
 add("own optimizer's count is set back", partial(SettingItsCountBack, CorrectingByItsState))
 add("one of own optimizer's counts is set back", partial(SettingOneCountBack, CorrectingByItsState))

@@ -75,6 +75,7 @@ class OptimizerCounts:
     def __init__(self) -> None:
         self._keys: list[tuple[Optimizer, int, Any]] = []
         self._layout: list[Any] = []
+        self._parted: dict[tuple[int, Any, int], int] = {}  # by optimizer, key and parameter: which of them it has had
         self._all: list[Shared] = []
         # Of the recorded step: those that it found, with their values as far as it has not set them, and what it left.
         self._recorded: list[Shared] = []
@@ -83,11 +84,26 @@ class OptimizerCounts:
 
     def _look(self) -> list[Shared]:
         """Returns them as they are now: the same objects as long as the same parameters have the same number."""
-        found = [(*of, same) for of in self._keys for same in _alike(*of)]
+        found = [(*of, same) for of in self._keys for same in self._alike(*of)]
         layout = [(id(optimizer), key, [*map(id, same)]) for optimizer, _, key, same in found]
         if layout != self._layout:
             self._layout, self._all = layout, [Shared(*each) for each in found]
+            places = [(id(shared.optimizer), shared.key, [*map(id, shared.parameters)]) for shared in self._all]
+            self._parted = {(of, key, each): number for number, (of, key, same) in enumerate(places) for each in same}
         return self._all
+
+    def _alike(self, optimizer: Optimizer, number: int, key: Any) -> Collection[list[Any]]:
+        """Returns the parameters that have the same number under a key, together; none where one has something else.
+
+        Those that had different ones stay apart: of two heads that take turns, the counts are equal now and then.
+        """
+        found = defaultdict[Any, list[Any]](list)
+        for parameter, state in optimizer.state.items():
+            if isinstance(state, dict) and key in state:
+                before = self._parted.get((id(optimizer), key, id(parameter)))
+                found[before, type(state[key]), exactly(state[key])].append(parameter)
+        are_numbers = {kind for _, kind, _ in found} <= _NUMBERS and len(found) <= _MOST
+        return found.values() if are_numbers else []
 
     def names(self, optimizer: Optimizer) -> frozenset[Any]:
         """Returns where an optimizer's are in each of its states."""
@@ -188,16 +204,6 @@ class OptimizerCounts:
         """Returns those of some tensors that stand for such numbers, with what gives their values before each step."""
         asked = {id(tensor) for tensor in tensors}
         return [(shared.tensor, shared.found) for shared in self._recorded if id(shared.tensor) in asked]
-
-
-def _alike(optimizer: Optimizer, number: int, key: Any) -> Collection[list[Any]]:
-    """Returns the parameters that have the same number under a key, together; none where one has something else."""
-    found = defaultdict[Any, list[Any]](list)
-    for parameter, state in optimizer.state.items():
-        if isinstance(state, dict) and key in state:
-            found[type(state[key]), exactly(state[key])].append(parameter)
-    are_numbers = {kind for kind, _ in found} <= _NUMBERS and len(found) <= _MOST
-    return found.values() if are_numbers else []
 
 
 def _is_set(now: Any, was: Any) -> bool:

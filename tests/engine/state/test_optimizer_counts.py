@@ -95,3 +95,14 @@ def test_programs_take_for_granted_which_are_the_same():
     assert counts.state() == before
     add(optimizer, slice(1))
     assert counts.state() != before
+
+
+def test_numbers_that_have_differed_stay_apart():
+    optimizer, counts = counting([3, 3])
+    counts.state()
+    add(optimizer, slice(1))
+    before = counts.state()
+    assert len(before) == 2
+    add(optimizer, slice(1, 2))
+    assert steps(optimizer) == [4, 4]
+    assert counts.state() == before
