@@ -19,7 +19,8 @@ from torch import Tensor
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.appends import Appends, tensors_in
 from lightning_sink.engine.state.attributes import own_attributes
-from lightning_sink.engine.state.slots import ItemSlot, Slot, Snapshot, shape_of, share_memory, storages
+from lightning_sink.engine.state.slot import ItemSlot, Slot
+from lightning_sink.engine.state.slots import Snapshot, shape_of, share_memory, storages
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.tracing.record import Recorder
 from lightning_sink.engine.tracing.recording import Recording

@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_sink.engine.state.attributes import asked_of
-from lightning_sink.engine.state.slots import Slot, Snapshot, StateSlot
+from lightning_sink.engine.state.slot import Slot, StateSlot
+from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.names import names_in
 from lightning_sink.whose import is_pythons
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from lightning_sink.engine.numbers.guards import Host, Uses
 from lightning_sink.engine.numbers.number import Number
@@ -24,24 +24,8 @@ from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.ahead import Left
 from lightning_sink.engine.state.attributes import SCALARS, fingerprint
+from lightning_sink.engine.state.optimizer_form import PLAIN_FORM, move_counts, plain_form
 from lightning_sink.held import ABSENT
-
-# The plain form of an optimizer is what a compiler fuses best, and the fused kernels cannot be taken apart. Where none
-# is asked for, parameters on a GPU have another.
-_PLAIN_FORM = {"foreach": False, "fused": False}
-
-
-def _plain_form(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, bool]:
-    """Returns the options that ask for it.
-
-    SGD with Nesterov's momentum stays as it is: with lists it leaves other gradients than the plain form. So do
-    optimizers that are none of torch's, whose forms need not be the same arithmetic.
-    """
-    if not any(kind is not Optimizer and kind.__module__.startswith("torch.") for kind in type(optimizer).__mro__):
-        return {}
-    if isinstance(optimizer, SGD) and group.get("nesterov") and not group.get("fused"):
-        return {}
-    return {key: value for key, value in _PLAIN_FORM.items() if key in group}
 
 
 class OptionLeft(Left):
@@ -202,7 +186,7 @@ class Hyperparameters:
                 hook.remove()
             fused = [group for group, before, _ in self._put_in if before.get("fused")]
             for optimizer in self._optimizers:
-                _move_counts(optimizer, fused)
+                move_counts(optimizer, fused)
             self._put_back(uses)
 
     def _show_form(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -210,7 +194,7 @@ class Hyperparameters:
         asked = {id(group): before for group, before, _ in self._put_in}
         for group, shown in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
             before = asked.get(id(group), group)
-            shown.update({key: before[key] for key in _PLAIN_FORM if key in before})
+            shown.update({key: before[key] for key in PLAIN_FORM if key in before})
 
     @contextmanager
     def plain(self, uses: Uses, of: Optimizer | None = None) -> Iterator[None]:
@@ -249,7 +233,7 @@ class Hyperparameters:
                 self._put(index, _spent(present[index], uses, (index, what)))
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group.update(_plain_form(optimizer, group))
+                group.update(plain_form(optimizer, group))
         self._put_in = [(group, before, dict(group)) for group, before in zip(groups, saved, strict=True)]
 
     def _put_back(self, uses: Uses) -> None:
@@ -328,15 +312,6 @@ def _spent(value: Any, uses: Uses, name: tuple[int, str]) -> Number:
         return torch.tensor(float(value), dtype=torch.float64)
 
     return Number(tensor, value, uses, (*name, value))
-
-
-def _move_counts(optimizer: Optimizer, fused: list[dict[str, Any]]) -> None:
-    """Puts step counts that the plain form made where the fused one makes them, beside their parameters."""
-    for parameter in (parameter for group in fused for parameter in group["params"]):
-        kept = optimizer.state.get(parameter, {})
-        count = kept.get("step") if isinstance(kept, dict) else None
-        if isinstance(count, Tensor) and count.device != parameter.device:
-            kept["step"] = count.to(parameter.device)
 
 
 def _entries(group: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, int | None]]:

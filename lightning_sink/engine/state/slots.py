@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.state.attributes import DEEPEST_SLOTS, MOST_ABOVE_SLOTS, TENSOR_HOLDERS, is_a
+from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
 from lightning_sink.engine.state.carried import Carried
 from lightning_sink.engine.state.collected import Collected
 from lightning_sink.engine.state.host_draws import HostDraws
 from lightning_sink.engine.state.optimizer_counts import OptimizerCounts
+from lightning_sink.engine.state.slot import CONTAINERS, ItemSlot, Slot, StateSlot, places_in
 from lightning_sink.engine.state.varying import Varying
-
-_CONTAINERS = (tuple, list, dict)
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that have memory of their own and nothing else."""
@@ -56,127 +55,6 @@ def shape_of(tensor: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
 def place_of(tensor: Tensor) -> int:
     """Returns where a tensor begins in memory; 0 for one that has none of its own."""
     return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided else 0
-
-
-class Slot:
-    """One place that holds a tensor or nothing: an attribute, a parameter's `grad` too. Subclasses are other places.
-
-    Args:
-        name: What a user calls the place.
-        owner: The module or the parameter, or what else holds the tensor.
-        key: Where in `owner`.
-    """
-
-    def __init__(self, name: str, owner: Any, key: Any) -> None:
-        self.name, self._owner, self._key = name, owner, key
-
-    def __repr__(self) -> str:
-        return f"Slot({self.name!r})"
-
-    @property
-    def key(self) -> Any:
-        """The name by which code asks for it: the attribute's."""
-        return self._key
-
-    @property
-    def owner_id(self) -> int:
-        """Identity of what holds the tensor."""
-        return id(self._owner)
-
-    @property
-    def is_gradient(self) -> bool:
-        """Whether it holds a parameter's gradient."""
-        return isinstance(self._owner, Tensor)
-
-    def get(self) -> Tensor | None:
-        """Returns the tensor that is there now."""
-        value = getattr(self._owner, self._key, None)
-        return value if isinstance(value, Tensor) else None
-
-    def set(self, tensor: Tensor | None) -> None:
-        """Puts a tensor there."""
-        setattr(self._owner, self._key, tensor)
-
-
-class StateSlot(Slot):
-    """An entry of an optimizer's state, found anew at each look: users clear and replace the dictionaries."""
-
-    def __init__(self, name: str, owner: Optimizer, parameter: Tensor, key: Any) -> None:
-        super().__init__(name, owner, key)
-        self._parameter = parameter
-
-    def get(self) -> Tensor | None:
-        """Returns the tensor that is there now."""
-        value = self._owner.state.get(self._parameter, {}).get(self._key)
-        return value if isinstance(value, Tensor) else None
-
-    def set(self, tensor: Tensor | None) -> None:
-        """Puts a tensor there."""
-        self._owner.state[self._parameter][self._key] = tensor
-
-
-class ItemSlot(Slot):
-    """A place inside a list, dictionary or tuple that an attribute holds; users replace containers as a whole.
-
-    `path` leads from that to the tensor, through others.
-    """
-
-    def __init__(self, name: str, owner: Any, key: Any, path: tuple[Any, ...]) -> None:
-        super().__init__(name, owner, key)
-        self._path = path
-        self.makes_anew = False
-
-    def containers(self) -> list[Any]:
-        """Returns the containers on the way to the tensor."""
-        value, found = self._owner.get(self._key), list[Any]()
-        for item in self._path:
-            found.append(value)
-            try:
-                value = value[item]
-            except (KeyError, IndexError, TypeError):
-                break
-        return found
-
-    def get(self) -> Tensor | None:
-        """Returns the tensor that is there now."""
-        value = self._owner.get(self._key)
-        for item in self._path:
-            if type(value) not in _CONTAINERS:
-                return None
-            try:
-                value = value[item]
-            except (KeyError, IndexError, TypeError):
-                return None
-        return value if isinstance(value, Tensor) else None
-
-    def set(self, tensor: Tensor | None) -> None:
-        """Puts a tensor there; a tuple is rebuilt."""
-        self._owner[self._key] = _with(self._owner[self._key], self._path, tensor, self.makes_anew)
-
-
-def _with(items: Any, path: tuple[Any, ...], tensor: Tensor | None, anew: bool = False) -> Any:
-    """Returns a container with a tensor in its place: the same one, but for tuples."""
-    if not path:
-        return tensor
-    first, *rest = path
-    inner = _with(items[first], tuple(rest), tensor, anew)
-    if inner is items[first] and rest:
-        return items
-    if isinstance(items, tuple):
-        return (*items[:first], inner, *items[first + 1 :])
-    items = copy(items) if anew else items  # as the step does: somebody may keep the one of the step before
-    items[first] = inner
-    return items
-
-
-def _places_in(value: Any, left_out: Collection[int], path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields where there are tensors in a container, and in those that it holds."""
-    if is_a(value, Tensor):
-        yield path
-    elif type(value) in _CONTAINERS and len(path) < DEEPEST_SLOTS and id(value) not in left_out:
-        for key, item in value.items() if type(value) is dict else enumerate(value):
-            if len(value) <= MOST_ABOVE_SLOTS or is_a(item, Tensor):
-                yield from _places_in(item, left_out, (*path, key))
 
 
 Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
@@ -302,8 +180,8 @@ def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> I
         for name, value in attributes.items():
             if is_a(value, Tensor):
                 yield Slot(prefix + name, holder, name)
-            elif type(value) in _CONTAINERS and name not in left_out:
-                for path in _places_in(value, in_tables):
+            elif type(value) in CONTAINERS and name not in left_out:
+                for path in places_in(value, in_tables):
                     where = "".join(f"[{key!r}]" for key in path)
                     yield ItemSlot(f"{prefix}{name}{where}", attributes, name, path)
 
