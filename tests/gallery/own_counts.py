@@ -390,3 +390,11 @@ class WeighsByACount(CountsAndAsksForTheNumber):
 class WeighsByACountThatIsSetBack(WeighsByACount):
     def on_train_epoch_end(self):
         self.steps.zero_()
+
+
+class DividesByWhatIsLeft(WeighsByACount):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 / (14 - self.steps.item()))
+
+
+add("divides by what a count leaves", DividesByWhatIsLeft, raises="division by zero")

@@ -667,3 +667,51 @@ add("keeps states in containers that are made anew", KeepsItsLastStates, options
 add("two places have one dictionary", TwoPlacesHaveOneDictionary, options={"max_epochs": 4})
 add("writes to a list in a tuple", WritesToAListInATuple)
 add("keeps means of layers that look alike", KeepsMeansOfItsLayers)
+
+
+class MakesTheInnerListAnew(Small):
+    """And leaves the dictionary that holds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = {"mean": [torch.zeros(6)], "last": torch.zeros(6)}
+        self.held = self.table
+
+    def loss(self, batch):
+        self.table["mean"] = [0.9 * self.table["mean"][0] + batch[0].mean(0)]
+        return super().loss(batch)
+
+    def on_train_epoch_end(self):
+        assert self.table is self.held
+        self.log("mean", self.held["mean"][0].sum())
+
+
+class KeepsTheInnerList(MakesTheInnerListAnew):
+    def loss(self, batch):
+        inner = self.table["mean"]
+        inner[0] = 0.9 * inner[0] + batch[0].mean(0)
+        self.table = {"mean": inner, "last": batch[0].mean(0)}
+        return Small.loss(self, batch)
+
+    def on_train_epoch_end(self):
+        assert self.table["mean"] is self.held["mean"]
+        self.log("mean", self.held["mean"][0].sum())
+
+
+class PutsOneListIntoTwoPlaces(Small):
+    def __init__(self):
+        super().__init__()
+        self.one = self.other = [torch.zeros(6)]
+
+    def loss(self, batch):
+        self.one = self.other = [0.9 * self.one[0] + batch[0].mean(0)]
+        return super().loss(batch)
+
+    def on_train_epoch_end(self):
+        self.one[0] = torch.ones(6)
+        self.log("other", self.other[0].sum())
+
+
+add("makes the inner list anew", MakesTheInnerListAnew)
+add("keeps the inner list", KeepsTheInnerList)
+add("puts one list into two places", PutsOneListIntoTwoPlaces, eager="one new list or dictionary into two places")

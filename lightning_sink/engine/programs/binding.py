@@ -78,10 +78,7 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     for name in before.slots:
         if name not in after.slots:
             recorder.hazard(f"{name} disappears")
-    for slot in filled:
-        if isinstance(slot, ItemSlot):
-            old, new = before.containers[slot.name], after.containers[slot.name]
-            slot.makes_anew = any(type(b) is not tuple and a is not b for a, b in zip(old, new, strict=False))
+    _look_at_containers(recorder, before, after)
     _check_gradients(recorder, after, leaves, filled)
     _check_aliases(recorder, after, filled)
     appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))
@@ -113,6 +110,21 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     ]
     seen = recorder, recording, leaves, before, filled, cleared
     return Observation(*seen, spec, constants, *counts, result.note, gradients, unread)
+
+
+def _look_at_containers(recorder: Recorder, before: Snapshot, after: Snapshot) -> None:
+    """Finds out which lists and dictionaries the step has made anew; a program does so for each place by itself."""
+    places: dict[int, set[Hashable]] = {}
+    for name, slot in after.slots.items():
+        if isinstance(slot, ItemSlot):
+            held = after.containers[name]
+            pairs = zip(before.containers.get(name, ()), held, strict=False)
+            slot.makes_anew = tuple(type(new) is not tuple and new is not old for old, new in pairs)
+            for depth in (depth for depth, is_new in enumerate(slot.makes_anew) if is_new):
+                where = (id(held[depth - 1]), slot.path[depth - 1]) if depth else (slot.owner_id, slot.key)
+                places.setdefault(id(held[depth]), set()).add(where)
+    if any(len(of_one) > 1 for of_one in places.values()):
+        recorder.hazard("the step puts one new list or dictionary into two places")
 
 
 def _check_gradients(recorder: Recorder, after: Snapshot, leaves: list[Tensor], filled: list[Slot]) -> None:

@@ -199,6 +199,12 @@ class Candidates:
         items = self._known.items()
         return [(key, known.problem) for key, known in items if known.problem is not None and known.hazard is None]
 
+    def try_again(self, hazard: Hazard) -> None:
+        """Takes back that kinds were given up for a reason, which may be gone."""
+        for candidate in self._known.values():
+            if candidate.hazard == hazard:
+                candidate.hazard, candidate.recordings = None, 0
+
     def drop(self, key: Hashable) -> None:
         """Forgets one kind."""
         self._known.pop(key, None)

@@ -12,7 +12,7 @@ from lightning_sink.engine.compiler.functions import Functions
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
 from lightning_sink.engine.programs.binding import Binding, Observation, observe
 from lightning_sink.engine.programs.bystanders import Asked
-from lightning_sink.engine.programs.candidates import PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
+from lightning_sink.engine.programs.candidates import MAX_RECORDINGS, PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key, Programs
 from lightning_sink.engine.state.counts import Counts
@@ -28,7 +28,7 @@ from lightning_sink.engine.watch import Hazard
 _MOST_FAILURES = 3
 """How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
 
-_HOPELESS, _FIRST_WAIT = 8, 64
+_HOPELESS, _FIRST_WAIT = MAX_RECORDINGS, 64
 """Steps of any kinds recorded in a row, all with one hazard, behind which none is where there are no programs, and for
 how many steps; twice as many each time: what keeps them from a program may go (an epoch that warms up with a mask)."""
 
@@ -96,7 +96,7 @@ class ProgramMaker:
             due = candidate.is_due(not self._programs.have_kind(step.kind))
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
-            may = (due or not (self._costly or candidate.hazard is not None)) and not self._waits()
+            may = not self._waits() and (due or not (self._costly or candidate.hazard is not None))
             # Where other steps have programs, a step may be seldom no example, and is not to hold up a new way.
             if may and (self._programs.have(step.key) or not candidate.rests()):
                 return self._record(sink, step, candidate)
@@ -109,6 +109,9 @@ class ProgramMaker:
             return False
         self._wait -= 1
         if self._wait <= 0:
+            self._candidates.try_again(self._in_vain[0])
+            # Not those that were undone although they had acted: nothing is to act twice again.
+            self._failures = {key: many for key, many in self._failures.items() if many >= _MOST_FAILURES}
             self._in_vain.clear()
         return True
 

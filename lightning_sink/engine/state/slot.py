@@ -78,21 +78,20 @@ class StateSlot(Slot):
 class ItemSlot(Slot):
     """A place inside a list, dictionary or tuple that an attribute holds; users replace containers as a whole.
 
-    `path` leads from that to the tensor, through others.
-
     Attributes:
-        makes_anew: Whether steps put other lists or dictionaries there: somebody may keep the last ones.
+        path: What leads from that to the tensor, through others.
+        makes_anew: Of the containers on this path, whether steps put other ones there: somebody may keep the last.
     """
 
     def __init__(self, name: str, owner: Any, key: Any, path: tuple[Any, ...]) -> None:
         super().__init__(name, owner, key)
-        self._path = path
-        self.makes_anew = False
+        self.path = path
+        self.makes_anew: tuple[bool, ...] = ()
 
     def containers(self) -> list[Any]:
         """Returns the containers on the way to the tensor."""
         value, found = self._owner.get(self._key), list[Any]()
-        for item in self._path:
+        for item in self.path:
             found.append(value)
             try:
                 value = value[item]
@@ -103,7 +102,7 @@ class ItemSlot(Slot):
     def get(self) -> Tensor | None:
         """Returns the tensor that is there now."""
         value = self._owner.get(self._key)
-        for item in self._path:
+        for item in self.path:
             if type(value) not in CONTAINERS:
                 return None
             try:
@@ -114,20 +113,20 @@ class ItemSlot(Slot):
 
     def set(self, tensor: Tensor | None) -> None:
         """Puts a tensor there; a tuple is rebuilt."""
-        self._owner[self._key] = _with(self._owner[self._key], self._path, tensor, self.makes_anew)
+        self._owner[self._key] = _with(self._owner[self._key], self.path, tensor, self.makes_anew)
 
 
-def _with(items: Any, path: tuple[Any, ...], tensor: Tensor | None, anew: bool = False) -> Any:
-    """Returns a container with a tensor in its place: the same one, but for tuples."""
+def _with(items: Any, path: tuple[Any, ...], tensor: Tensor | None, anew: tuple[bool, ...]) -> Any:
+    """Returns a container with a tensor in its place: the same one, but for tuples and what is made anew."""
     if not path:
         return tensor
     first, *rest = path
-    inner = _with(items[first], tuple(rest), tensor, anew)
-    if inner is items[first] and rest:
+    inner, is_new = _with(items[first], tuple(rest), tensor, anew[1:]), anew[:1] == (True,)
+    if inner is items[first] and rest and not is_new:
         return items
     if isinstance(items, tuple):
         return (*items[:first], inner, *items[first + 1 :])
-    items = copy(items) if anew else items
+    items = copy(items) if is_new else items
     items[first] = inner
     return items
 

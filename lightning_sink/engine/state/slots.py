@@ -226,10 +226,13 @@ class Snapshot:
         """Returns a snapshot of the same training as it is now."""
         return Snapshot(self.parts)
 
-    def is_optimizer_state(self, tensor: Tensor) -> bool:
-        """Tells whether an optimizer keeps the tensor in its state, now."""
-        states = (state for optimizer in self.parts.optimizers for state in optimizer.state.values())
-        return any(value is tensor for state in states if isinstance(state, dict) for value in state.values())
+    def keeper_of(self, tensor: Tensor) -> Optimizer | None:
+        """Returns the optimizer that keeps the tensor in its state, now."""
+        for optimizer in self.parts.optimizers:
+            states = (state for state in optimizer.state.values() if isinstance(state, dict))
+            if any(value is tensor for state in states for value in state.values()):
+                return optimizer
+        return None
 
     def restore(self) -> None:
         """Puts every tensor back into its slot and forgets optimizer state that was made since."""

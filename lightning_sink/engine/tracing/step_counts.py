@@ -54,7 +54,8 @@ class StepCounts:
 
     def number(self, tensor: Tensor) -> Number | None:
         """Returns the stand-in for a count, or for what is computed of a module's; None for any other tensor."""
-        if not self._before.is_optimizer_state(tensor):
+        keeper = self._before.keeper_of(tensor)
+        if keeper is None:
             return self._of_module(tensor) if self._before.parts.counted and tensor.numel() == 1 else None
         node = self._node(tensor)
         before = added_to(node) if node.op == "placeholder" else None  # another one was made in this step
@@ -70,7 +71,8 @@ class StepCounts:
         name = len(self._known), "an optimizer's step count"
         count = None if before is None else Count(tensor, node, before)  # of what else it is by now only programs know
         self._counts += [] if count is None else [count]
-        number = Number(held, value, self._uses, name, count)
+        is_users = not type(keeper).__module__.startswith("torch.")  # whose arithmetic may fail
+        number = Number(held, value, self._uses, name, count, counts=is_users)
         self._known[value] = tensor, number
         return number
 
@@ -85,6 +87,6 @@ class StepCounts:
         held = tensor.detach().reshape(()).to("cpu", copy=True)
         whole = held if isinstance(value, int) else None
         name = len(self._of_modules), "a count of steps"
-        number = Number(held.to(torch.float64, copy=True), value, self._uses, name, host, whole=whole)
+        number = Number(held.to(torch.float64, copy=True), value, self._uses, name, host, counts=True, whole=whole)
         self._of_modules.append((count, number))
         return number

@@ -99,5 +99,5 @@ def test_state_made_since_is_forgotten():
 def test_optimizer_state_is_told_apart(training):
     net, optimizer = training
     snapshot = Snapshot(Parts(net, [optimizer]))
-    assert snapshot.is_optimizer_state(optimizer.state[net.layer.weight]["step"])
-    assert not snapshot.is_optimizer_state(net.layer.weight)
+    assert snapshot.keeper_of(optimizer.state[net.layer.weight]["step"]) is optimizer
+    assert snapshot.keeper_of(net.layer.weight) is None
