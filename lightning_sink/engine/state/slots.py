@@ -22,7 +22,7 @@ from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
 from lightning_sink.engine.state.carried import Carried
 from lightning_sink.engine.state.collected import Collected
 from lightning_sink.engine.state.host_draws import HostDraws
-from lightning_sink.engine.state.optimizer_counts import OptimizerCounts
+from lightning_sink.engine.state.kept_counts import OptimizerCounts
 from lightning_sink.engine.state.slot import CONTAINERS, ItemSlot, Slot, StateSlot, places_in
 from lightning_sink.engine.state.varying import Varying
 

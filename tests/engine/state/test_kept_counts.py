@@ -5,7 +5,7 @@ from torch import nn, optim
 
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
-from lightning_sink.engine.state.optimizer_counts import OptimizerCounts
+from lightning_sink.engine.state.kept_counts import OptimizerCounts
 
 
 def counting(values):
