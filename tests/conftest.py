@@ -25,7 +25,9 @@ from lightning.fabric.utilities import registry
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 
 import leaks
+from lightning_sink.data import lookahead
 from lightning_sink.data.turn import NumpyTurns
+from lightning_sink.engine import compiled
 from lightning_sink.engine.programs.window import Window
 from lightning_sink.engine.state import closures, referrers
 from lightning_sink.trainer.loop_sink import LoopSink
@@ -122,8 +124,10 @@ def rows(monkeypatch):
 
 @pytest.fixture
 def chunks(monkeypatch):
-    """The lengths of rows of steps that programs have run, in order."""
+    """The lengths of rows of steps that programs have run, in order, however slow the machine is."""
     lengths, original = [], LoopSink.account_chunk
+    monkeypatch.setattr(lookahead, "_SECONDS", 1e6)
+    monkeypatch.setattr(compiled, "_FREE_SECONDS", 1e6)
 
     def account(self, steps, *arguments):
         lengths.append(steps)
