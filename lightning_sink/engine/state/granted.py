@@ -126,8 +126,10 @@ class Granted:
         for optimizer in self._optimizers:
             counts = self._parts.optimizer_counts.names(optimizer)
             for kept in optimizer.state.values():
-                items = kept.items() if isinstance(kept, dict) else [(None, kept)]
-                held += [type(value) if key in counts else value for key, value in items]
+                if counts and isinstance(kept, dict):
+                    held += [type(value) if key in counts else value for key, value in kept.items()]
+                else:
+                    held += kept.values() if isinstance(kept, dict) else [kept]
         if others := {id(tensor) for tensor in replaced}:
             held = [Tensor if id(item) in others else item for item in held]
         tensors = [*self._module.parameters(), *self._module.buffers()]
