@@ -42,7 +42,7 @@ API cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* out) {
   return cudaSuccess;
 }
 API cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* o) {
-  LOCK;
+  BRIEF;
   auto st = stream_of(s);
   *o = !st->capture           ? cudaStreamCaptureStatusNone
        : st->capture->invalid ? cudaStreamCaptureStatusInvalidated
@@ -51,7 +51,7 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* o
 }
 static cudaError_t info(cudaStream_t s, cudaStreamCaptureStatus* o, unsigned long long* id, cudaGraph_t* g,
                         const cudaGraphNode_t** deps, const cudaGraphEdgeData** edges, size_t* n) {
-  LOCK;
+  BRIEF;
   cudaStreamIsCapturing(s, o);
   auto st = stream_of(s);
   static thread_local cudaGraphNode_t lastn;

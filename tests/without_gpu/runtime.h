@@ -26,20 +26,24 @@
 #define API extern "C" __attribute__((visibility("default")))
 using Fn = std::function<void()>;
 inline std::recursive_mutex mutex;
-// Whoever has to wait for that lets go of Python's own lock: who has it may run Python (interpreted.py).
+// Taken behind Python's own lock: what a stream does may be Python (interpreted.py), or let go of Python's objects.
 struct Locked {
   Locked() {
-    if (mutex.try_lock()) return;
-    static auto has = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Check");
-    static auto release = (void* (*)())dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
-    static auto acquire = (void (*)(void*))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
-    void* thread = has && has() ? release() : nullptr;
+    static auto is_there = (int (*)())dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    static auto ensure = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Ensure");
+    if (is_there && is_there()) python = ensure();
     mutex.lock();
-    if (thread) acquire(thread);
   }
-  ~Locked() { mutex.unlock(); }
+  ~Locked() {
+    static auto release = (void (*)(int))dlsym(RTLD_DEFAULT, "PyGILState_Release");
+    mutex.unlock();
+    if (python >= 0) release(python);
+  }
+  int python = -1;
 };
 #define LOCK Locked lock
+// Of what torch calls under the lock of its allocator, for which somebody who has Python's may wait. Nothing runs in it.
+#define BRIEF std::lock_guard<std::recursive_mutex> lock(mutex)
 inline thread_local cudaError_t last = cudaSuccess;
 inline thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 inline bool eager() {

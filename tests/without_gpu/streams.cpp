@@ -31,7 +31,7 @@ API cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   RET(failed);
 }
 API cudaError_t cudaStreamQuery(cudaStream_t s) {
-  LOCK;
+  BRIEF;
   auto st = stream_of(s);
   UNCAPTURED(st);
   return st->done == st->issued ? cudaSuccess : cudaErrorNotReady;
@@ -77,11 +77,11 @@ API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned f) {
 }
 API cudaError_t cudaEventCreate(cudaEvent_t* e) { return cudaEventCreateWithFlags(e, 0); }
 API cudaError_t cudaEventDestroy(cudaEvent_t e) {
-  LOCK;
+  BRIEF;
   return cudaSuccess;
 }
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e_, cudaStream_t s, unsigned flags) {
-  LOCK;
+  BRIEF;
   auto e = (Event*)e_;
   auto st = stream_of(s);
   if (st->capture && !(flags & cudaEventRecordExternal)) {
@@ -101,7 +101,7 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e_, cudaStream_t s, unsigne
 }
 API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return cudaEventRecordWithFlags(e, s, 0); }
 API cudaError_t cudaEventQuery(cudaEvent_t e_) {
-  LOCK;
+  BRIEF;
   UNSAFE;
   auto e = (Event*)e_;
   if (e->captured) RET(cudaErrorCapturedEvent);

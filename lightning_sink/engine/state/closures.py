@@ -11,6 +11,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -47,17 +48,31 @@ def _by_name(codes: Collection[CodeType]) -> dict[int, FunctionType]:
 
     Left out are those that may have siblings of the same code with values of their own, as a `def` in a loop makes.
     """
-    files = {code.co_filename for code in codes}
-    scopes = [vars(module) for module in [*sys.modules.values()] if is_a(module, ModuleType)]
-    scopes = [scope for scope in scopes if type(scope.get("__file__")) is str and scope["__file__"] in files]
     found: dict[int, FunctionType] = {}
     for code in codes:
         path = getattr(code, "co_qualname", "").split(".")  # from Python 3.11 on
-        for scope in scopes:
+        for scope in _scopes_of(code.co_filename):
             function = _under(scope, path)
             if is_a(function, FunctionType) and function.__code__ is code and _has_no_values(function):
                 found[id(code)] = function
     return found
+
+
+def _scopes_of(file: str) -> list[dict[str, Any]]:
+    """Returns the globals of modules of a file; not of one that took another's place since the last new import."""
+    modules = [sys.modules.get(name) for name in _names_by_file(len(sys.modules)).get(file, ())]
+    return [vars(module) for module in modules if is_a(module, ModuleType)]
+
+
+@lru_cache(maxsize=1)
+def _names_by_file(_many: int) -> Mapping[str, list[str]]:
+    """Returns the names of the modules of each file; there are thousands, and the same as long as they are as many."""
+    names: dict[str, list[str]] = {}
+    for name, module in [*sys.modules.items()]:
+        path = vars(module).get("__file__") if is_a(module, ModuleType) else None
+        if type(path) is str:
+            names.setdefault(path, []).append(name)
+    return names
 
 
 def _under(scope: Mapping[str, Any], path: Iterable[str]) -> Any:
