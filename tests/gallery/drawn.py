@@ -95,3 +95,53 @@ class NumbersThatAreDrawnInManualOptimization(Small):
             optimizer.zero_grad()
             self.manual_backward(self.loss(batch) * random.random())
             optimizer.step()
+
+
+class LeavesLayersOut(Small):
+    """Two residual layers, each of which is left out now and then."""
+
+    def __init__(self, optimizer, layers=2, **options):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+        self.optimizer, self.options = optimizer, options
+
+    def forward(self, x):
+        hidden = self.net[:2](x)
+        for layer in self.layers:
+            if random.random() < 0.3:
+                continue
+            hidden = hidden + torch.tanh(layer(hidden))
+        return self.net[2](hidden)
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters(), lr=0.01, **self.options)
+
+
+LEFT_OUT = {
+    "SGD": lambda: LeavesLayersOut(torch.optim.SGD, momentum=0.9),
+    "Adam": lambda: LeavesLayersOut(torch.optim.Adam),
+    "RAdam": lambda: LeavesLayersOut(torch.optim.RAdam),
+    "Adagrad": lambda: LeavesLayersOut(torch.optim.Adagrad),
+    "fused AdamW": lambda: LeavesLayersOut(torch.optim.AdamW, fused=True),
+    "one layer only, Adam": lambda: LeavesLayersOut(torch.optim.Adam, layers=1),
+}
+for name, make in LEFT_OUT.items():
+    # Each layer's count of steps is another one.
+    add(f"layers left out by chance, {name}", make, data=lambda: loader(60, last=8), size=20)
+
+
+@case(data=lambda: loader(60, last=8), size=20)
+class LayersLeftOutOfWhichOneIsInNoOptimizer(LeavesLayersOut):
+    """Its gradient is what it has ever got: nobody clears it."""
+
+    def __init__(self):
+        super().__init__(torch.optim.Adam)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam([*self.net.parameters(), *self.layers[0].parameters()], lr=0.01)
+
+
+@case(data=lambda: loader(60, last=8), size=20, options={"accumulate_grad_batches": 2})
+class LayersLeftOutBetweenStepsOfTheOptimizer(LeavesLayersOut):
+    def __init__(self):
+        super().__init__(torch.optim.Adam)

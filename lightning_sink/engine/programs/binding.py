@@ -8,7 +8,7 @@ content of a slot; anything else is a hazard.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -34,7 +34,10 @@ _DO_THE_SAME = "have each step do the same, or decide by `batch_idx` or the batc
 
 @dataclass
 class Observation:
-    """One recorded step with what surrounded it."""
+    """One recorded step with what surrounded it.
+
+    `absent` are gradients of the optimizers' that the step would clear, and that are not there.
+    """
 
     recorder: Recorder
     recording: Recording
@@ -51,6 +54,14 @@ class Observation:
     note: Any
     gradients: list[tuple[Slot, bool]]
     unread: list[tuple[Slot, Any, Any]]
+    absent: list[Slot]
+
+    def clears(self, known: Collection[str]) -> None:
+        """Has its program clear gradients by these names, which steps before this one had left nothing in."""
+        others = [slot for slot in self.absent if slot.name in known]
+        self.cleared += others
+        self.absent = [slot for slot in self.absent if slot not in others]
+        self.unread = [found for found in self.unread if found[0] not in others]
 
     @property
     def way(self) -> Hashable:
@@ -108,8 +119,11 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
         (slot, shape_of(before.tensors[slot.name]), shape_of(after.tensors.get(slot.name)))
         for slot in (*replaced, *absent)
     ]
+    groups = [group for optimizer in before.parts.optimizers for group in optimizer.param_groups]
+    owned = {id(parameter) for group in groups for parameter in group["params"]}
+    absent = [slot for slot in absent if slot.owner_id in owned]
     seen = recorder, recording, leaves, before, filled, cleared
-    return Observation(*seen, spec, constants, *counts, result.note, gradients, unread)
+    return Observation(*seen, spec, constants, *counts, result.note, gradients, unread, absent)
 
 
 def _look_at_containers(recorder: Recorder, before: Snapshot, after: Snapshot) -> None:
@@ -206,10 +220,10 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
     if first.note != second.note:
         what = "the step logs other names, or with other arguments, each time"
         return [], [Hazard(what, way_out="log the same in each step")]
-    names = [slot.name for slot in (*first.filled, *first.cleared)]
-    others = [slot.name for slot in (*second.filled, *second.cleared)]
-    if names != others:
-        name = min({*names} ^ {*others}, default=names[0])
+    names = {slot.name for slot in (*first.filled, *first.cleared)}
+    others = {slot.name for slot in (*second.filled, *second.cleared)}
+    if names != others or len(first.filled) != len(second.filled):
+        name = min(names ^ others or names)
         what = f"the step fills other places each time: {name} is one that not every step does"
         return [], [Hazard(what, way_out=_DO_THE_SAME)]
     found = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]

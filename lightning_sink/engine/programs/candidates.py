@@ -73,24 +73,26 @@ class Candidate:
     unlike: int = 0
     rest: int = 0
 
-    def is_due(self, first_of_its_kind: bool) -> bool:
+    def is_due(self, first_of_its_kind: bool, ways: int = 0) -> bool:
         """Tells whether the next such step is to be recorded.
 
-        It is the first of its kind where no batch of another shape has a program for the same kind of step.
+        It is the first of its kind where no batch of another shape has a program for the same kind of step. Beyond
+        two `ways` through such steps that have programs, each takes twice as many steps that go none of them: where
+        steps go ways at random, compiling would take longer than all that is left of the training.
         """
         if self.hazard is not None:
             return False
-        return self.seen >= PATIENCE or (first_of_its_kind and self.seen_in_sink >= 2)
+        return self.seen >= PATIENCE << max(0, ways - 2) or (first_of_its_kind and self.seen_in_sink >= 2)
 
     def rests(self) -> bool:
         """Tells whether the present step is not to be recorded, since the last ones that were had nothing to show."""
         self.rest = max(0, self.rest - 1)
         return self.rest > 0
 
-    def compare(self, observation: Observation, volatile: set[str]) -> list[Binding] | None:
+    def compare(self, observation: Observation, volatile: set[str], cleared: set[str]) -> list[Binding] | None:
         """Takes a recorded step; returns where its program's inputs come from, None where there is no program yet.
 
-        `volatile` are the slots that some step fills.
+        `volatile` are the slots that some step fills, `cleared` gradients that the owner was seen to clear.
         """
         recording = observation.recording
         if recording.is_no_example and not recording.failed:
@@ -101,6 +103,8 @@ class Candidate:
         last, self.last[observation.way] = self.last.get(observation.way), observation
         problems = list(observation.recording.hazards)
         if not problems and last is not None and not last.recording.hazards:
+            for each in (last, observation):
+                each.clears(cleared)
             bindings, problems = bind(last, observation, volatile)
             if not problems:
                 return bindings

@@ -74,6 +74,7 @@ class ProgramMaker:
         self._in_vain: list[Hazard] = []  # what the last recordings had, all the same
         self._wait, self._longest_wait = 0, _FIRST_WAIT
         self._volatile: set[str] = set()
+        self._cleared: set[str] = set()  # gradients that were there, and that the owner has cleared
         self._reported: set[str] = set()
         self._restless = self._short_lives = self._steps_at_loss = 0
         self._changed: Sequence[str] = ()
@@ -93,7 +94,8 @@ class ProgramMaker:
             waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
             if waits and not self._programs:
                 self._explain(sink, step, too_many=never)
-            due = candidate.is_due(not self._programs.have_kind(step.kind))
+            ways = self._programs.count(step.key)
+            due = candidate.is_due(not self._programs.have_kind(step.kind), ways)
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
             may = not self._waits() and (due or not (self._costly or candidate.hazard is not None))
@@ -199,9 +201,11 @@ class ProgramMaker:
         self._check_batch(sink, recorder)
         observation = observe(recorder, before, Snapshot(self._parts), step, result)
         self._note_volatile(observation)
+        if step.clears:
+            self._cleared |= {slot.name for slot in observation.cleared}
         recording = observation.recording
         self._parts.varying.check([hazard.what for hazard in recording.frozen], not recording.hazards)
-        bindings = candidate.compare(observation, self._volatile)
+        bindings = candidate.compare(observation, self._volatile, self._cleared)
         if bindings is not None:
             return self._make(step.key, candidate, observation, bindings, asked)
         reasons = recording.hazards[:1]

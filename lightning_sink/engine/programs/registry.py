@@ -30,6 +30,10 @@ class Programs:
         """Tells whether steps of a kind have a program, for whichever way through them."""
         return bool(self._known.get(key))
 
+    def count(self, key: Key) -> int:
+        """Returns how many programs steps of a kind have, one for each way through them."""
+        return len(self._known.get(key, ()))
+
     def have_kind(self, kind: Hashable) -> bool:
         """Tells whether such steps have a program for batches of any signature."""
         return any(known == kind and programs for (known, _), programs in self._known.items())

@@ -37,7 +37,8 @@ class StepCounts:
     ) -> None:
         self._before, self._node, self._uses, self._recording = before, node, uses, recording
         self._paused = paused
-        self._known: dict[float, tuple[Tensor, Number]] = {}
+        self._stood_for = dict(before.parts.step_counts)
+        self._known: dict[tuple[float, int | None], tuple[Tensor, Number]] = {}
         self._counts: list[Count] = []
         self._of_modules: list[tuple[Count, Number]] = []
 
@@ -61,10 +62,13 @@ class StepCounts:
         before = added_to(node) if node.op == "placeholder" else None  # another one was made in this step
         with self._paused():
             value = float(tensor)
-        # All parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
-        # stands for all, and the program looks at each start whether they still agree.
-        if value in self._known:
-            leader, number = self._known[value]
+        # Most parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
+        # stands for all, and the program looks at each start whether they still agree. Those that have differed stay
+        # apart: where chance leaves layers out, they are as many now and then.
+        key = value, self._stood_for.get(id(tensor))
+        leader, number = self._known.get(key, (tensor, None))
+        self._before.parts.step_counts[id(tensor)] = id(leader)
+        if number is not None:
             self._recording.equal.append((leader, tensor))
             return number
         held = tensor.detach().to(torch.float64, copy=True)
@@ -73,7 +77,7 @@ class StepCounts:
         self._counts += [] if count is None else [count]
         is_users = not type(keeper).__module__.startswith("torch.")  # whose arithmetic may fail
         number = Number(held, value, self._uses, name, count, counts=is_users)
-        self._known[value] = tensor, number
+        self._known[key] = tensor, number
         return number
 
     def _of_module(self, tensor: Tensor) -> Number | None:

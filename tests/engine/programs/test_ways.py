@@ -1,13 +1,17 @@
 """Several ways through a step, each with a program of its own: what one leaves is what the next one finds."""
 
+import random
+
 import pytest
 import torch
 from loop import batches, both, loss_of, mlp
 from test_compiled import of
 from torch import nn
 
+from lightning_sink.engine.compiler.inductor import compile_traced
 from lightning_sink.engine.programs.maker import ProgramMaker
 from lightning_sink.engine.programs.program import Program
+from lightning_sink.engine.programs.registry import Programs
 
 
 class Counting(nn.Module):
@@ -102,3 +106,31 @@ def test_a_function_that_is_met_later_is_no_change_and_its_changes_are_seen(engi
     sinks = [batches(80), batches(80), batches(80)]
     both(of(calls_late, module=mlp, between=sets_shares), sinks, **engine)
     assert [names for names in forgotten if names] == [["SHARES in share"]]
+
+
+def leaves_out(module, batch, index):
+    """Three parts, each of which is left out at every second batch, at random."""
+    loss = loss_of(module, batch)
+    for part in range(1, 4):
+        if random.random() < 0.5:
+            loss = loss * (1 + part / 10)
+    return loss
+
+
+def made_for_ways_at_random(steps):
+    made = []
+
+    def compiler(recording):
+        made.append(recording)
+        return compile_traced(recording)
+
+    _, sink = both(of(leaves_out), [batches(steps)], compiler=compiler, costly=True)
+    assert sink.compiled > steps / 8
+    return len(made)
+
+
+def test_ways_at_random_are_compiled_ever_more_seldom(monkeypatch):
+    assert made_for_ways_at_random(100) >= 3
+    assert made_for_ways_at_random(400) <= 5
+    monkeypatch.setattr(Programs, "count", lambda self, key: 0)
+    assert made_for_ways_at_random(400) == 8
