@@ -262,7 +262,8 @@ class CompiledEngine(Engine):
         self._let_go[key] += 1
         # It may have been made of the first steps, which went a way that later ones do not; the next one was not.
         if self._let_go[key] > 1:
-            self._maker.gives_up(key, Hazard(program.assumed[0].what, program.assumed[0].where))
+            assumed = program.assumed[0]
+            self._maker.gives_up(key, Hazard(assumed.what, assumed.where, assumed.way_out))
 
     @staticmethod
     def _failed(sink: Sink, step: Step, error: Exception) -> Exception:

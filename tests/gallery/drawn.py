@@ -123,6 +123,7 @@ LEFT_OUT = {
     "RAdam": lambda: LeavesLayersOut(torch.optim.RAdam),
     "Adagrad": lambda: LeavesLayersOut(torch.optim.Adagrad),
     "fused AdamW": lambda: LeavesLayersOut(torch.optim.AdamW, fused=True),
+    "four of them, Adam": lambda: LeavesLayersOut(torch.optim.Adam, layers=4),
     "one layer only, Adam": lambda: LeavesLayersOut(torch.optim.Adam, layers=1),
 }
 for name, make in LEFT_OUT.items():
@@ -145,3 +146,23 @@ class LayersLeftOutOfWhichOneIsInNoOptimizer(LeavesLayersOut):
 class LayersLeftOutBetweenStepsOfTheOptimizer(LeavesLayersOut):
     def __init__(self):
         super().__init__(torch.optim.Adam)
+
+
+@case(
+    data=lambda: loader(60, last=8),
+    size=20,
+    options={"max_epochs": 3},
+    eager="a number that the step draws from torch's generator decides what Python does",
+    line="if torch.rand([]) < 0.5:",
+)
+class LayersLeftOutByANumberOfTorchs(LeavesLayersOut):
+    def __init__(self):
+        super().__init__(torch.optim.Adam)
+
+    def forward(self, x):
+        hidden = self.net[:2](x)
+        for layer in self.layers:
+            if torch.rand([]) < 0.5:
+                continue
+            hidden = hidden + torch.tanh(layer(hidden))
+        return self.net[2](hidden)

@@ -195,7 +195,7 @@ class GeneratorOfPythonsInTheClass(GeneratorOfNumpysInTheClass):
         type(self).random = random.Random(3)
 
 
-@case(eager="a value of a tensor decides", line="if torch.rand(1)", data=lambda: loader(60, last=8))
+@case(eager="a number that the step draws from torch", line="if torch.rand(1)", data=lambda: loader(60, last=8))
 class LayersLeftOutAtRandom(Small):
     """Stochastic depth, decided by Python."""
 

@@ -73,16 +73,14 @@ class Candidate:
     unlike: int = 0
     rest: int = 0
 
-    def is_due(self, first_of_its_kind: bool, ways: int = 0) -> bool:
+    def is_due(self, first_of_its_kind: bool) -> bool:
         """Tells whether the next such step is to be recorded.
 
-        It is the first of its kind where no batch of another shape has a program for the same kind of step. Beyond
-        two `ways` through such steps that have programs, each takes twice as many steps that go none of them: where
-        steps go ways at random, compiling would take longer than all that is left of the training.
+        It is the first of its kind where no batch of another shape has a program for the same kind of step.
         """
         if self.hazard is not None:
             return False
-        return self.seen >= PATIENCE << max(0, ways - 2) or (first_of_its_kind and self.seen_in_sink >= 2)
+        return self.seen >= PATIENCE or (first_of_its_kind and self.seen_in_sink >= 2)
 
     def rests(self) -> bool:
         """Tells whether the present step is not to be recorded, since the last ones that were had nothing to show."""
@@ -99,6 +97,9 @@ class Candidate:
             self.unlike += 1
             self.rest = min(1 << self.unlike, _MOST_REST)
             return None
+        if recording.parts_counts:  # what was recorded before had one count for them
+            self.recordings = 0
+            self.last.clear()
         self.recordings, self.unlike = self.recordings + 1, 0
         last, self.last[observation.way] = self.last.get(observation.way), observation
         problems = list(observation.recording.hazards)

@@ -7,6 +7,7 @@ without one; whoever runs the programs tells it when what it has seen is no long
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter
 
 from lightning_sink.engine.compiler.functions import Functions
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
@@ -31,6 +32,9 @@ _MOST_FAILURES = 3
 _HOPELESS, _FIRST_WAIT = MAX_RECORDINGS, 64
 """Steps of any kinds recorded in a row, all with one hazard, behind which none is where there are no programs, and for
 how many steps; twice as many each time: what keeps them from a program may go (an epoch that warms up with a mask)."""
+
+_PROMPT_WAYS = 3
+"""Ways through steps of a kind that are compiled however long it takes: a window of accumulation has as many."""
 
 _RESTLESS = "what the step takes as constant, attributes or the optimizer's options, keeps changing"
 
@@ -78,6 +82,7 @@ class ProgramMaker:
         self._reported: set[str] = set()
         self._restless = self._short_lives = self._steps_at_loss = 0
         self._changed: Sequence[str] = ()
+        self._missed_seconds = self._compiling_seconds = 0.0
         self._too_many = self._looked = self._explained = self._has_recorded = False
 
     def run(self, sink: Sink, step: Step, number: int) -> bool:
@@ -94,16 +99,26 @@ class ProgramMaker:
             waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
             if waits and not self._programs:
                 self._explain(sink, step, too_many=never)
-            ways = self._programs.count(step.key)
-            due = candidate.is_due(not self._programs.have_kind(step.kind), ways)
+            due = candidate.is_due(not self._programs.have_kind(step.kind)) and self._is_worth(step)
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
             may = not self._waits() and (due or not (self._costly or candidate.hazard is not None))
             # Where other steps have programs, a step may be seldom no example, and is not to hold up a new way.
             if may and (self._programs.have(step.key) or not candidate.rests()):
                 return self._record(sink, step, candidate)
+        began = perf_counter()
         sink.run(step, Tape())
+        if self._programs.have(step.key):
+            self._missed_seconds += perf_counter() - began
         return False
+
+    def _is_worth(self, step: Step) -> bool:
+        """Tells whether another way through steps of a kind may be compiled, of which some have programs.
+
+        Where chance takes steps many ways, compiling them all would take longer than many a training: it may take as
+        long as the steps that had no program.
+        """
+        return self._programs.count(step.key) < _PROMPT_WAYS or self._missed_seconds >= self._compiling_seconds
 
     def _waits(self) -> bool:
         """Tells whether the present step is not recorded since step after step has made no program, for one reason."""
@@ -255,7 +270,10 @@ class ProgramMaker:
         if recording.questions and self._programs.count_asking(key) >= MOST_ANSWERS:
             function = Hazard(_TOO_MANY_ANSWERS, recording.questions[-1].where)
         else:
+            began = perf_counter()
             function = self._functions.get(recording)
+            self._compiling_seconds = max(self._compiling_seconds, perf_counter() - began)
+            self._missed_seconds = 0.0
         if isinstance(function, Hazard):
             candidate.give_up(function)
             self.report(function)

@@ -18,6 +18,9 @@ from lightning_sink.engine.tracing.recording import Assumed, Recording
 
 _aten = torch.ops.aten
 
+_DRAWN = "a number that the step draws from torch's generator decides what Python does (`if torch.rand([]) < 0.5:`)"
+_DRAW_OTHERS = "decide by a number of Python's (`random.random()`), for which each way has a program"
+
 
 class Assumptions:
     """The truths of one recording."""
@@ -32,7 +35,8 @@ class Assumptions:
             return False
         truth = self._write(_aten.all.default, args[0])  # of one: as it is now, whatever is written to it later
         self._hold.append(truth if outcome else self._write(_aten.logical_not.default, truth))
-        self._recording.assumed.append(Assumed(what, where, outcome))
+        said = (_DRAWN, where, outcome, _DRAW_OTHERS) if _is_drawn(args[0]) else (what, where, outcome)
+        self._recording.assumed.append(Assumed(*said))
         return True
 
     def finish(self) -> None:
@@ -55,3 +59,13 @@ class Assumptions:
         if func is _aten.all.default:
             shape, stride = (), ()
         return self._writer.derive(func, args, (shape, stride, dtype, device))
+
+
+def _is_drawn(node: fx.Node) -> bool:
+    """Tells whether a value comes of random numbers alone."""
+    found = {node: None}
+    for each in (nodes := [node]):  # grows
+        nodes += [other for other in each.all_input_nodes if other not in found]
+        found |= dict.fromkeys(each.all_input_nodes)
+    is_used = any(each.op == "placeholder" for each in nodes)
+    return not is_used and any(each.meta.get("draws") for each in nodes)

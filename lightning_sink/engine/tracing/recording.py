@@ -23,11 +23,13 @@ class Assumed:
         what: How Python came by it, for users.
         where: The user's line.
         outcome: How it came out.
+        way_out: What has steps compiled that go other ways often.
     """
 
     what: str
     where: str
     outcome: bool
+    way_out: str = Hazard.way_out
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Recording:
         read: Inputs whose values Python looked at; a program takes them to stay as they are.
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
         equal: Pairs of optimizer state of which the second was taken to be the first.
+        parts_counts: Whether an optimizer's counts differ that were equal: in each recording after it they are apart.
         counts: Numbers in tensors by which guards decide.
         is_alone: Whether its program may not run twice in a row.
         carries: The attributes that the step sets and the generators that it draws from, with what gives the values.
@@ -80,6 +83,7 @@ class Recording:
     read: frozenset[int] = frozenset()
     asked: frozenset[int] = frozenset()
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    parts_counts: bool = False
     counts: list[Count] = field(default_factory=list)
     is_alone: bool = False
     carries: list[tuple[Left, Host]] = field(default_factory=list)

@@ -67,7 +67,9 @@ class StepCounts:
         # apart: where chance leaves layers out, they are as many now and then.
         key = value, self._stood_for.get(id(tensor))
         leader, number = self._known.get(key, (tensor, None))
-        self._before.parts.step_counts[id(tensor)] = id(leader)
+        stand = self._before.parts.step_counts
+        self._recording.parts_counts |= stand.get(id(tensor)) not in (None, id(leader))
+        stand[id(tensor)] = id(leader)
         if number is not None:
             self._recording.equal.append((leader, tensor))
             return number

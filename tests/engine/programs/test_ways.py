@@ -1,5 +1,6 @@
 """Several ways through a step, each with a program of its own: what one leaves is what the next one finds."""
 
+import itertools
 import random
 
 import pytest
@@ -9,9 +10,9 @@ from test_compiled import of
 from torch import nn
 
 from lightning_sink.engine.compiler.inductor import compile_traced
+from lightning_sink.engine.programs import maker
 from lightning_sink.engine.programs.maker import ProgramMaker
 from lightning_sink.engine.programs.program import Program
-from lightning_sink.engine.programs.registry import Programs
 
 
 class Counting(nn.Module):
@@ -117,11 +118,15 @@ def leaves_out(module, batch, index):
     return loss
 
 
-def made_for_ways_at_random(steps):
-    made = []
+def made_for_ways_at_random(steps, seconds, monkeypatch):
+    """Returns how many programs are made where compiling takes so long, and a step one second."""
+    clock, made = itertools.count(), []
+    monkeypatch.setattr(maker, "perf_counter", lambda: next(clock))
 
     def compiler(recording):
         made.append(recording)
+        for _ in range(seconds):
+            next(clock)
         return compile_traced(recording)
 
     _, sink = both(of(leaves_out), [batches(steps)], compiler=compiler, costly=True)
@@ -129,8 +134,7 @@ def made_for_ways_at_random(steps):
     return len(made)
 
 
-def test_ways_at_random_are_compiled_ever_more_seldom(monkeypatch):
-    assert made_for_ways_at_random(100) >= 3
-    assert made_for_ways_at_random(400) <= 5
-    monkeypatch.setattr(Programs, "count", lambda self, key: 0)
-    assert made_for_ways_at_random(400) == 8
+def test_ways_at_random_are_compiled_for_no_longer_than_steps_take_without(monkeypatch):
+    assert made_for_ways_at_random(100, 100, monkeypatch) == 3
+    assert made_for_ways_at_random(400, 100, monkeypatch) in (4, 5)
+    assert made_for_ways_at_random(400, 0, monkeypatch) == 8
