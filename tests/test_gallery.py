@@ -49,7 +49,17 @@ OTHERS = [
     "measures",
     "optimizers",
 ]
-OTHERS += ["own_counts", "own_optimizers", "parameters", "precision", "randomness", "rates", "reach", "schedulers"]
+OTHERS += [
+    "own_counts",
+    "own_optimizers",
+    "parameters",
+    "parts",
+    "precision",
+    "randomness",
+    "rates",
+    "reach",
+    "schedulers",
+]
 OTHERS += ["held_schedulers", "inputs", "recomputed", "setting", "state", "tables", "teachers", "values", "wrapped"]
 OTHERS += ["carried", "kept_numbers", "objects"] * positions.KNOWN  # from Python 3.11 on
 for subject in WITH_HOOKS:

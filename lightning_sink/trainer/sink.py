@@ -18,6 +18,7 @@ from typing import Any, cast
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.engine.history import History
@@ -75,7 +76,9 @@ class TrainerSink(Sink):
         self._ends = Ends(self._trainer, self._counters, interrupt)
         self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.compared)
         self._automatic = self._module.automatic_optimization
-        self._clears = not is_overridden("optimizer_zero_grad", self._module)
+        self._clears = not is_overridden("optimizer_zero_grad", self._module) and all(
+            map(_clears_all, self._trainer.optimizers)
+        )
         self._may_skip = is_overridden("on_train_batch_start", self._module)
         self._option_hooks = OptionHooks(self._trainer)
         # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
@@ -450,3 +453,8 @@ class TrainerSink(Sink):
             self._trainer._logger_connector.on_batch_end()
             self._hooks.end(self._result().output, self._trained.batch, loop.batch_idx, late=True)
         loop._batches_that_stepped += stepped
+
+
+def _clears_all(optimizer: Optimizer) -> bool:
+    """Tells whether an optimizer clears the gradients of all its parameters: one of somebody's own may clear some."""
+    return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer)

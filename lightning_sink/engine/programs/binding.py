@@ -8,13 +8,14 @@ content of a slot; anything else is a hazard.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.appends import Appends, tensors_in
@@ -104,26 +105,32 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     counts = len(tensors), len(result.logged), loss, appends
     # Autograd adds to a gradient that is there and sets one that is not; no operation shows which. Nor does one show
     # what a step asks of it before it is cleared: `parameter.grad is None`.
-    slots = (
-        []
-        if step.clears and not recorder.asks_for_gradients
-        else [slot for slot in before.slots.values() if slot.is_gradient]
-    )
-    gradients = [(slot, before.tensors[slot.name] is not None) for slot in slots]
+    slots = [slot for slot in before.slots.values() if slot.is_gradient]
+    owned = _owned(before.parts.optimizers)
+    old = {id(before.tensors[slot.name]) for slot in slots if slot.owner_id in owned}
+    asks = recorder.asks_for_gradients or any(id(tensor) in old for tensor in recording.inputs)
+    gradients = [
+        (slot, before.tensors[slot.name] is not None)
+        for slot in slots
+        if asks or not step.clears or (slot.owner_id not in owned and slot.may_gather)
+    ]
     # A step may ask for the shape of what it replaces, and clears a gradient that somebody put where there was none: no
     # operation shows either.
-    cleared_ones = [slot for slot in before.slots.values() if step.clears and slot.is_gradient]
-    absent = [s for s in cleared_ones if before.tensors[s.name] is after.tensors.get(s.name) is None]
+    absent = [s for s in slots if step.clears and before.tensors[s.name] is after.tensors.get(s.name) is None]
     replaced = [slot for slot in filled if not slot.is_gradient]
     unread = [
         (slot, shape_of(before.tensors[slot.name]), shape_of(after.tensors.get(slot.name)))
         for slot in (*replaced, *absent)
     ]
-    groups = [group for optimizer in before.parts.optimizers for group in optimizer.param_groups]
-    owned = {id(parameter) for group in groups for parameter in group["params"]}
     absent = [slot for slot in absent if slot.owner_id in owned]
     seen = recorder, recording, leaves, before, filled, cleared
     return Observation(*seen, spec, constants, *counts, result.note, gradients, unread, absent)
+
+
+def _owned(optimizers: Iterable[Optimizer]) -> set[int]:
+    """Returns the identities of the parameters whose gradients an owner clears that clears them."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 def _look_at_containers(recorder: Recorder, before: Snapshot, after: Snapshot) -> None:

@@ -178,9 +178,16 @@ class Program:
         return sum(own is not None and own.data_ptr() == place for own in self._template)
 
     def is_kept_by(self, other: Program) -> bool:
-        """Tells whether another program writes to nothing of which this one takes the values to stay as they are."""
-        read = storages(tensor for tensor, _ in self._read)
-        return not read or not {*read} & {*storages(other._writes)}
+        """Tells whether another program writes to nothing that this one takes to stay as it is.
+
+        Those are values, and which step counts are equal.
+        """
+        if not self._read and not self._equal:
+            return True
+        written = {*storages(other._writes)}
+        if not written.isdisjoint(storages(tensor for tensor, _ in self._read)):
+            return False
+        return all(len(written.intersection(storages(pair))) != 1 for pair in self._equal)
 
     def _shares_what_it_writes(self) -> bool:
         """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""

@@ -48,6 +48,11 @@ class Slot:
         """Whether it holds a parameter's gradient."""
         return isinstance(self._owner, Tensor)
 
+    @property
+    def may_gather(self) -> bool:
+        """Whether a backward pass may leave a gradient there, or has."""
+        return self.is_gradient and (self._owner.requires_grad or self.get() is not None)
+
     def get(self) -> Tensor | None:
         """Returns the tensor that is there now."""
         value = getattr(self._owner, self._key, None)
