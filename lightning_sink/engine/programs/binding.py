@@ -128,7 +128,7 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
 
 
 def _owned(optimizers: Iterable[Optimizer]) -> set[int]:
-    """Returns the identities of the parameters whose gradients an owner clears that clears them."""
+    """Returns the identities of the optimizers' parameters, whose gradients are those that an owner clears."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     return {id(parameter) for group in groups for parameter in group["params"]}
 
@@ -229,7 +229,7 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
         return [], [Hazard(what, way_out="log the same in each step")]
     names = {slot.name for slot in (*first.filled, *first.cleared)}
     others = {slot.name for slot in (*second.filled, *second.cleared)}
-    if names != others or len(first.filled) != len(second.filled):
+    if names != others or [slot.name for slot in first.filled] != [slot.name for slot in second.filled]:
         name = min(names ^ others or names)
         what = f"the step fills other places each time: {name} is one that not every step does"
         return [], [Hazard(what, way_out=_DO_THE_SAME)]

@@ -180,8 +180,11 @@ class Program:
     def is_kept_by(self, other: Program) -> bool:
         """Tells whether another program writes to nothing that this one takes to stay as it is.
 
-        Those are values, and which step counts are equal.
+        Those are values, which step counts are equal, and that there are no gradients that it would not clear.
         """
+        filled = {slot.name for slot, there in other.touches if there}
+        if any(slot.is_gradient and slot.name in filled for slot, _ in self._unread):
+            return False
         if not self._read and not self._equal:
             return True
         written = {*storages(other._writes)}

@@ -97,7 +97,7 @@ class Parts:
         drawn: The generators of the process that are Python's and numpy's.
         optimizer_counts: The numbers that optimizers keep for each parameter, and steps set.
         counted: Identities of tensors in which modules count steps, and of which steps ask for the number.
-        step_counts: Of tensors in which optimizers count, the one that stood for each in the last recording.
+        step_counts: Tensors in which optimizers count, by identity, with numbers that differ where counts ever have.
     """
 
     module: nn.Module
@@ -116,7 +116,7 @@ class Parts:
     drawn: HostDraws = field(default_factory=HostDraws)
     optimizer_counts: OptimizerCounts = field(default_factory=OptimizerCounts)
     counted: set[int] = field(default_factory=set)
-    step_counts: dict[int, int] = field(default_factory=dict)
+    step_counts: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:

@@ -7,6 +7,7 @@ What Python decides by one is asked again for each later step (`count.py`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -19,6 +20,9 @@ from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.tracing.asked_counts import number_of_count
 from lightning_sink.engine.tracing.count import Count, added_to
 from lightning_sink.engine.tracing.recording import Recording
+
+_PARTS = itertools.count(1)
+"""Numbers for the parts of an optimizer's counts that have differed."""
 
 
 class StepCounts:
@@ -37,7 +41,8 @@ class StepCounts:
     ) -> None:
         self._before, self._node, self._uses, self._recording = before, node, uses, recording
         self._paused = paused
-        self._stood_for = dict(before.parts.step_counts)
+        self._part_of = dict(before.parts.step_counts)
+        self._parted: dict[tuple[float, int | None], int] = {}
         self._known: dict[tuple[float, int | None], tuple[Tensor, Number]] = {}
         self._counts: list[Count] = []
         self._of_modules: list[tuple[Count, Number]] = []
@@ -65,11 +70,14 @@ class StepCounts:
         # Most parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
         # stands for all, and the program looks at each start whether they still agree. Those that have differed stay
         # apart: where chance leaves layers out, they are as many now and then.
-        key = value, self._stood_for.get(id(tensor))
+        _, before_it = self._part_of.get(id(tensor), (tensor, None))
+        key = value, before_it
         leader, number = self._known.get(key, (tensor, None))
-        stand = self._before.parts.step_counts
-        self._recording.parts_counts |= stand.get(id(tensor)) not in (None, id(leader))
-        stand[id(tensor)] = id(leader)
+        if number is None:
+            is_known, goes_on = before_it is not None, before_it not in self._parted.values()
+            self._parted[key] = before_it if before_it is not None and goes_on else next(_PARTS)
+            self._recording.parts_counts |= is_known and not goes_on
+        self._before.parts.step_counts[id(tensor)] = tensor, self._parted[key]
         if number is not None:
             self._recording.equal.append((leader, tensor))
             return number
