@@ -126,3 +126,64 @@ class ClearsEveryOtherTime(torch.optim.SGD):
 class AnOptimizerThatClearsEveryOtherTime(Heads):
     def configure_optimizers(self):
         return ClearsEveryOtherTime(self.parameters(), lr=0.02)
+
+
+def of_sizes(*sizes):
+    """Batches of so many samples each."""
+
+    def load():
+        generator = torch.Generator().manual_seed(1)
+        return DataLoader([some(size, generator) for size in sizes], batch_size=None)
+
+    def some(size, generator):
+        return torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator)
+
+    return load
+
+
+class HeadsBySize(Heads):
+    """Batches of 4 are for the first head, of 5 for the second one, others for none."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        out = self(x)
+        if len(x) in (4, 5):
+            out = out + (self.first if len(x) == 4 else self.second)(x)
+        return nn.functional.cross_entropy(out, y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+# The first program is made before any step has cleared the second head's gradients.
+case(size=20, data=of_sizes(*[4] * 6, *[5] * 6, 6, 4, 4, 5, 5, 4, 5, 4))(HeadsBySize)
+
+
+@case(
+    size=20,
+    data=of_sizes(*[4] * 12, *[5] * 12, 6, 6, 4, 4, 5, 5, 4, 5, 4, 5),
+    options={"accumulate_grad_batches": 2},
+)
+class HeadsBySizeOfAccumulatedGradients(HeadsBySize):
+    pass
+
+
+@case(size=20, data=of_sizes(*[4, 5] * 30))
+class OptimizersThatAreSteppedInAnotherOrder(HeadsBySize):
+    """Their counts are the same; which is asked first is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizers = self.optimizers()
+        loss = self.loss(batch) + self.second(batch[0]).square().mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in optimizers if len(batch[0]) == 4 else reversed(optimizers):
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.net.parameters(), lr=0.01), torch.optim.Adam(self.second.parameters(), lr=0.01)
