@@ -41,8 +41,9 @@ class StepCounts:
     ) -> None:
         self._before, self._node, self._uses, self._recording = before, node, uses, recording
         self._paused = paused
-        self._part_of = dict(before.parts.step_counts)
-        self._parted: dict[tuple[float, int | None], int] = {}
+        self._part_of = {key: part for key, (_, part) in before.parts.step_counts.items()}
+        self._parts: dict[tuple[float, int | None], int] = {}
+        self._asked: dict[int, int] = {}  # parts of those that were asked for, which may be so before and behind a step
         self._known: dict[tuple[float, int | None], tuple[Tensor, Number]] = {}
         self._counts: list[Count] = []
         self._of_modules: list[tuple[Count, Number]] = []
@@ -70,14 +71,12 @@ class StepCounts:
         # Most parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
         # stands for all, and the program looks at each start whether they still agree. Those that have differed stay
         # apart: where chance leaves layers out, they are as many now and then.
-        _, before_it = self._part_of.get(id(tensor), (tensor, None))
-        key = value, before_it
+        key = value, self._part_of.get(id(tensor))
         leader, number = self._known.get(key, (tensor, None))
         if number is None:
-            is_known, goes_on = before_it is not None, before_it not in self._parted.values()
-            self._parted[key] = before_it if before_it is not None and goes_on else next(_PARTS)
-            self._recording.parts_counts |= is_known and not goes_on
-        self._before.parts.step_counts[id(tensor)] = tensor, self._parted[key]
+            self._parts[key] = self._asked.get(id(tensor)) or self._part(key[1])
+        part = self._asked.setdefault(id(tensor), self._parts[key])
+        self._before.parts.step_counts[id(tensor)] = tensor, part
         if number is not None:
             self._recording.equal.append((leader, tensor))
             return number
@@ -89,6 +88,13 @@ class StepCounts:
         number = Number(held, value, self._uses, name, count, counts=is_users)
         self._known[key] = tensor, number
         return number
+
+    def _part(self, before: int | None) -> int:
+        """Returns the part of counts that are equal, and were in one part before; of others of that they differ."""
+        if before is not None and before not in self._parts.values():
+            return before
+        self._recording.parts_counts |= before is not None
+        return next(_PARTS)
 
     def _of_module(self, tensor: Tensor) -> Number | None:
         node = self._node(tensor)
