@@ -185,12 +185,12 @@ class Program:
         filled = {slot.name for slot, there in other.touches if there}
         if any(slot.is_gradient and slot.name in filled for slot, _ in self._unread):
             return False
-        if not self._read and not self._equal:
-            return True
-        written = {*storages(other._writes)}
-        if not written.isdisjoint(storages(tensor for tensor, _ in self._read)):
+        read = storages(tensor for tensor, _ in self._read)
+        if read and not {*read}.isdisjoint(storages(other._writes)):
             return False
-        return all(len(written.intersection(storages(pair))) != 1 for pair in self._equal)
+        # At each change of programs, of hundreds of counts: which tensors these are, their storages would take longer.
+        written = {*map(id, other._writes)} if self._equal else set[int]()
+        return all((id(one) in written) == (id(another) in written) for one, another in self._equal)
 
     def _shares_what_it_writes(self) -> bool:
         """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""
