@@ -3,6 +3,7 @@
 import random
 
 import torch
+from lightning.pytorch.utilities import grad_norm
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -50,6 +51,35 @@ class HeadsInTurns(Heads):
     pass
 
 
+class CountsAnew(torch.optim.Optimizer):
+    """Puts another tensor in the place of each count, and asks for its number."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["step"] = state.get("step", torch.zeros(())) + 1
+                    parameter -= group["lr"] / state["step"].item() ** 0.5 * parameter.grad
+        return loss
+
+
+@case(size=-1, data=tasks("NN" + "A" * 5 + "B" * 5 + "C" * 5 + "ABABABACACAABBCCA"))
+class HeadsWithCountsAnew(Heads):
+    def configure_optimizers(self):
+        return CountsAnew(self.parameters())
+
+
+@case(size=-1, data=tasks("NN" + "A" * 6 + "ABC" * 24 + "AB" * 12 + "ABACABA"), options={"max_epochs": 1})
+class HeadsInTurnsWithCountsAnew(HeadsWithCountsAnew):
+    pass
+
+
 class ClearsTheNet(torch.optim.SGD):
     """Clears the gradients of a net, and of nothing else."""
 
@@ -91,6 +121,31 @@ class TheNormOfGradientsBeforeTheyAreCleared(Heads):
         if (of == 1).all():
             out = out + self.first(x)
         return nn.functional.cross_entropy(out, y)
+
+
+class MeasuresItsHead(Heads):
+    """Measures what the step before has left of the first head's gradients, by a function of a library."""
+
+    def measured(self):
+        return nn.utils.clip_grad_norm_(self.first.parameters(), 0.5)
+
+    def training_step(self, batch, batch_idx):
+        x, y, of = batch
+        out = self(x)
+        self.log("norm", self.measured())
+        if (of == 1).all():
+            out = out + self.first(x)
+        return nn.functional.cross_entropy(out, y)
+
+
+# Where both are recorded, there are no such gradients.
+case(size=-1, data=tasks("BBBB" + "A" + "B" * 4 + "ABB" * 4))(MeasuresItsHead)
+
+
+@case(size=-1, data=tasks("BBBB" + "A" + "B" * 4 + "ABB" * 4))
+class MeasuresItsHeadByLightnings(MeasuresItsHead):
+    def measured(self):
+        return sum(value for name, value in grad_norm(self.first, 2).items() if "total" in name)
 
 
 class AtRandom(Heads):

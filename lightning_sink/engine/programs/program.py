@@ -14,6 +14,7 @@ from lightning_sink.engine.compiler.row import Layout, Turn, layout_of
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.programs.bystanders import Bystanders
+from lightning_sink.engine.programs.equal_counts import EqualCounts
 from lightning_sink.engine.state.slots import shape_of, share_memory, storages
 from lightning_sink.engine.step import Column, Result
 
@@ -61,10 +62,11 @@ class Program:
         self.turns, self.function, self.bindings = [self], function, bindings
         self.counts, self._held, self._bystanders = counts, held, bystanders
         self.text, self.dtypes, self.grad_mode = recording.text, recording.dtypes, recording.grad_mode
-        self.guards, self.questions, self._equal = recording.guards, recording.questions, recording.equal
+        self.guards, self.questions = recording.guards, recording.questions
         self.note, self.loss, self.appends = observation.note, observation.loss, observation.appends
         self.filled, self.cleared, self._gradients = observation.filled, observation.cleared, observation.gradients
         self.replaced = [slot for slot in self.filled if not slot.is_gradient]
+        self._equal = EqualCounts(recording.equal, recording.inputs, bindings, self.filled)
         self.carries, self._found = recording.carries, list[Any]()
         self._spec, self._constants = observation.spec, observation.constants
         self.num_outputs = observation.num_outputs
@@ -162,7 +164,7 @@ class Program:
         stays = ((b.tensor, layout) for b, layout in zip(self.bindings, self._layouts, strict=True))
         if any(t is not None and (t.shape, t.dtype, t.stride()) != layout for t, layout in stays):
             return False
-        if any(not torch.equal(first, other) for first, other in self._equal):
+        if not self._equal.hold():
             return False
         if any(not torch.equal(tensor, value) for tensor, value in self._read):
             return False
@@ -188,9 +190,7 @@ class Program:
         read = storages(tensor for tensor, _ in self._read)
         if read and not {*read}.isdisjoint(storages(other._writes)):
             return False
-        # At each change of programs, of hundreds of counts: which tensors these are, their storages would take longer.
-        written = {*map(id, other._writes)} if self._equal else set[int]()
-        return all((id(one) in written) == (id(another) in written) for one, another in self._equal)
+        return self._equal.are_kept_by(other.touches, other._writes)
 
     def _shares_what_it_writes(self) -> bool:
         """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""

@@ -57,6 +57,9 @@ def place_of(tensor: Tensor) -> int:
     return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided else 0
 
 
+StatePlace = tuple[int, int, Hashable]
+"""A place in an optimizer's state: which optimizer, the identity of the parameter, the key."""
+
 Outside = Callable[[Collection[CodeType]], Callable[[], dict[str, Hashable]]]
 
 
@@ -97,7 +100,8 @@ class Parts:
         drawn: The generators of the process that are Python's and numpy's.
         optimizer_counts: The numbers that optimizers keep for each parameter, and steps set.
         counted: Identities of tensors in which modules count steps, and of which steps ask for the number.
-        step_counts: Tensors in which optimizers count, by identity, with numbers that differ where counts ever have.
+        step_counts: Numbers for what optimizers count in tensors, by the place of each; different ones where counts
+            ever have differed.
     """
 
     module: nn.Module
@@ -116,7 +120,7 @@ class Parts:
     drawn: HostDraws = field(default_factory=HostDraws)
     optimizer_counts: OptimizerCounts = field(default_factory=OptimizerCounts)
     counted: set[int] = field(default_factory=set)
-    step_counts: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+    step_counts: dict[StatePlace, int] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -228,12 +232,13 @@ class Snapshot:
         """Returns a snapshot of the same training as it is now."""
         return Snapshot(self.parts)
 
-    def keeper_of(self, tensor: Tensor) -> Optimizer | None:
-        """Returns the optimizer that keeps the tensor in its state, now."""
-        for optimizer in self.parts.optimizers:
-            states = (state for state in optimizer.state.values() if isinstance(state, dict))
-            if any(value is tensor for state in states for value in state.values()):
-                return optimizer
+    def keeper_of(self, tensor: Tensor) -> tuple[Optimizer, StatePlace] | None:
+        """Returns the optimizer that keeps the tensor in its state, now, and where."""
+        for index, optimizer in enumerate(self.parts.optimizers):
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if value is tensor:
+                        return optimizer, (index, id(parameter), key)
         return None
 
     def restore(self) -> None:

@@ -41,6 +41,7 @@ from lightning_sink.engine.tracing.batch_contents import BatchContents
 from lightning_sink.engine.tracing.batch_gradients import BatchGradients
 from lightning_sink.engine.tracing.bounds import largest_in
 from lightning_sink.engine.tracing.left_behind import learn, release
+from lightning_sink.engine.tracing.old_gradients import OldGradients
 from lightning_sink.engine.tracing.operations import Operations
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.stand_in import StandInMode
@@ -102,7 +103,7 @@ class Recorder(Tape):
         self._writer, self.moved = self._operations.writer, self._operations.moved
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording, self.paused)
         self.batch_gradients, self.batch_contents = BatchGradients(leaves), BatchContents()
-        self._handed = Handed()
+        self._handed, self._old_gradients = Handed(), OldGradients()
         # `PlainUses` and `Values` ask each other while the step runs, so the one is made before what it asks.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
         most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
@@ -115,6 +116,7 @@ class Recorder(Tape):
     def _called(self, frame: FrameType) -> None:
         if frame.f_code is _OF_MODULES:
             self.got.add((id(frame.f_locals["self"]), frame.f_locals["name"]))
+        self._old_gradients.called(frame)
         self._handed.called(frame)
 
     # -- the tape ---------------------------------------------------------------------------------------------------
@@ -332,8 +334,8 @@ class Recorder(Tape):
 
     @property
     def asks_for_gradients(self) -> bool:
-        """Whether code of the user's names them."""
-        return any("grad" in (*code.co_names, *code.co_consts) for code in self.ran.values())
+        """Whether the step looks at those that the step before has left."""
+        return self._old_gradients.are_asked_for(self.ran.values())
 
     def finish(self, outputs: list[Tensor]) -> Recording:
         """Ends the recording; `outputs` are the tensors that its program shall return."""

@@ -16,13 +16,16 @@ from torch import Tensor, fx
 
 from lightning_sink.engine.numbers.guards import Guard, Uses
 from lightning_sink.engine.numbers.number import Number
-from lightning_sink.engine.state.slots import Snapshot
+from lightning_sink.engine.state.slots import Snapshot, StatePlace
 from lightning_sink.engine.tracing.asked_counts import number_of_count
 from lightning_sink.engine.tracing.count import Count, added_to
 from lightning_sink.engine.tracing.recording import Recording
 
 _PARTS = itertools.count(1)
 """Numbers for the parts of an optimizer's counts that have differed."""
+
+_Equal = tuple[float, int, int | None]
+"""What counts have in common that one number stands for: their value, their optimizer, their part."""
 
 
 class StepCounts:
@@ -41,10 +44,10 @@ class StepCounts:
     ) -> None:
         self._before, self._node, self._uses, self._recording = before, node, uses, recording
         self._paused = paused
-        self._part_of = {key: part for key, (_, part) in before.parts.step_counts.items()}
-        self._parts: dict[tuple[float, int | None], int] = {}
-        self._asked: dict[int, int] = {}  # parts of those that were asked for, which may be so before and behind a step
-        self._known: dict[tuple[float, int | None], tuple[Tensor, Number]] = {}
+        self._part_of = before.parts.step_counts.copy()
+        self._parts: dict[_Equal, int] = {}
+        self._asked: dict[StatePlace, int] = {}  # parts of those asked for, which may be so before and behind a step
+        self._known: dict[_Equal, tuple[Tensor, Number]] = {}
         self._counts: list[Count] = []
         self._of_modules: list[tuple[Count, Number]] = []
 
@@ -61,9 +64,10 @@ class StepCounts:
 
     def number(self, tensor: Tensor) -> Number | None:
         """Returns the stand-in for a count, or for what is computed of a module's; None for any other tensor."""
-        keeper = self._before.keeper_of(tensor)
-        if keeper is None:
+        kept = self._before.keeper_of(tensor)
+        if kept is None:
             return self._of_module(tensor) if self._before.parts.counted and tensor.numel() == 1 else None
+        keeper, place = kept
         node = self._node(tensor)
         before = added_to(node) if node.op == "placeholder" else None  # another one was made in this step
         with self._paused():
@@ -71,12 +75,12 @@ class StepCounts:
         # Most parameters of an optimizer have made the same number of steps, each in a tensor of its own; the first one
         # stands for all, and the program looks at each start whether they still agree. Those that have differed stay
         # apart: where chance leaves layers out, they are as many now and then.
-        key = value, self._part_of.get(id(tensor))
+        key = value, place[0], self._part_of.get(place)
         leader, number = self._known.get(key, (tensor, None))
         if number is None:
-            self._parts[key] = self._asked.get(id(tensor)) or self._part(key[1])
-        part = self._asked.setdefault(id(tensor), self._parts[key])
-        self._before.parts.step_counts[id(tensor)] = tensor, part
+            self._parts[key] = self._asked.get(place) or self._part(key[2])
+        part = self._asked.setdefault(place, self._parts[key])
+        self._before.parts.step_counts[place] = part
         if number is not None:
             self._recording.equal.append((leader, tensor))
             return number

@@ -99,5 +99,6 @@ def test_state_made_since_is_forgotten():
 def test_optimizer_state_is_told_apart(training):
     net, optimizer = training
     snapshot = Snapshot(Parts(net, [optimizer]))
-    assert snapshot.keeper_of(optimizer.state[net.layer.weight]["step"]) is optimizer
+    weight = net.layer.weight
+    assert snapshot.keeper_of(optimizer.state[weight]["step"]) == (optimizer, (0, id(weight), "step"))
     assert snapshot.keeper_of(net.layer.weight) is None
