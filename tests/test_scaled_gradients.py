@@ -65,6 +65,14 @@ class ByHand(Halved):
         return torch.optim.AdamW(first, lr=0.01), torch.optim.SGD(second, lr=0.05, momentum=0.9)
 
 
+class CountsByHand(ByHand):
+    """Both optimizers count their steps in tensors; only the second one's gradients are infinite now and then."""
+
+    def configure_optimizers(self):
+        first, second = self.net[:4].parameters(), self.net[4].parameters()
+        return torch.optim.AdamW(first, lr=0.01), torch.optim.AdamW(second, lr=0.01)
+
+
 def data(infinite=INFINITE):
     slopes = [torch.tensor(1e38 if number in infinite else 0.0) for number in range(80)]
     return InMemory([(x, y, slope) for (x, y), slope in zip(loader(80, last=8), slopes, strict=True)])
@@ -110,6 +118,15 @@ def test_gradients_of_a_step_that_was_left_out(kind, engine):
 
 def test_compiled_by_inductor(chunks):
     compare(lambda: Halved("adam"), "inductor")
+    assert sum(chunks) > 30
+
+
+@pytest.mark.parametrize("size", [30, -1])
+def test_two_optimizers_of_which_one_leaves_steps_out(size, chunks):
+    """Their counts are equal until then."""
+    plain, sink = compare(CountsByHand, data=lambda: data((31, 50)), size=size)
+    first, second = (optimizer.state_dict()["state"] for optimizer in sink.trainer.optimizers)
+    assert (first[0]["step"], second[0]["step"]) == (58, 56)
     assert sum(chunks) > 30
 
 
