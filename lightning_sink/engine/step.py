@@ -46,7 +46,6 @@ class Step:
         signature: Equal for batches that the same program serves; it says where one tensor is twice.
         kind: What the owner will do in this step besides calling the user's code (clear gradients, step the
             optimizer); equal for steps that the same program serves.
-        clears: Whether the owner sees to it that no gradient from before the step is used in it.
         is_met: Whether somebody is to meet it in its midst, so that no program can run it.
     """
 
@@ -54,7 +53,6 @@ class Step:
     leaves: list[Tensor]
     signature: Hashable
     kind: Hashable
-    clears: bool = False
     is_met: bool = False
 
     @property

@@ -18,7 +18,6 @@ from typing import Any, cast
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lightning_sink.data.batch import flatten, values_in
 from lightning_sink.engine.history import History
@@ -76,9 +75,6 @@ class TrainerSink(Sink):
         self._ends = Ends(self._trainer, self._counters, interrupt)
         self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.compared)
         self._automatic = self._module.automatic_optimization
-        self._clears = not is_overridden("optimizer_zero_grad", self._module) and all(
-            map(_clears_all, self._trainer.optimizers)
-        )
         self._may_skip = is_overridden("on_train_batch_start", self._module)
         self._option_hooks = OptionHooks(self._trainer)
         # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
@@ -156,7 +152,7 @@ class TrainerSink(Sink):
                 is_met = is_met or self._starts_inside
                 # What the step's last hook sees is behind the schedule there, and a program has one rate of each.
                 is_met = is_met or (self._ends_otherwise and progress.is_last_batch)
-                step = Step(batch, leaves, signature, kind, kind[0] and self._clears, is_met)
+                step = Step(batch, leaves, signature, kind, is_met)
                 yield step
             if self._last or self.skip_epoch or interrupt.requested:
                 self.logs.all()
@@ -453,8 +449,3 @@ class TrainerSink(Sink):
             self._trainer._logger_connector.on_batch_end()
             self._hooks.end(self._result().output, self._trained.batch, loop.batch_idx, late=True)
         loop._batches_that_stepped += stepped
-
-
-def _clears_all(optimizer: Optimizer) -> bool:
-    """Tells whether an optimizer clears the gradients of all its parameters: one of somebody's own may clear some."""
-    return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer)

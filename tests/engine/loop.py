@@ -90,7 +90,7 @@ class LoopSink(Sink):
 
     def _step(self, batch: Batch) -> Step:
         leaves, signature = flatten(batch)
-        return Step(batch, leaves, signature, "step", clears=self._training.set_to_none is True)
+        return Step(batch, leaves, signature, "step")
 
     def values(self, step: Step) -> dict[str, Any]:
         return dict(values_in(step.batch))

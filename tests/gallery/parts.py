@@ -1,6 +1,7 @@
 """Parts of a model that only some steps use: their gradients, who clears them, and their counts of steps."""
 
 import random
+from operator import attrgetter
 
 import torch
 from lightning.pytorch.utilities import grad_norm
@@ -146,6 +147,172 @@ case(size=-1, data=tasks("BBBB" + "A" + "B" * 4 + "ABB" * 4))(MeasuresItsHead)
 class MeasuresItsHeadByLightnings(MeasuresItsHead):
     def measured(self):
         return sum(value for name, value in grad_norm(self.first, 2).items() if "total" in name)
+
+
+@case(size=-1, data=tasks("AABBBB" + "A" * 8 + "B" + "N" * 8 + "B" + "AAANNNAAAB" * 6))
+class CountsBeginAnewNowAndThen(Heads):
+    """Once steps have put other counts in the place of some, the others still write to these."""
+
+    def training_step(self, batch, batch_idx):
+        x, y, of = batch
+        out = self(x)
+        if (of == 2).all():
+            for state in self.optimizers().optimizer.state.values():
+                state["step"] = torch.zeros(())
+        if (of >= 1).all():
+            out = out + self.first(x)
+        return nn.functional.cross_entropy(out, y)
+
+
+class LooksAtOldGradients(MeasuresItsHead):
+    """Two optimizers of its own: one of its head, one of something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_head = [torch.optim.SGD(self.first.parameters(), lr=0.1)]
+        self.of_others = [torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+LATE = tasks("NNNN" + "A" + "NNNN" + "ANN" * 4 + "AN" * 10)
+
+
+@case(size=-1, data=LATE)
+class StepsByOldGradients(LooksAtOldGradients):
+    def measured(self):
+        return 0.0
+
+    def on_before_zero_grad(self, optimizer):
+        self.of_head[0].step()
+
+
+@case(size=-1, data=LATE)
+class MeasuresBehindAnOptimizerThatClearsOthers(LooksAtOldGradients):
+    def measured(self):
+        self.of_others[0].zero_grad()
+        return nn.utils.clip_grad_norm_(self.first.parameters(), 0.5)
+
+
+GRADIENT = attrgetter("grad")
+
+
+@case(size=-1, data=LATE)
+class AsksForGradientsByAFunction(LooksAtOldGradients):
+    def measured(self):
+        found = map(GRADIENT, self.first.parameters())
+        return sum((gradient.norm() for gradient in found if gradient is not None), torch.zeros(()))
+
+
+@case(size=-1, data=LATE)
+class AsksForGradientsByAnotherName(LooksAtOldGradients):
+    def measured(self):
+        return sum(parameter._grad is not None for parameter in self.first.parameters())
+
+
+@case(size=-1, data=LATE)
+class HasTheOptimizerLookForGradients(LooksAtOldGradients):
+    def measured(self):
+        optimizer, found = self.optimizers().optimizer, []
+        optimizer._init_group(optimizer.param_groups[0], [], found, [])
+        return len(found)
+
+
+AT_RANDOM = tasks("".join(random.Random(3).choices("NABC", k=60)))
+
+
+class Lion(torch.optim.Optimizer):
+    """Looks at gradients by lines of its own, behind those that clear them."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                    parameter.add_(torch.sign(0.9 * mean + 0.1 * parameter.grad), alpha=-group["lr"])
+                    mean.lerp_(parameter.grad, 0.01)
+        return loss
+
+
+@case(size=-1, data=AT_RANDOM, options={"max_epochs": 4})
+class HeadsByAnOptimizerOfItsOwn(Heads):
+    def configure_optimizers(self):
+        return Lion(self.parameters())
+
+
+@case(size=-1, data=AT_RANDOM, options={"max_epochs": 4})
+class HeadsWhoseGradientsAreLogged(Heads):
+    def on_before_optimizer_step(self, optimizer):
+        found = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        self.log("norm", nn.utils.get_total_norm(found))
+
+
+class HeadsByHand(Heads):
+    """Who clears gradients before anything adds to them."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def clear(self, optimizers):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+    def training_step(self, batch, batch_idx):
+        optimizers = self.optimizers()
+        self.clear(optimizers)
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self):
+        heads = [*self.first.parameters(), *self.second.parameters()]
+        return torch.optim.Adam(self.net.parameters(), lr=0.02), torch.optim.Adam(heads, lr=0.02)
+
+
+case(size=-1, data=AT_RANDOM, options={"max_epochs": 4})(HeadsByHand)
+
+
+@case(size=-1, data=AT_RANDOM, options={"max_epochs": 4})
+class HeadsThatTheModuleClears(HeadsByHand):
+    def clear(self, optimizers):
+        self.zero_grad()
+
+
+@case(size=-1, data=AT_RANDOM, options={"max_epochs": 4})
+class HeadsThatALineClears(HeadsByHand):
+    def clear(self, optimizers):
+        for parameter in self.parameters():
+            parameter.grad = None
+
+
+@case(size=-1, data=tasks("AABB" * 3 + "ABNC" * 14), options={"max_epochs": 1})
+class HeadsWhoseGradientsBecomeZero(HeadsByHand):
+    def clear(self, optimizers):
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=False)
+
+
+@case(size=-1, data=tasks("AABB" * 3 + "ABNC" * 14), options={"max_epochs": 1})
+class HeadsThatAreClearedBehindABackwardPass(HeadsByHand):
+    """What is left of the heads is added to, and then gone."""
+
+    def training_step(self, batch, batch_idx):
+        net, heads = self.optimizers()
+        net.zero_grad()
+        self.manual_backward(Heads.training_step(self, batch, batch_idx))
+        self.log("norm", nn.utils.clip_grad_norm_(self.first.parameters(), 1e9))
+        net.step()
+        heads.zero_grad()
+        self.manual_backward(Heads.training_step(self, batch, batch_idx))
+        heads.step()
 
 
 class AtRandom(Heads):

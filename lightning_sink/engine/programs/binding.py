@@ -8,14 +8,13 @@ content of a slot; anything else is a hazard.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.appends import Appends, tensors_in
@@ -37,7 +36,7 @@ _DO_THE_SAME = "have each step do the same, or decide by `batch_idx` or the batc
 class Observation:
     """One recorded step with what surrounded it.
 
-    `absent` are gradients of the optimizers' that the step would clear, and that are not there.
+    `cleared_first` are gradients that the step clears before they matter, `absent` those of them that were not there.
     """
 
     recorder: Recorder
@@ -55,6 +54,7 @@ class Observation:
     note: Any
     gradients: list[tuple[Slot, bool]]
     unread: list[tuple[Slot, Any, Any]]
+    cleared_first: list[Slot]
     absent: list[Slot]
 
     def clears(self, known: Collection[str]) -> None:
@@ -70,7 +70,8 @@ class Observation:
         branches = tuple((guard.name, guard.outcome) for guard in self.recording.guards)
         answers = tuple((question.name, question.value) for question in self.recording.questions)
         truths = tuple((assumed.where, assumed.outcome) for assumed in self.recording.assumed)
-        return branches, answers, truths, tuple((slot.name, there) for slot, there in self.gradients)
+        gradients = tuple((slot.name, there) for slot, there in self.gradients)
+        return branches, answers, truths, gradients, tuple(slot.name for slot in self.cleared_first)
 
 
 def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, result: Result) -> Observation:
@@ -103,34 +104,24 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
     loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
     counts = len(tensors), len(result.logged), loss, appends
-    # Autograd adds to a gradient that is there and sets one that is not; no operation shows which. Nor does one show
-    # what a step asks of it before it is cleared: `parameter.grad is None`.
+    old = recorder.old_gradients
     slots = [slot for slot in before.slots.values() if slot.is_gradient]
-    owned = _owned(before.parts.optimizers)
-    old = {id(before.tensors[slot.name]) for slot in slots if slot.owner_id in owned}
-    asks = recorder.asks_for_gradients or any(id(tensor) in old for tensor in recording.inputs)
     gradients = [
         (slot, before.tensors[slot.name] is not None)
         for slot in slots
-        if asks or not step.clears or (slot.owner_id not in owned and slot.may_gather)
+        if slot.owner_id in old.asked or (slot.owner_id not in old.cleared and slot.may_gather)
     ]
     # A step may ask for the shape of what it replaces, and clears a gradient that somebody put where there was none: no
     # operation shows either.
-    absent = [s for s in slots if step.clears and before.tensors[s.name] is after.tensors.get(s.name) is None]
+    cleared_first = [slot for slot in slots if slot.owner_id in old.cleared]
+    absent = [s for s in cleared_first if before.tensors[s.name] is after.tensors.get(s.name) is None]
     replaced = [slot for slot in filled if not slot.is_gradient]
     unread = [
         (slot, shape_of(before.tensors[slot.name]), shape_of(after.tensors.get(slot.name)))
         for slot in (*replaced, *absent)
     ]
-    absent = [slot for slot in absent if slot.owner_id in owned]
     seen = recorder, recording, leaves, before, filled, cleared
-    return Observation(*seen, spec, constants, *counts, result.note, gradients, unread, absent)
-
-
-def _owned(optimizers: Iterable[Optimizer]) -> set[int]:
-    """Returns the identities of the optimizers' parameters, whose gradients are those that an owner clears."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return {id(parameter) for group in groups for parameter in group["params"]}
+    return Observation(*seen, spec, constants, *counts, result.note, gradients, unread, cleared_first, absent)
 
 
 def _look_at_containers(recorder: Recorder, before: Snapshot, after: Snapshot) -> None:

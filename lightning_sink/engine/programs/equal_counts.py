@@ -43,12 +43,12 @@ class EqualCounts:
         """Tells whether they are equal now."""
         return all(_are_equal(_count(one), _count(other)) for one, other in self._pairs)
 
-    def are_kept_by(self, touches: Sequence[tuple[Slot, bool]], written: Sequence[Tensor]) -> bool:
-        """Tells whether who fills or clears these slots, and writes to these tensors, leaves those equal that were."""
+    def are_kept_by(self, slots: Sequence[Slot], written: Sequence[Tensor]) -> bool:
+        """Tells whether who changes what these slots hold, and writes to these tensors, leaves equal what was so."""
         if not self._pairs:
             return True
         # At each change of programs, of hundreds of counts: which tensors these are, their storages would take longer.
-        touched, names = {*map(id, written)}, {slot.name for slot, _ in touches}
+        touched, names = {*map(id, written)}, {slot.name for slot in slots}
 
         def is_touched(place: Place) -> bool:
             return place.name in names if isinstance(place, Slot) else id(place) in touched

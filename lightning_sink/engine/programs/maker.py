@@ -78,10 +78,11 @@ class ProgramMaker:
         self._in_vain: list[Hazard] = []  # what the last recordings had, all the same
         self._wait, self._longest_wait = 0, _FIRST_WAIT
         self._volatile: set[str] = set()
-        self._cleared: set[str] = set()  # gradients that were there, and that the owner has cleared
+        self._cleared: set[str] = set()  # gradients that were there, and that a step has cleared first of all
         self._reported: set[str] = set()
         self._restless = self._short_lives = self._steps_at_loss = 0
         self._changed: Sequence[str] = ()
+        self._steps_at_change: int | None = None  # that programs had run when they began behind the last change
         self._missed_seconds = self._compiling_seconds = 0.0
         self._too_many = self._looked = self._explained = self._has_recorded = False
 
@@ -155,9 +156,15 @@ class ProgramMaker:
                 self._explained = True
                 self.report(why)
 
-    def settled(self) -> None:
-        """Takes note that a program ran: what it takes for granted stays as it is for some time."""
-        self._restless = 0
+    def settled(self, steps: int) -> None:
+        """Takes note that a program ran: what it takes for granted may stay as it is for some time.
+
+        By then programs have run so many steps.
+        """
+        if self._steps_at_change is None:
+            self._steps_at_change = steps
+        if steps - self._steps_at_change >= PATIENCE:
+            self._restless = 0
 
     def lost(self, steps: int) -> None:
         """Takes note that tensors, or values of theirs, are others than a program takes them to be.
@@ -171,7 +178,7 @@ class ProgramMaker:
     def forget(self, changed: Sequence[str] = ()) -> None:
         """Forgets programs and recordings: what they take for granted has changed; by these names if it has any."""
         self._restless += bool(self._programs) or bool(self._candidates)
-        self._changed = changed
+        self._changed, self._steps_at_change = changed, None
         self._programs.clear()
         self._in_vain.clear()
         # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
@@ -216,8 +223,8 @@ class ProgramMaker:
         self._check_batch(sink, recorder)
         observation = observe(recorder, before, Snapshot(self._parts), step, result)
         self._note_volatile(observation)
-        if step.clears:
-            self._cleared |= {slot.name for slot in observation.cleared}
+        first = {slot.name for slot in observation.cleared_first}
+        self._cleared |= first.intersection(slot.name for slot in observation.cleared)
         recording = observation.recording
         self._parts.varying.check([hazard.what for hazard in recording.frozen], not recording.hazards)
         bindings = candidate.compare(observation, self._volatile, self._cleared)

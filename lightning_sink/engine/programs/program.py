@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -87,6 +88,8 @@ class Program:
         self.slots = [(position, slot) for position, slot, _ in self._slots]
         self._moving = [*(position for position, _ in self._leaves), *(position for position, _ in self.slots)]
         self.touches = [(slot, True) for slot in self.filled] + [(slot, False) for slot in observation.cleared]
+        of_slots = [b.slots for i, b in enumerate(bindings) if b.slot is not None and i in self._written]
+        self._changes = [*(slot for slot, _ in self.touches), *chain.from_iterable(of_slots)]
         self._unread = [(slot, before) for slot, before, _ in observation.unread]
         self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
         # Of the counts by which Python decides, those that a step adds something to, always the same, are known ahead.
@@ -190,7 +193,7 @@ class Program:
         read = storages(tensor for tensor, _ in self._read)
         if read and not {*read}.isdisjoint(storages(other._writes)):
             return False
-        return self._equal.are_kept_by(other.touches, other._writes)
+        return self._equal.are_kept_by(other._changes, other._writes)
 
     def _shares_what_it_writes(self) -> bool:
         """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""

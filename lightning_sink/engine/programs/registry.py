@@ -39,8 +39,9 @@ class Programs:
         return any(known == kind and programs for (known, _), programs in self._known.items())
 
     def count_asking(self, key: Key) -> int:
-        """Returns how many programs are for steps of a kind with some batches only, by what these hold."""
-        return sum(bool(program.questions) for program in self._known.get(key, ()))
+        """Returns by how many answers of batches programs are told apart for steps of a kind."""
+        asking = [program.questions for program in self._known.get(key, ()) if program.questions]
+        return len({tuple((question.name, question.value) for question in questions) for questions in asking})
 
     def find(self, step: Step, generation: int | None = None) -> Program | None:
         """Returns the program for the way that a step will go, which is about to run; `generation` as it `fits`."""

@@ -103,7 +103,7 @@ class Recorder(Tape):
         self._writer, self.moved = self._operations.writer, self._operations.moved
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording, self.paused)
         self.batch_gradients, self.batch_contents = BatchGradients(leaves), BatchContents()
-        self._handed, self._old_gradients = Handed(), OldGradients()
+        self._handed, self.old_gradients = Handed(), OldGradients()
         # `PlainUses` and `Values` ask each other while the step runs, so the one is made before what it asks.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
         most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
@@ -116,7 +116,7 @@ class Recorder(Tape):
     def _called(self, frame: FrameType) -> None:
         if frame.f_code is _OF_MODULES:
             self.got.add((id(frame.f_locals["self"]), frame.f_locals["name"]))
-        self._old_gradients.called(frame)
+        self.old_gradients.called(frame)
         self._handed.called(frame)
 
     # -- the tape ---------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Recorder(Tape):
             )
         )
         self._handed.hook = operations.hook
-        stack.enter_context(StandInMode(self._number, operations.put_data, self.paused))
+        stack.enter_context(StandInMode(self._number, operations.put_data, self.paused, self.old_gradients.meets))
         stack.enter_context(operations)
         stack.enter_context(scaler_steps_by(operations.scaled))
         stack.enter_context(known_to_math())
@@ -331,11 +331,6 @@ class Recorder(Tape):
     def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
         """Takes note of tensors that no program has."""
         self._operations.outside.add(tensors, what)
-
-    @property
-    def asks_for_gradients(self) -> bool:
-        """Whether the step looks at those that the step before has left."""
-        return self._old_gradients.are_asked_for(self.ran.values())
 
     def finish(self, outputs: list[Tensor]) -> Recording:
         """Ends the recording; `outputs` are the tensors that its program shall return."""

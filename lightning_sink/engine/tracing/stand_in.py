@@ -31,7 +31,7 @@ class StandInMode(TorchFunctionMode):
     """Calls such functions in another way.
 
     `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none. `put_data` is
-    called in the place of what gives a tensor other memory, with that and its arguments.
+    called in the place of what gives a tensor other memory, with that and its arguments. `meets` is told of all.
     """
 
     def __init__(
@@ -39,9 +39,10 @@ class StandInMode(TorchFunctionMode):
         number: Callable[[Tensor, FrameType], Number | None],
         put_data: Callable[..., None],
         paused: Callable[[], AbstractContextManager[None]],
+        meets: Callable[[Any, tuple[Any, ...]], None],
     ) -> None:
         super().__init__()
-        self._number, self._put_data, self._paused = number, put_data, paused
+        self._number, self._put_data, self._paused, self._meets = number, put_data, paused, meets
         self._of_torchmetrics = OfTorchmetrics(paused)
 
     def __torch_function__(
@@ -49,6 +50,7 @@ class StandInMode(TorchFunctionMode):
     ) -> Any:
         """Calls a function with stand-ins in the place of numbers, where it can."""
         kwargs = kwargs or {}
+        self._meets(func, args)
         if func is torch.Tensor.item:
             number = self._number(args[0], sys._getframe(1))
             if number is not None:

@@ -20,7 +20,7 @@ def observed(module, function, *leaves):
     before = Snapshot(Parts(module))
     recorder = Recorder(Hyperparameters([]), Counts({}), before)
     output = recorder.span(lambda: function(*leaves), lambda: None)
-    step = Step(leaves, list(leaves), "signature", "kind", clears=True)
+    step = Step(leaves, list(leaves), "signature", "kind")
     return observe(recorder, before, Snapshot(Parts(module)), step, Result(output, []))
 
 
