@@ -274,7 +274,7 @@ class ProgramMaker:
     ) -> bool:
         recording = observation.recording
         function: CompiledStep | Hazard
-        if recording.questions and self._programs.count_asking(key) >= MOST_ANSWERS:
+        if recording.questions and self._programs.count_answers(key) >= MOST_ANSWERS:
             function = Hazard(_TOO_MANY_ANSWERS, recording.questions[-1].where)
         else:
             began = perf_counter()

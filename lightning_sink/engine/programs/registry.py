@@ -38,7 +38,7 @@ class Programs:
         """Tells whether such steps have a program for batches of any signature."""
         return any(known == kind and programs for (known, _), programs in self._known.items())
 
-    def count_asking(self, key: Key) -> int:
+    def count_answers(self, key: Key) -> int:
         """Returns by how many answers of batches programs are told apart for steps of a kind."""
         asking = [program.questions for program in self._known.get(key, ()) if program.questions]
         return len({tuple((question.name, question.value) for question in questions) for questions in asking})

@@ -10,9 +10,9 @@ KEY, OTHER = ("kind", "shape"), ("kind", "another shape")
 def program(fits=True, homes=(), batches=None):
     return SimpleNamespace(
         fits=lambda generation: fits,
-        is_for=lambda leaves: batches is None or leaves in batches,
+        is_for=lambda leaves: batches is None or leaves[0] in batches,
         homes=set(homes),
-        questions=batches or [],
+        questions=[SimpleNamespace(name="where", value=value) for value in batches or []],
     )
 
 
@@ -31,11 +31,18 @@ def test_the_first_that_fits_is_found():
 
 
 def test_a_program_may_be_for_some_batches_only():
-    programs, one, other = Programs(), program(batches=[["a"]]), program(batches=[["b"]])
+    programs, one, other = Programs(), program(batches=["a"]), program(batches=["b"])
     programs.add(KEY, one)
     programs.add(KEY, other)
     assert [programs.find(step(leaves=leaves)) for leaves in ("a", "b", "c")] == [one, other, None]
-    assert [programs.count_asking(key) for key in (KEY, OTHER)] == [2, 0]
+    assert [programs.count_answers(key) for key in (KEY, OTHER)] == [2, 0]
+
+
+def test_programs_for_the_same_answer_count_once():
+    programs = Programs()
+    for made in (program(), program(batches=["a"]), program(batches=["a"]), program(batches=["b"])):
+        programs.add(KEY, made)
+    assert programs.count_answers(KEY) == 2
 
 
 def test_kinds_and_signatures():

@@ -1,0 +1,93 @@
+"""Which gradients a recorded step looks at is seen by whatever name; so is which ones it clears first of all."""
+
+from operator import attrgetter
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_sink.engine.state.counts import Counts
+from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.state.slots import Parts, Snapshot
+from lightning_sink.engine.tracing.record import Recorder
+
+
+@pytest.fixture
+def net():
+    net = nn.ModuleDict({"one": nn.Linear(2, 1, bias=False), "other": nn.Linear(2, 1, bias=False)})
+    net["one"].weight.grad = torch.ones(1, 2)
+    return net
+
+
+def met(net, step):
+    """Returns whose gradients a step asks for, and whose it clears first."""
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(net)))
+    recorder.span(step, lambda: None)
+    assert not recorder.recording.failed
+    old = recorder.old_gradients
+    return tuple({name for name in net if id(net[name].weight) in found} for found in (old.asked, old.cleared))
+
+
+def loss(net):
+    return (net["one"](torch.ones(2)) + net["other"](torch.ones(2))).sum()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda weight: weight.grad,
+        lambda weight: weight._grad,
+        attrgetter("grad"),
+        lambda weight: getattr(weight, "gr" + "ad"),
+        lambda weight: nn.utils.clip_grad_norm_([weight], 1.0),
+        lambda weight: torch.optim.SGD([weight], lr=0.1).step(),
+    ],
+)
+def test_who_is_asked(net, ask):
+    for name in net:
+        assert met(net, lambda name=name: ask(net[name].weight)) == ({name}, set())
+
+
+def test_what_is_used_and_not_asked_for(net):
+    assert met(net, lambda: loss(net).backward()) == (set(), set())
+
+
+@pytest.mark.parametrize(
+    "clear",
+    [
+        lambda net: torch.optim.SGD(net.parameters(), lr=0.1).zero_grad(),
+        lambda net: net.zero_grad(),
+        lambda net: [setattr(weight, "grad", None) for weight in net.parameters()],
+    ],
+)
+def test_who_is_cleared(net, clear):
+    def asked_behind():
+        clear(net)
+        loss(net).backward()
+        return [weight.grad for weight in net.parameters()]
+
+    assert met(net, asked_behind) == (set(), {"one", "other"})
+
+
+def test_a_part_is_cleared(net):
+    assert met(net, lambda: torch.optim.SGD(net["one"].parameters(), lr=0.1).zero_grad()) == (set(), {"one"})
+
+
+def test_zeros_depend_on_what_is_there(net):
+    assert met(net, lambda: net.zero_grad(set_to_none=False)) == ({"one", "other"}, set())
+
+
+def test_what_is_cleared_behind_a_question(net):
+    def asked_first():
+        assert net["one"].weight.grad is not None
+        net.zero_grad()
+
+    assert met(net, asked_first) == ({"one"}, {"other"})
+
+
+def test_what_is_cleared_behind_a_backward_pass(net):
+    def added_to_first():
+        loss(net).backward()
+        net.zero_grad()
+
+    assert met(net, added_to_first)[1] == set()
