@@ -44,6 +44,7 @@ OTHERS = [
     "constants",
     "epochs",
     "generators",
+    "gradients",
     "hidden",
     "masks",
     "measures",

@@ -63,6 +63,11 @@ _GLOBAL_HOOKS = (
 _UNSCALES = "_step_supports_amp_scaling"
 
 
+def sees_functions() -> bool:
+    """Tells whether a mode sees the functions of torch's that Python calls now: nothing public tells."""
+    return torch._C._len_torch_function_stack() > 0
+
+
 def saves_by_hooks() -> bool:
     """Tells whether hooks see what is saved for a backward pass, as checkpointing has them: nothing public tells."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None

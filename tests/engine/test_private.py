@@ -237,3 +237,15 @@ def test_it_is_known_whether_hooks_see_what_is_saved():
     assert not private.saves_by_hooks()
     with torch.autograd.graph.save_on_cpu():
         assert private.saves_by_hooks(), "`torch._C._autograd._top_saved_tensors_default_hooks` gives something else"
+
+
+def test_whether_functions_are_seen():
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            assert not private.sees_functions(), "what a mode does is seen by itself"
+            return func(*args, **(kwargs or {}))
+
+    assert not private.sees_functions(), "the number of modes has another name"
+    with Mode():
+        assert private.sees_functions(), "the number of modes has another name"
+        torch.ones(1)

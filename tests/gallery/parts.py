@@ -409,3 +409,21 @@ class OptimizersThatAreSteppedInAnotherOrder(HeadsBySize):
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.net.parameters(), lr=0.01), torch.optim.Adam(self.second.parameters(), lr=0.01)
+
+
+@case(size=-1, data=AT_RANDOM, options={"max_epochs": 4}, eager="keeps changing")
+class AHeadThatIsFrozenEveryFewSteps(Heads):
+    """Programs run in between, and none of them for long."""
+
+    def training_step(self, batch, batch_idx):
+        x, y, _ = batch
+        self.first.requires_grad_(batch_idx % 10 < 5)
+        return nn.functional.cross_entropy(self(x) + self.first(x), y)
+
+
+@case(size=-1, data=AT_RANDOM, options={"max_epochs": 4})
+class AHeadThatIsFrozenInSomeEpochs(Heads):
+    def training_step(self, batch, batch_idx):
+        x, y, _ = batch
+        self.first.requires_grad_(self.current_epoch % 2 == 0)
+        return nn.functional.cross_entropy(self(x) + self.first(x), y)

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.appends import Appends, tensors_in
 from lightning_sink.engine.state.attributes import own_attributes
-from lightning_sink.engine.state.slot import ItemSlot, Slot
+from lightning_sink.engine.state.slot import ItemSlot, Kept, Slot
 from lightning_sink.engine.state.slots import Snapshot, shape_of, share_memory, storages
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.tracing.record import Recorder
@@ -29,6 +29,7 @@ from lightning_sink.engine.watch import Hazard
 TENSOR = object()
 """Stands for a tensor among the values that a step returns."""
 
+_ON_OTHERS = "a tensor that is no parameter of the module's or an optimizer's gets a gradient, or loses it"
 _DO_THE_SAME = "have each step do the same, or decide by `batch_idx` or the batch which way it goes"
 
 
@@ -92,7 +93,7 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
         if name not in after.slots:
             recorder.hazard(f"{name} disappears")
     _look_at_containers(recorder, before, after)
-    _check_gradients(recorder, after, leaves, filled)
+    hidden = _check_gradients(recorder, after, leaves, filled)
     _check_aliases(recorder, after, filled)
     appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))
     _check_collected(recorder, after, appends, collected)
@@ -106,10 +107,10 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     counts = len(tensors), len(result.logged), loss, appends
     old = recorder.old_gradients
     slots = [slot for slot in before.slots.values() if slot.is_gradient]
-    gradients = [
+    gradients = hidden + [
         (slot, before.tensors[slot.name] is not None)
         for slot in slots
-        if slot.owner_id in old.asked or (slot.owner_id not in old.cleared and slot.may_gather)
+        if slot.owner_id in old.asked or (slot.owner_id not in old.cleared and (slot.may_gather or old.asks_unseen))
     ]
     # A step may ask for the shape of what it replaces, and clears a gradient that somebody put where there was none: no
     # operation shows either.
@@ -139,16 +140,34 @@ def _look_at_containers(recorder: Recorder, before: Snapshot, after: Snapshot) -
         recorder.hazard("the step puts one new list or dictionary into two places")
 
 
-def _check_gradients(recorder: Recorder, after: Snapshot, leaves: list[Tensor], filled: list[Slot]) -> None:
-    """A program fills the gradients of parameters; another tensor's would stay what it is, or be lost."""
+def _check_gradients(
+    recorder: Recorder, after: Snapshot, leaves: list[Tensor], filled: list[Slot]
+) -> list[tuple[Slot, bool]]:
+    """A program fills the gradients of parameters; another tensor's would stay what it is, or be lost.
+
+    Returns places of such, which are empty behind the step, with whether there was a gradient before it.
+    """
     for slot in filled:
         kept = after.tensors[slot.name]
         if kept is not None and kept.requires_grad and (kept.is_leaf or kept.retains_grad):
             recorder.hazard(f"the step keeps a tensor that has a gradient of its own in `{slot.name}`")
     known = {id(tensor) for tensor in leaves} | {slot.owner_id for slot in after.slots.values() if slot.is_gradient}
+    old, hidden = recorder.old_gradients, list[tuple[Tensor, bool]]()
     for tensor, where in zip(recorder.recording.inputs, recorder.recording.first_use, strict=True):
-        if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None and id(tensor) not in known:
-            recorder.hazard("a tensor that is no parameter of the module's or an optimizer's gets a gradient", where)
+        key, gathers = id(tensor), tensor.requires_grad or id(tensor) in {*old.switched, *old.given, *old.asked}
+        if key in known or not tensor.is_leaf or not gathers:
+            continue
+        if tensor.grad is not None:
+            recorder.hazard(_ON_OTHERS, where)
+        elif key not in old.cleared and key not in old.found:
+            hidden.append((tensor, False))
+    others = [each for key, each in old.given.items() if key not in known and not recorder.made(each[0])]
+    if any(tensor.grad is not before for tensor, before in others):
+        recorder.hazard(_ON_OTHERS)
+    hidden += [each for key, each in old.found.items() if key not in known and not recorder.made(each[0])]
+    return [
+        (Slot(f"a hidden tensor's gradient {i}", tensor, "grad"), there) for i, (tensor, there) in enumerate(hidden)
+    ]
 
 
 def _check_aliases(recorder: Recorder, after: Snapshot, filled: list[Slot]) -> None:
@@ -249,9 +268,14 @@ def _bind(first: Observation, second: Observation, index: int, volatile: set[str
         if not homes:
             return Binding(f"closed-over tensor {index}", tensor=new)
         return Binding(names[0], tensor=new, home=homes[0], twins=homes[1:])
+    where, is_written = second.recording.first_use[index], index in second.recording.written_inputs
     if names and all(first.before.tensors.get(name) is old for name in names):
-        return Binding(names[0], slot=homes[0], twins=homes[1:])
-    where = second.recording.first_use[index]
+        # What was there before the step may come from elsewhere too: `self.mask = MASKS[0]`, `p.grad = self.zeros`.
+        put = [home for home in homes if new is old and second.recorder.puts_into(home, unseen=not is_written)]
+        if put and is_written:
+            what = f"the step puts a tensor that is kept elsewhere into {put[0].name}, and writes to it"
+            return Hazard(what, where, "put a copy there (`clone()`)")
+        return Binding(names[0], slot=homes[0], twins=[*homes[1:], *(Kept(home.name, new, None) for home in put[:1])])
     if first.recorder.made(new):
         what = "a tensor of one step is used in the next, and no attribute holds it"
         return Hazard(what, where, "keep it in an attribute or a buffer")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from copy import copy
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.state.attributes import DEEPEST_SLOTS, MOST_ABOVE_SLOTS, is_a
@@ -49,6 +49,11 @@ class Slot:
         return isinstance(self._owner, Tensor)
 
     @property
+    def is_set_unseen(self) -> bool:
+        """Whether no function of Python's is called where somebody puts a tensor there."""
+        return not isinstance(self._owner, nn.Module)
+
+    @property
     def may_gather(self) -> bool:
         """Whether a backward pass may leave a gradient there, or has."""
         return self.is_gradient and (self._owner.requires_grad or self.get() is not None)
@@ -61,6 +66,14 @@ class Slot:
     def set(self, tensor: Tensor | None) -> None:
         """Puts a tensor there."""
         setattr(self._owner, self._key, tensor)
+
+
+class Kept(Slot):
+    """No place that anybody fills: a tensor that code keeps in a closure, and puts into places."""
+
+    def get(self) -> Tensor | None:
+        """Returns the tensor."""
+        return self._owner if isinstance(self._owner, Tensor) else None
 
 
 class StateSlot(Slot):

@@ -7,19 +7,26 @@ asks `parameter.grad is None`. So which ones are there is part of a step's way, 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from types import FrameType
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_sink.engine.private import sees_functions
+
+_PACKAGE = str(Path(__file__).parents[2])
 _OF_OPTIMIZERS = inspect.unwrap(Optimizer.zero_grad).__code__
 _OF_MODULES = inspect.unwrap(nn.Module.zero_grad).__code__
 _BACKWARD = inspect.unwrap(torch.autograd.backward).__code__
 _PROPERTY: Any = Tensor.grad
 _GETTER, _SETTER = _PROPERTY.__get__, _PROPERTY.__set__
+_REQUIRES: Any = Tensor.requires_grad
+_ASKS = (Tensor.requires_grad_, _REQUIRES.__set__)
 
 
 class OldGradients:
@@ -27,16 +34,25 @@ class OldGradients:
 
     Attributes:
         asked: The tensors that were asked for their gradients before these were cleared.
+        asks_unseen: Whether code ran that may have asked any.
         cleared: Those whose gradients were set to None before somebody asked for them and before a backward pass.
+        given: Those whose gradients were set, each with what it had before.
+        switched: Those that were told to have gradients from there on, or none.
+        found: The leaves that were asked, each with whether it had a gradient of the step before.
     """
 
     def __init__(self) -> None:
-        self.asked, self.cleared = set[int](), set[int]()
-        self._may_be_added_to = False
+        self.asked, self.cleared, self.switched = set[int](), set[int](), set[int]()
+        self.found = dict[int, tuple[Tensor, bool]]()
+        self.given = dict[int, tuple[Tensor, Tensor | None]]()
+        self.asks_unseen = self._may_be_added_to = False
 
     def called(self, frame: FrameType) -> None:
         """Takes note of a function that is about to run."""
         code = frame.f_code
+        # Hooks of a backward pass, and what a function of torch's calls back, run without the modes that see questions.
+        if not self.asks_unseen and not sees_functions():
+            self.asks_unseen = _names_gradients(code)
         if code is _BACKWARD:
             self._may_be_added_to = True
         elif (code is _OF_OPTIMIZERS or code is _OF_MODULES) and frame.f_locals["set_to_none"]:
@@ -46,13 +62,28 @@ class OldGradients:
         """Takes note of a function of torch's that is about to be called: properties are such, by whatever name."""
         if func == _GETTER:
             if id(args[0]) not in self.cleared:
-                self.asked.add(id(args[0]))
-        elif func == _SETTER and args[1] is None:
-            self._clear(args[:1])
+                self._ask(args[0], func)
+        elif func == _SETTER:
+            self.given.setdefault(id(args[0]), (args[0], _GETTER(args[0])))
+            if args[1] is None:
+                self._clear(args[:1])
+        elif func in _ASKS:
+            self.switched.add(id(args[0]))
+
+    def _ask(self, tensor: Tensor, gradient: Callable[[Tensor], Tensor | None]) -> None:
+        if tensor.is_leaf and id(tensor) not in self.asked:
+            self.found[id(tensor)] = tensor, gradient(tensor) is not None and not self._may_be_added_to
+        self.asked.add(id(tensor))
 
     def _clear(self, tensors: Iterable[Tensor]) -> None:
-        if not self._may_be_added_to:
+        if not (self._may_be_added_to or self.asks_unseen):
             self.cleared |= {id(tensor) for tensor in tensors} - self.asked
+
+
+@lru_cache(maxsize=4096)
+def _names_gradients(code: CodeType) -> bool:
+    is_ours = code is _BACKWARD or code.co_filename.startswith(_PACKAGE)
+    return not is_ours and ("grad" in code.co_names or "grad" in code.co_consts)
 
 
 def _tensors_of(owner: Optimizer | nn.Module) -> Iterable[Tensor]:

@@ -34,6 +34,7 @@ from lightning_sink.engine.state.collected import Place, Watched
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.looks import Looks
+from lightning_sink.engine.state.slot import Slot
 from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.assumptions import Assumptions
@@ -54,6 +55,8 @@ from lightning_sink.errors import add_note
 
 _OF_MODULES = nn.Module.__getattr__.__code__
 """What gives parameters, buffers and modules, in whichever way they are asked for."""
+
+_SETS_IN_MODULES = nn.Module.__setattr__.__code__
 
 
 class Recorder(Tape):
@@ -87,6 +90,7 @@ class Recorder(Tape):
         self.recording = Recording(fx.Graph())
         self.ran: dict[int, CodeType] = {}
         self.got = set[tuple[int, str]]()  # which modules were asked for which parameter, buffer or module
+        self._put = set[tuple[int, str]]()  # which modules were given which attribute
         self.taken: list[list[tuple[Place, Any]]] = []
         self._watched = Watched()
         self._uses = Uses(self.recording.hazard, self.recording.freeze, lambda: not self._is_apart())
@@ -116,6 +120,8 @@ class Recorder(Tape):
     def _called(self, frame: FrameType) -> None:
         if frame.f_code is _OF_MODULES:
             self.got.add((id(frame.f_locals["self"]), frame.f_locals["name"]))
+        elif frame.f_code is _SETS_IN_MODULES:
+            self._put.add((id(frame.f_locals["self"]), frame.f_locals["name"]))
         self.old_gradients.called(frame)
         self._handed.called(frame)
 
@@ -349,6 +355,12 @@ class Recorder(Tape):
             recording.text += f"\n{text}"
         self._operations.finish()
         return recording
+
+    def puts_into(self, slot: Slot, unseen: bool) -> bool:
+        """Tells whether the step puts a tensor into a slot, as far as that is seen; `unseen`: or may do so."""
+        if slot.is_gradient:
+            return slot.owner_id in self.old_gradients.cleared or slot.owner_id in self.old_gradients.given
+        return (slot.owner_id, slot.key) in self._put or (unseen and slot.is_set_unseen)
 
     def made(self, tensor: Tensor) -> bool:
         """Tells whether an operation of this recording gave the tensor."""

@@ -39,7 +39,7 @@ class StandInMode(TorchFunctionMode):
         number: Callable[[Tensor, FrameType], Number | None],
         put_data: Callable[..., None],
         paused: Callable[[], AbstractContextManager[None]],
-        meets: Callable[[Any, tuple[Any, ...]], None],
+        meets: Callable[[Any, tuple[Any, ...]], None] = lambda func, args: None,
     ) -> None:
         super().__init__()
         self._number, self._put_data, self._paused, self._meets = number, put_data, paused, meets

@@ -91,3 +91,20 @@ def test_what_is_cleared_behind_a_backward_pass(net):
         net.zero_grad()
 
     assert met(net, added_to_first)[1] == set()
+
+
+def test_a_hook_of_the_backward_pass_may_ask_for_any(net):
+    """Torch calls it where no function of its own is seen."""
+    net["one"].weight.requires_grad_(False)
+    net["other"].weight.register_hook(lambda found: found if net["one"].weight.grad is None else 2 * found)
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(net)))
+    recorder.span(lambda: loss(net).backward(), lambda: None)
+    assert recorder.old_gradients.asks_unseen
+
+
+def test_who_is_given_a_gradient(net):
+    weight = net["other"].weight
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(net)))
+    recorder.span(lambda: setattr(weight, "grad", torch.zeros(1, 2)), lambda: None)
+    assert recorder.old_gradients.given == {id(weight): (weight, None)}
+    assert not recorder.old_gradients.asks_unseen
