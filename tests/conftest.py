@@ -25,6 +25,7 @@ from lightning.fabric.utilities import registry
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 
 import leaks
+import selection
 from lightning_sink.data import lookahead
 from lightning_sink.data.turn import NumpyTurns
 from lightning_sink.engine import compiled
@@ -69,6 +70,9 @@ gc.set_threshold(10 * gc.get_threshold()[0], *gc.get_threshold()[1:])
 # A shell lets what it runs in the background ignore Ctrl-C, which tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+pytest_addoption, pytest_collection_modifyitems = selection.pytest_addoption, selection.pytest_collection_modifyitems
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -79,6 +79,7 @@ def of_kind(kind, batches=17, last=3):
     return DataLoader(dataset, batch_size=8, collate_fn=collate)
 
 
+@pytest.mark.narrow(5)
 @ENGINES
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_batch(kind, engine):
@@ -131,6 +132,7 @@ class Marked:
             yield given, y
 
 
+@pytest.mark.narrow(5)
 @ENGINES
 @pytest.mark.parametrize("refills", [False, True])
 def test_attributes_of_tensors_are_values_of_the_batch(engine, refills):
@@ -344,6 +346,7 @@ def test_a_transfer_hook_that_draws(engine):
     compare(Drawing, engine, sink_size=6)
 
 
+@pytest.mark.narrow(5)
 @ENGINES
 @pytest.mark.parametrize(
     ("precision", "tolerance"),
@@ -372,6 +375,7 @@ class Stream(IterableDataset):
         yield from loader(11)
 
 
+@pytest.mark.narrow(5)
 @ENGINES
 @pytest.mark.parametrize("sink_size", [4, 11, -1])
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3}, {"limit_train_batches": 7}], ids=str)
@@ -423,6 +427,7 @@ def with_negated(numbers):
     return lambda: DataLoader(given, batch_size=None)
 
 
+@pytest.mark.narrow(5)
 @ENGINES
 @pytest.mark.parametrize("numbers", [range(40), range(25, 40), range(3, 40, 6)], ids=["all", "late", "some"])
 def test_a_negated_batch_is_not_read_as_its_memory(numbers, engine):

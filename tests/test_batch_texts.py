@@ -57,6 +57,7 @@ class ByKeys(Net):
         return super().training_step((batch["x"], batch["y"]), batch_idx)
 
 
+@pytest.mark.narrow(5)
 @pytest.mark.parametrize("engine", ["traced", "inductor"])
 @pytest.mark.parametrize(("make", "kind"), [(Hands, tuple), (ByKeys, dict)])
 @pytest.mark.parametrize("size", [-1, 7])
@@ -113,6 +114,7 @@ def lists(samples):
     return torch.stack(x), torch.stack(y), [*names]
 
 
+@pytest.mark.narrow(7)
 @pytest.mark.parametrize("make", [Weighs, KeepsThem, Returns, KeepsThemBehindTheBatch, Sorts])
 def test_steps_that_look_at_names_run_eagerly(make):
     def data():
@@ -179,6 +181,7 @@ class LooksAtTheMiddle(Hands):
         return loss * number_of(names[0]) if batch_idx % 12 > 7 else loss
 
 
+@pytest.mark.narrow
 @pytest.mark.parametrize("size", [-1, 10])
 def test_looks_at_some_steps_are_right(size):
     plain, sink = both(LooksAtTheMiddle, named(), SinkStrategy(size, epoch="dataset", engine="traced"), max_epochs=3)

@@ -85,6 +85,7 @@ def test_what_calls_of_cuda_take_is_added_up_by_name(gpu):
     assert gpu.said_of_calls("MLP", 10, found) == said
 
 
+@pytest.mark.narrow
 def test_the_suite_compares_sides_and_skips_what_is_absent(tmp_path):
     out, drawn = tmp_path / "suite.md", tmp_path / "suite.svg"
     chart = ("--chart", str(drawn)) if importlib.util.find_spec("matplotlib") else ()
@@ -117,6 +118,7 @@ def test_the_suite_compares_sides_and_skips_what_is_absent(tmp_path):
     assert drawn.exists() == bool(chart)
 
 
+@pytest.mark.narrow
 @pytest.mark.parametrize(
     ("script", "settings"),
     [
@@ -145,6 +147,7 @@ def test_a_comparison_of_compiled_steps_has_a_line_for_each(script, settings, be
     assert all(len(line) == len(table[0]) for line in table[2:])
 
 
+@pytest.mark.narrow
 def test_growth_has_a_line_for_each_point(tmp_path):
     out = tmp_path / "growth.md"
     run(
@@ -158,6 +161,7 @@ def test_growth_has_a_line_for_each_point(tmp_path):
     assert table[2][-2:] == ["0", "0"], "the eager engine compiles nothing"
 
 
+@pytest.mark.narrow
 @positions.needed
 def test_every_option_has_a_line_and_is_compiled(tmp_path):
     out = tmp_path / "options.md"

@@ -66,6 +66,7 @@ def run(capsys, monkeypatch):
     return trained
 
 
+@pytest.mark.narrow
 def test_a_config_file_with_class_path_and_init_args_in_a_process_of_its_own():
     Path("given.yaml").write_text(CLASS_PATH)
     Path("train.py").write_text(SCRIPT)

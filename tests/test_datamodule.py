@@ -484,6 +484,7 @@ def run(*arguments, saved="", kind=""):
     return next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
 
 
+@pytest.mark.narrow
 def test_a_config_file():
     Path("given.yaml").write_text(CONFIG)
     line = run("--config=given.yaml")
@@ -498,6 +499,7 @@ def test_a_config_file():
     assert (saved["size"], saved["_class_path"]) == (7, "__main__.Data")
 
 
+@pytest.mark.narrow
 def test_the_class_as_an_argument_and_hyperparameters_by_name():
     line = run(
         "--data.datamodule=Data", "--data.datamodule.size=8", "--data.timeout=2.5",

@@ -64,6 +64,7 @@ def make_rows():
     return torch.randn(40, 32, generator=torch.Generator().manual_seed(2))
 
 
+@pytest.mark.narrow
 @pytest.mark.parametrize("kind", [BoringModel, Transformer], ids=lambda kind: kind.__name__)
 def test_a_demo_is_compiled(kind):
     boring = kind is BoringModel
@@ -83,6 +84,7 @@ def test_a_demo_is_compiled(kind):
     assert_parity(plain, sink)
 
 
+@pytest.mark.narrow
 @pytest.mark.parametrize("engine", ["eager", "traced", "auto"])
 def test_the_lstm_carries_its_state_from_step_to_step(engine):
     # A learning rate of 20 makes rounding grow from step to step: few steps, so that the comparison says something.

@@ -31,6 +31,7 @@ def fit(**options):
     return strategy
 
 
+@pytest.mark.narrow
 @missing
 def test_eight_batches_compile_what_the_training_runs(texts):
     assert fit(fast_dev_run=8).active_engine == "inductor"

@@ -51,6 +51,7 @@ def assert_kept(plain, sink):
     assert [type(number) for number in kept(sink)] == [float, float, int]
 
 
+@pytest.mark.narrow(5)
 @pytest.mark.parametrize("engine", ["traced", "inductor"])
 @pytest.mark.parametrize("size", [-1, 1, 5, 48])
 def test_they_hold_what_plain_lightning_leaves(size, engine, chunks):

@@ -137,6 +137,7 @@ def trained(name, engine, **options):
     return both(KINDS[name][0], lambda: loader(STEPS, last=8), strategy, max_epochs=2, **options)
 
 
+@pytest.mark.narrow(7)
 @pytest.mark.parametrize(
     ("name", "engine"),
     [

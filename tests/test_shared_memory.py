@@ -59,6 +59,7 @@ def trained(make, accumulate):
     return both(make, lambda: loader(60, last=8), strategy, **options)
 
 
+@pytest.mark.narrow
 @pytest.mark.parametrize(("make", "accumulate"), [(FlatGradients, 1), (FlatGradients, 2), (SharedBuffers, 1)])
 def test_what_comes_to_be_shared_is_seen(make, accumulate):
     plain, sink = trained(make, accumulate)

@@ -92,6 +92,7 @@ def assert_same(first, second, exact):
         torch.testing.assert_close(second[name], value, **close)
 
 
+@pytest.mark.narrow(5)
 @ENGINES
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("calls", [[60], [20] * 3, [1] * 60])
@@ -119,6 +120,7 @@ def test_control_another_order_is_another_training():
         assert_same(plain, sunk, exact=False)
 
 
+@pytest.mark.narrow
 @missing
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_a_compiled_sink_trains_what_the_loop_trains(scheduled):
@@ -284,6 +286,7 @@ FORMS = {
 }
 
 
+@pytest.mark.narrow(5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_the_step_is_bound_to_may_change_between_calls(form, change, monkeypatch):

@@ -68,6 +68,7 @@ def by_helper(engine):
     return task
 
 
+@pytest.mark.narrow
 @pytest.mark.parametrize("engine", ["eager", "traced", pytest.param("inductor", marks=missing)])
 def test_every_way_in_trains_the_same(engine):
     plain = Task()

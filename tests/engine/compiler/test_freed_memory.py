@@ -32,11 +32,13 @@ def megabytes_a_step(**environment):
     return float(found.stdout)
 
 
+@pytest.mark.narrow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc")
 def test_freed_memory_is_kept():
     assert megabytes_a_step() < 3
 
 
+@pytest.mark.narrow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc")
 def test_control_it_is_not_where_the_threshold_is_held_low():
     assert megabytes_a_step(MALLOC_MMAP_THRESHOLD_="131072") > 12

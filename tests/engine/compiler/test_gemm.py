@@ -47,6 +47,7 @@ def products(sizes):
 
 
 # Small ones are computed by one thread in either.
+@pytest.mark.narrow
 @pytest.mark.parametrize(("largest", "sizes"), [(10, SIZES), (1 << 20, SIZES[:2])], ids=["one thread", "two threads"])
 def test_products_are_right(largest, sizes, two_threads):
     torch.manual_seed(1)
@@ -65,6 +66,7 @@ def test_products_are_right(largest, sizes, two_threads):
         assert (found - expected).abs().max() <= 2e-6 * scale, (operation, shapes)
 
 
+@pytest.mark.narrow
 def test_a_processor_without_vectors():
     graph = fx.Graph()
     left, right = graph.placeholder("left"), graph.placeholder("right")
@@ -76,6 +78,7 @@ def test_a_processor_without_vectors():
     torch.testing.assert_close(found, inputs[0] @ inputs[1])
 
 
+@pytest.mark.narrow
 @pytest.mark.parametrize("largest", [10, 1 << 20], ids=["one thread", "two threads"])
 def test_control_the_products_are_ours(largest, replaced):
     """With wrong arithmetic in the C++ of ours the result is wrong: so it is what runs."""

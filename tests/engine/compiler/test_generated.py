@@ -62,6 +62,7 @@ def test_a_step_that_is_not_bound_leaves_all_to_the_library(graph, monkeypatch):
     assert torch.allclose(found, inputs[0] @ inputs[1])
 
 
+@pytest.mark.narrow
 @pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 def test_what_could_not_be_compiled_once_is_tried_again(graph, monkeypatch, replaced):
     from torch._inductor import codecache

@@ -16,6 +16,7 @@ def make():
     return Training(module, optim.SGD(module.parameters(), 0.1, momentum=0.9), lambda b, i: loss_of(module, b))
 
 
+@pytest.mark.narrow
 @missing
 def test_a_compiled_loop_is_the_same_with_the_same_draws():
     plain = train(make, [batches(7)], False)
@@ -46,6 +47,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.narrow(7)
 @missing
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_convolutions_are_the_same_in_either_layout(kind):
@@ -66,6 +68,7 @@ def test_convolutions_are_the_same_in_either_layout(kind):
     assert_same(plain, sink)
 
 
+@pytest.mark.narrow
 @missing
 @pytest.mark.parametrize("order", [2, 1, float("inf")])
 def test_clipping_runs_in_rows_without_torch(order):
@@ -98,6 +101,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.narrow
 @missing
 @pytest.mark.parametrize("kind", VIEWS)
 def test_batches_that_are_views_with_gaps_or_overlaps(kind):

@@ -25,6 +25,7 @@ def looked_up(rows, columns):
     return graph, [torch.randn(30, columns), torch.randint(30, (rows,))]
 
 
+@pytest.mark.narrow
 @missing
 @pytest.mark.parametrize("columns", [65, 130])
 def test_a_wrong_index_is_raised_from_any_thread(columns, two_threads, monkeypatch):
@@ -42,6 +43,7 @@ def test_a_wrong_index_is_raised_from_any_thread(columns, two_threads, monkeypat
     assert torch.equal(step(table, indices)[0], found), "a failed call leaves nothing behind"
 
 
+@pytest.mark.narrow
 @missing
 @pytest.mark.parametrize("rows", [300, 512])
 def test_a_wrong_value_is_raised_from_any_thread(rows, two_threads):

@@ -80,6 +80,7 @@ def picks():
     return with_layouts(Recording(graph, inputs=inputs, largest=5))
 
 
+@pytest.mark.narrow(5)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("wrong", [0, 3, 5])
 def test_a_step_that_fails_ends_the_row(compiler, wrong):
@@ -295,6 +296,7 @@ step.rest()
 """
 
 
+@pytest.mark.narrow
 @missing
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_does_not_wait_for_the_thread_that_it_has_not():
@@ -367,6 +369,7 @@ def test_a_training_in_chunks_is_the_same(make, monkeypatch):
     assert Counting.rows > 20
 
 
+@pytest.mark.narrow
 @missing
 @pytest.mark.parametrize("make", [plain, noisy])
 def test_a_training_in_compiled_chunks_is_the_same(make):

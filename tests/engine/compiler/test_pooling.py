@@ -62,6 +62,7 @@ def as_list(option):
     return list(option) if isinstance(option, tuple) else option
 
 
+@pytest.mark.narrow
 @pytest.mark.parametrize("largest", [10, 1 << 20], ids=["one thread", "two threads"])
 def test_what_eager_finds(largest, two_threads):
     for (image, *options), values, places in compiled(largest):
@@ -72,6 +73,7 @@ def test_what_eager_finds(largest, two_threads):
         assert places.stride() == where.stride()
 
 
+@pytest.mark.narrow
 def test_control_the_windows_are_ours(replaced):
     """With the smallest number in the place of the largest the result is wrong: so it is what runs."""
     replaced("(value > present)", "(value < present)")

@@ -49,6 +49,7 @@ def peak(function, *inputs):
     return most
 
 
+@pytest.mark.narrow
 @pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 def test_a_program_holds_about_as_much_as_the_step(monkeypatch):
     step, x = gradients(parts()), torch.randn(ROWS, COLUMNS)

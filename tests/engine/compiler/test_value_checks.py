@@ -139,6 +139,7 @@ def compiled(request, two_threads):
     return compiled_step, original
 
 
+@pytest.mark.narrow(9)
 @missing
 @pytest.mark.parametrize("name", EVERY)
 def test_a_wrong_value_is_refused_by_compiled_code(compiled, name):

@@ -38,6 +38,7 @@ def run(parts, total, rows, kept=(0, 2), side_by_side=True):
     return row.wait()
 
 
+@pytest.mark.narrow(7)
 @pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 53, MOST - 1, MOST, MOST + 1, 2 * MOST + 37])
 def test_each_step_has_its_own_inputs_and_counts_once(count, side_by_side):
@@ -51,6 +52,7 @@ def test_each_step_has_its_own_inputs_and_counts_once(count, side_by_side):
     assert parts.graphs.turns == 3 * (count // 16)
 
 
+@pytest.mark.narrow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(counts=st.lists(st.integers(1, MOST + 100), min_size=1, max_size=4))
 def test_rows_of_any_length_behind_one_another(counts):

@@ -134,6 +134,7 @@ assert outside_state([function], Parts(nn.Module())) != before
 """
 
 
+@pytest.mark.narrow
 def test_functions_that_were_frozen_are_found():
     """In a process of its own: this one keeps the libraries' objects frozen."""
     subprocess.run([sys.executable, "-c", FROZEN], check=True, timeout=120)

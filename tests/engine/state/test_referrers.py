@@ -51,6 +51,7 @@ def test_functions_are_found_by_their_code():
     assert not functions_of([])
 
 
+@pytest.mark.narrow
 def test_what_is_frozen_is_found():
     subprocess.run([sys.executable, "-c", FROZEN], check=True, timeout=120)
 
