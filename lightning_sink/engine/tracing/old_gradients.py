@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -80,10 +79,10 @@ class OldGradients:
             self.cleared |= {id(tensor) for tensor in tensors} - self.asked
 
 
-@lru_cache(maxsize=4096)
 def _names_gradients(code: CodeType) -> bool:
-    is_ours = code is _BACKWARD or code.co_filename.startswith(_PACKAGE)
-    return not is_ours and ("grad" in code.co_names or "grad" in code.co_consts)
+    if "grad" not in code.co_names and "grad" not in code.co_consts:
+        return False
+    return code is not _BACKWARD and not code.co_filename.startswith(_PACKAGE)
 
 
 def _tensors_of(owner: Optimizer | nn.Module) -> Iterable[Tensor]:
