@@ -45,15 +45,21 @@ class OldGradients:
         self.found = dict[int, tuple[Tensor, bool]]()
         self.given = dict[int, tuple[Tensor, Tensor | None]]()
         self.asks_unseen = self._may_be_added_to = False
+        # Code that has nothing to do with them, by identity: most calls are of such.
+        self._others = dict[int, CodeType]()
 
     def called(self, frame: FrameType) -> None:
         """Takes note of a function that is about to run."""
         code = frame.f_code
-        # Hooks of a backward pass, and what a function of torch's calls back, run without the modes that see questions.
-        if not self.asks_unseen and not sees_functions():
-            self.asks_unseen = _names_gradients(code)
+        if id(code) in self._others:
+            return
         if code is _BACKWARD:
             self._may_be_added_to = True
+        elif not _names_gradients(code):
+            self._others[id(code)] = code
+        elif not sees_functions():
+            # Hooks of a backward pass, and what a function of torch's calls back, run where no mode sees questions.
+            self.asks_unseen = True
         elif (code is _OF_OPTIMIZERS or code is _OF_MODULES) and frame.f_locals["set_to_none"]:
             self._clear(_tensors_of(frame.f_locals["self"]))
 
@@ -80,9 +86,7 @@ class OldGradients:
 
 
 def _names_gradients(code: CodeType) -> bool:
-    if "grad" not in code.co_names and "grad" not in code.co_consts:
-        return False
-    return code is not _BACKWARD and not code.co_filename.startswith(_PACKAGE)
+    return ("grad" in code.co_names or "grad" in code.co_consts) and not code.co_filename.startswith(_PACKAGE)
 
 
 def _tensors_of(owner: Optimizer | nn.Module) -> Iterable[Tensor]:
