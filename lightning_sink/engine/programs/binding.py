@@ -153,8 +153,9 @@ def _check_gradients(
             recorder.hazard(f"the step keeps a tensor that has a gradient of its own in `{slot.name}`")
     known = {id(tensor) for tensor in leaves} | {slot.owner_id for slot in after.slots.values() if slot.is_gradient}
     old, hidden = recorder.old_gradients, list[tuple[Tensor, bool]]()
+    met = {*old.switched, *old.given, *old.asked}
     for tensor, where in zip(recorder.recording.inputs, recorder.recording.first_use, strict=True):
-        key, gathers = id(tensor), tensor.requires_grad or id(tensor) in {*old.switched, *old.given, *old.asked}
+        key, gathers = id(tensor), tensor.requires_grad or id(tensor) in met
         if key in known or not tensor.is_leaf or not gathers:
             continue
         if tensor.grad is not None:
