@@ -7,6 +7,7 @@ asks `parameter.grad is None`. So which ones are there is part of a step's way, 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.private import sees_functions
 
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 _OF_OPTIMIZERS = inspect.unwrap(Optimizer.zero_grad).__code__
 _OF_MODULES = inspect.unwrap(nn.Module.zero_grad).__code__
 _BACKWARD = inspect.unwrap(torch.autograd.backward).__code__
