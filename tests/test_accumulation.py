@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningR
 from torch import nn
 
 from lightning_sink import SinkStrategy
-from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from parity import Net, assert_parity, compare, loader, once
 from test_steps_in_a_row import InMemory, assert_left_the_same, failed
 

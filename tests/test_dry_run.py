@@ -5,7 +5,7 @@ import pytest
 from torch._inductor.codecache import CppWrapperCodeCache
 
 from lightning_sink import CompileError, SinkStrategy
-from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from parity import QUIET, Net, loader
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

@@ -14,7 +14,7 @@ from torchmetrics.wrappers import MinMaxMetric
 
 from lightning_sink import SinkStrategy
 from lightning_sink.data import pace
-from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.trainer import loop_sink
 from parity import QUIET, Net, Rows, assert_parity, both, loader, once
 from test_steps_in_a_row import InMemory

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_sink import SinkStrategy
-from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.tracing import step_counts
 from parity import Net, assert_parity, both, loader
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgre
 from torch import nn
 
 from lightning_sink import SinkProgressBar, SinkRichProgressBar, SinkStrategy, callbacks
-from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.trainer import progress
 from lightning_sink.trainer.progress import SinkListener, SinkProgress
 from parity import QUIET, Net, loader, train

@@ -19,7 +19,7 @@ from gallery.held_schedulers import Warmup
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import lending, lookahead, pace, supply
 from lightning_sink.data.reuse import Reuse, _Leaf
-from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.programs import chunks as engine_chunks
 from lightning_sink.trainer import log_buffer
 from lightning_sink.trainer.loop_sink import LoopSink

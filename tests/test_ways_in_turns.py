@@ -12,7 +12,7 @@ from torch import nn
 import positions
 from lightning_sink import SinkDataModule, SinkStrategy
 from lightning_sink.data import pace
-from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.programs import chunks
 from lightning_sink.engine.programs.program import Program
 from parity import Net, assert_parity, compare, loader, once

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from lightning_sink.engine.compiled import CompiledEngine
-from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor, compile_traced, timed
 from lightning_sink.engine.compiler.loop import Compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.device.cuda import CudaGraphs
 from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.device.on_device import compile_on_device

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_sink import CompileError, DataSink, EmptyDatasetError, SinkWarning, UnsupportedError, data_sink
 from lightning_sink.data import pace
-from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "traced"])
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

@@ -15,7 +15,7 @@ from lightning_sink import (
     connect_network_with_dataset,
     data_sink,
 )
-from lightning_sink.engine.compiler.generated import missing_compiler
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from parity import QUIET
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

@@ -11,11 +11,9 @@ import ctypes
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -26,29 +24,12 @@ from lightning_sink.engine.compiler.combined import combined_where_small
 from lightning_sink.engine.compiler.copies import copy_of
 from lightning_sink.engine.compiler.kernels import hand_out_errors
 from lightning_sink.engine.compiler.native import NativeLoop
+from lightning_sink.engine.compiler.toolchain import Beside, toolchain
 from lightning_sink.engine.failures import AssumptionFailedError, with_type
 from lightning_sink.engine.state.default_generators import Generators
 
 _ONE_AT_A_TIME = threading.RLock()
 """Inductor compiles for one thread of a process at a time, and what it is given here replaces parts of it meanwhile."""
-
-
-@dataclass(frozen=True)
-class Beside:
-    """C++ beside what Inductor generates.
-
-    Attributes:
-        headers: What generated code and this include, compiled beforehand, once.
-        step: Is compiled with each step, before the generated function.
-        runtime: Is compiled once for all steps, behind the headers.
-        calls: Functions of the former that take the place of the library's, with whether they take tensors of
-            `bare.cpp`.
-    """
-
-    headers: Sequence[str]
-    step: str
-    runtime: str
-    calls: Mapping[str, bool]
 
 
 def compile_graph(
@@ -86,7 +67,7 @@ def compile_graph(
         functorch_config.patch(enable_autograd_cache=False),
         combined_where_small() if beside is None else _with_source(beside),
         nullcontext() if beside is None else _called_as_they_are(),
-        nullcontext() if beside is None else _compiled_meanwhile(beside) as runtime,
+        nullcontext() if beside is None else toolchain(beside) as runtime,
         warnings.catch_warnings(),
     ):
         # Inductor's advice for GPUs; what is computed in is the user's choice.
@@ -146,13 +127,12 @@ def _with_source(beside: Beside) -> Iterator[None]:
     """Has C++ compiled with what Inductor generates, where that looks as expected.
 
     `CppWrapperCodeCache.load_pybinding` is where the C++ wrapper's text becomes a library, whether it was generated now
-    or found in Inductor's cache; the library's own cache goes by the text. `_get_uncompiled_header` names the header
-    that is compiled beforehand, and may name several (`_between`). The wrapper lets go of the interpreter's lock for
-    each step, which inside the loop would let a busy thread stop it for milliseconds.
+    or found in Inductor's cache; the library's own cache goes by the text. The wrapper lets go of the interpreter's
+    lock for each step, which inside the loop would let a busy thread stop it for milliseconds.
     """
     from torch._inductor.codecache import CppWrapperCodeCache
 
-    original, of_torch = CppWrapperCodeCache.load_pybinding, CppWrapperCodeCache._get_uncompiled_header
+    original = CppWrapperCodeCache.load_pybinding
 
     def load(*args: Any, main_code: str = "", num_outputs: int = -1, **kwargs: Any) -> Any:
         takes = _TAKES.findall(main_code)
@@ -167,16 +147,8 @@ def _with_source(beside: Beside) -> Iterator[None]:
             main_code = hand_out_errors(main_code).replace(_ENTRY, f"{filled}\n{bare}\n{_LINE_OF_CALLS} {_ENTRY}")
         return original(*args, main_code=main_code, num_outputs=num_outputs, **kwargs)
 
-    def header(device: str) -> str | None:
-        return _between(beside) if device == "cpu" else of_torch(device)
-
-    with patch.multiple(CppWrapperCodeCache, load_pybinding=load, _get_uncompiled_header=header):
+    with patch.object(CppWrapperCodeCache, "load_pybinding", load):
         yield
-
-
-def _between(beside: Beside) -> str:
-    """Returns what "#include <" and ">" are put around."""
-    return ">\n#include <".join(beside.headers)
 
 
 _LINE_OF_CALLS = "LIGHTNING_SINK_LINE_OF_CALLS"
@@ -229,33 +201,6 @@ def _find_loop(callable_code: Any, runtime: ctypes.PyDLL) -> NativeLoop | None:
     return None
 
 
-@contextmanager
-def _compiled_meanwhile(beside: Beside) -> Iterator[Callable[[], ctypes.PyDLL]]:
-    """Has what is the same for all steps compiled meanwhile, unless Inductor has it; gives what waits for it."""
-    runtimes, source = _runtimes(), f"#include <{_between(beside)}>\n{beside.runtime}"
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            yield runtimes.load_async(source, submit_fn=pool.submit)
-    except BaseException:
-        runtimes.cache.clear()  # it keeps what failed, be it by Ctrl-C, and would fail with that for ever
-        raise
-
-
-@lru_cache
-def _runtimes() -> Any:
-    """Returns a cache of libraries that are compiled as Inductor compiles steps, and called by `ctypes`."""
-    from torch._inductor.codecache import CppWrapperCodeCache
-
-    class Runtimes(CppWrapperCodeCache):
-        cache = {}
-
-        @staticmethod
-        def _load_library_inner(path: str, key: str) -> Any:
-            return ctypes.PyDLL(path)
-
-    return Runtimes
-
-
 def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Tensor]) -> bool:
     """Tells whether two functions return and write the same but for rounding, in which threads that sum differ."""
     results: list[list[Tensor]] = []
@@ -289,14 +234,3 @@ def _agree(a: Tensor, b: Tensor, rounding: float) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)
     return bool((a - b).double().norm() <= 1e-3 * b.double().norm() + 1e-6 + rounding)
-
-
-def missing_compiler() -> str | None:
-    """Returns why Inductor cannot compile for a CPU on this machine, None if it can."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except Exception as error:  # Inductor raises several private types here; each of them means the same.
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    return None

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lightning_sink.engine.compiler.generated import Beside, compile_graph
+from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, NativeStep
 from lightning_sink.engine.compiler.prepared import prepare
+from lightning_sink.engine.compiler.toolchain import Beside
 from lightning_sink.engine.tracing.draws import hoist_draws
 from lightning_sink.engine.tracing.recording import Recording
 
@@ -29,7 +30,7 @@ _LARGEST = (1 << 25) - (1 << 16)
 _STEP = ("caught", "bare", "interface", "step")
 _RUNTIME = ("bare", "interface", "gemm", "pooling", "masks", "worker", "loop")
 _HEADERS = ("torch/csrc/inductor/cpp_wrapper/cpu.h", "torch/csrc/inductor/cpp_prefix.h")
-"""What generated code includes. By itself Inductor leaves the second to each step: a third of a small one's time."""
+"""What generated code includes."""
 
 _CALLS = {"mm_out": True, "addmm_out": True, "max_pool2d_with_indices": False}
 """Functions of `step.cpp` in the place of the library's; whether they take tensors of `bare.cpp`, too."""

@@ -7,8 +7,8 @@ import torch
 import torch._inductor.config
 from torch import fx
 
-from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.tracing.recording import Recording
 
 pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

@@ -8,9 +8,9 @@ from loop import record
 from torch import fx
 
 from lightning_sink.engine.compiler import prepared
-from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor
 from lightning_sink.engine.compiler.kernels import hand_out_errors
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.tracing.recording import Recording
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

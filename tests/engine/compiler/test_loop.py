@@ -13,10 +13,10 @@ from rows import in_a_row, recording, repeat
 from torch import fx, nn, optim
 
 import leaks
-from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor, compile_traced
 from lightning_sink.engine.compiler.loop import CompiledStep, NativeStep
 from lightning_sink.engine.compiler.row import NativeRow
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.tracing.recording import Recording
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

@@ -12,10 +12,10 @@ from loop import record
 from torch import nn
 
 from lightning_sink.engine.compiler import masks
-from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor
 from lightning_sink.engine.compiler.masks import RowDraws, draws_alike, probability_of_ones
 from lightning_sink.engine.compiler.row import Turn
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.tracing.draws import Draw, hoist_draws
 
 pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

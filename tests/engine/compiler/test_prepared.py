@@ -4,9 +4,10 @@ import pytest
 import torch
 from loop import record
 
-from lightning_sink.engine.compiler.generated import compile_graph, missing_compiler
+from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.inductor import compile_inductor, graph_module
 from lightning_sink.engine.compiler.prepared import copy_joins_of_one, keep_factors
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 

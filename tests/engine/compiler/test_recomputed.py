@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_sink.engine import private
 from lightning_sink.engine.compiler import prepared
-from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor, graph_module
 from lightning_sink.engine.compiler.recomputed import compute_late
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 
 ROWS, COLUMNS = 2048, 32
 

@@ -6,10 +6,10 @@ from loop import with_layouts
 from rows import makes_and_adds, window_one_by_one
 from torch import fx
 
-from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor, compile_traced
 from lightning_sink.engine.compiler.loop import TurnTaking
 from lightning_sink.engine.compiler.row import NativeRow, Turn
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.tracing.recording import Recording
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")

@@ -6,8 +6,8 @@ from loop import record
 from torch.distributions import Categorical, Normal, Uniform
 from torch.nn import functional as F
 
-from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 

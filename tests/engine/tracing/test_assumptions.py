@@ -6,8 +6,8 @@ from loop import Training, both, record
 from rows import repeat
 from torch import nn
 
-from lightning_sink.engine.compiler.generated import missing_compiler
 from lightning_sink.engine.compiler.inductor import compile_inductor, compile_traced
+from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.failures import AssumptionFailedError
 
 COMPILERS = [

@@ -1,0 +1,135 @@
+"""The C++ compiler as Inductor calls it: for which processor, with which headers, and what it compiles once for all.
+
+A training that finds nothing in Inductor's cache waits for it, longer than for all else at its start. Private names of
+Inductor's, checked against torch 2.11 to 2.15; `tests/engine/compiler/test_toolchain.py` fails with the name when an
+upgrade removes one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, islice
+from typing import Any
+from unittest.mock import patch
+
+_WITHOUT_HEADERS = 3
+"""Programs of a process that are compiled without headers that were: those take as long as they save four programs."""
+
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Beside:
+    """C++ beside what Inductor generates.
+
+    Attributes:
+        headers: What generated code and this include.
+        step: Is compiled with each step, before the generated function.
+        runtime: Is compiled once for all steps, behind the headers.
+        calls: Functions of the former that take the place of the library's, with whether they take tensors of
+            `bare.cpp`.
+    """
+
+    headers: Sequence[str]
+    step: str
+    runtime: str
+    calls: Mapping[str, bool]
+
+    @property
+    def included(self) -> str:
+        """What "#include <" and ">" are put around."""
+        return ">\n#include <".join(self.headers)
+
+
+@contextmanager
+def toolchain(beside: Beside) -> Iterator[Callable[[], ctypes.PyDLL]]:
+    """Has steps compiled for this processor, and meanwhile what is the same for all of them, unless Inductor has it.
+
+    Gives what waits for the latter.
+    """
+    runtimes, source = _runtimes(), f"#include <{beside.included}>\n{beside.runtime}"
+    with _best_instructions_only(), _compiled_beforehand(beside):
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                yield runtimes.load_async(source, submit_fn=pool.submit)
+        except BaseException:
+            runtimes.cache.clear()  # it keeps what failed, be it by Ctrl-C, and would fail with that for ever
+            raise
+
+
+@contextmanager
+def _best_instructions_only() -> Iterator[None]:
+    """Has the compiler tried with the best instructions that the processor has, and with others only if those fail.
+
+    Inductor tries it with all of them, for which a file is compiled and loaded each time, and takes the best that work
+    unless it is told a width (`simdlen`, `ATEN_CPU_CAPABILITY`).
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    names = {*cpu_vec_isa.x86_isa_checker()}  # other processors' are not tried
+    if not names or config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY"):
+        yield
+        return
+
+    def best() -> list[Any]:
+        known = (each for each in cpu_vec_isa.supported_vec_isa_list if names.issuperset(str(each).split()))
+        return [*islice(filter(None, known), 1)]
+
+    with patch.object(cpu_vec_isa, "valid_vec_isa_list", best):
+        yield
+
+
+@contextmanager
+def _compiled_beforehand(beside: Beside) -> Iterator[None]:
+    """Has a step's headers compiled beforehand where many steps are compiled.
+
+    `_get_uncompiled_header` names the header, and may name several; by itself Inductor has it compiled at once, and
+    leaves its own second one to each step, which is a third of a small one's time.
+    """
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    of_torch = CppWrapperCodeCache._get_uncompiled_header
+
+    def header(device: str) -> str | None:
+        if device != "cpu":
+            return of_torch(device)
+        return None if next(_numbers) < _WITHOUT_HEADERS else beside.included
+
+    with patch.object(CppWrapperCodeCache, "_get_uncompiled_header", header):
+        yield
+
+
+@lru_cache
+def _runtimes() -> Any:
+    """Returns a cache of libraries that are compiled as Inductor compiles steps, and called by `ctypes`."""
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    class Runtimes(CppWrapperCodeCache):
+        cache = {}
+
+        @staticmethod
+        def _load_library_inner(path: str, key: str) -> Any:
+            return ctypes.PyDLL(path)
+
+        @classmethod
+        def _get_uncompiled_header(cls, device: str) -> str | None:
+            return None  # it is compiled once, and waits for nothing
+
+    return Runtimes
+
+
+def missing_compiler() -> str | None:
+    """Returns why Inductor cannot compile for a CPU on this machine, None if it can."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:  # Inductor raises several private types here; each of them means the same.
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
