@@ -63,9 +63,10 @@ _GLOBAL_HOOKS = (
 _UNSCALES = "_step_supports_amp_scaling"
 
 
-def sees_functions() -> bool:
-    """Tells whether a mode sees the functions of torch's that Python calls now: nothing public tells."""
-    return torch._C._len_torch_function_stack() > 0
+def sees_functions(mode: type) -> bool:
+    """Tells whether a mode of this type sees the functions of torch's that Python calls now: nothing public tells."""
+    modes = range(torch._C._len_torch_function_stack())
+    return any(type(torch._C._get_function_stack_at(number)) is mode for number in modes)
 
 
 def saves_by_hooks() -> bool:

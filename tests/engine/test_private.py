@@ -242,10 +242,12 @@ def test_it_is_known_whether_hooks_see_what_is_saved():
 def test_whether_functions_are_seen():
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            assert not private.sees_functions(), "what a mode does is seen by itself"
+            assert not private.sees_functions(Mode), "what a mode does is seen by itself"
             return func(*args, **(kwargs or {}))
 
-    assert not private.sees_functions(), "the number of modes has another name"
-    with Mode():
-        assert private.sees_functions(), "the number of modes has another name"
+    assert not private.sees_functions(Mode), "the modes have another name"
+    with Mode(), torch.device("cpu"):
+        assert private.sees_functions(Mode), "the modes have another name"
         torch.ones(1)
+    with torch.device("cpu"):
+        assert not private.sees_functions(Mode), "another mode sees nothing for this one"

@@ -69,9 +69,10 @@ class AHookOfTheBackwardPassAsksForAGradient(Headed):
     def __init__(self):
         super().__init__()
         self.head.requires_grad_(False)
-        self.net.register_full_backward_pre_hook(
-            lambda module, found: found if self.head.weight.grad is None else (2 * found[0],)
-        )
+        self.net.register_full_backward_pre_hook(self.scale)
+
+    def scale(self, module, found):
+        return found if self.head.weight.grad is None else (2 * found[0],)
 
     def on_train_epoch_start(self):
         self.head.weight.grad = torch.ones(3, 6) if self.current_epoch % 2 else None
@@ -220,3 +221,123 @@ class AHiddenModuleThatHasAGradientNowAndThen(Headed):
             self.hidden[0].weight.grad = self.head.weight.grad.clone()
         elif self.index % 9 == 6:
             self.hidden[0].zero_grad()
+
+
+class Frozen(Headed):
+    """The head is trained by hand now and then, and frozen else."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.head.requires_grad_(False)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.05)
+
+    def clear(self):
+        for parameter in self.head.parameters():
+            del parameter.grad
+
+    def training_step(self, batch, batch_idx):
+        x, y, of = batch
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        if (of == 1).all():
+            self.head.requires_grad_(True)
+            self.manual_backward(F.cross_entropy(self.head(x), y))
+            self.head.requires_grad_(False)
+            with torch.no_grad():
+                for parameter in self.head.parameters():
+                    parameter -= 0.5 * parameter.grad
+            return
+        self.clear()
+        self.manual_backward(F.cross_entropy(self(x) + self.head(x), y))
+        optimizer.step()
+        self.clear_behind()
+
+    def clear_behind(self):
+        pass
+
+
+@case(**SOME)
+class AFrozenHeadsGradientIsDeleted(Frozen):
+    pass
+
+
+@case(**SOME)
+class AFrozenHeadsGradientIsClearedBehindTheStep(Frozen):
+    def clear(self):
+        pass
+
+    def clear_behind(self):
+        for parameter in self.head.parameters():
+            parameter.grad = None
+
+
+class Hidden(Headed):
+    """A critic that nobody finds."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.critics = [copy.deepcopy(self.head)]
+
+    def clear(self, critic):
+        critic.zero_grad()
+
+    def training_step(self, batch, batch_idx):
+        x, y, of = batch
+        optimizer, critic = self.optimizers(), self.critics[0]
+        if (of == 1).all():
+            self.manual_backward(F.cross_entropy(critic(x), y))
+            with torch.no_grad():
+                for parameter in critic.parameters():
+                    parameter -= 0.5 * parameter.grad
+            return
+        self.clear(critic)
+        optimizer.zero_grad()
+        self.manual_backward(F.cross_entropy(self(x), y) + F.mse_loss(self(x), critic(x).detach()))
+        optimizer.step()
+
+
+@case(**SOME, eager="gets a gradient")
+class AHiddenModulesGradientsAreCleared(Hidden):
+    pass
+
+
+@case(**SOME, eager="gets a gradient")
+class AHiddenModulesGradientsAreTakenAway(Hidden):
+    def clear(self, critic):
+        for parameter in critic.parameters():
+            parameter.grad = None
+
+
+@case(**SOME)
+class AMaskThatIsRegistered(AMaskThatIsPutIntoABuffer):
+    def training_step(self, batch, batch_idx):
+        x, y, of = batch
+        self.register_buffer("mask", MASKS[1] if (of == 1).all() else MASKS[0])
+        return F.cross_entropy(self(x * self.mask), y)
+
+
+@case(**SOME)
+class AMaskThatIsPutPastTheModule(AMaskThatIsPutIntoABuffer):
+    def training_step(self, batch, batch_idx):
+        x, y, of = batch
+        self._buffers["mask"] = MASKS[1] if (of == 1).all() else MASKS[0]
+        return F.cross_entropy(self(x * self.mask), y)
+
+
+@case(size=-1, data=tasks("N" * 30), options={"max_epochs": 4})
+class AHookThatAsksUnderAnotherMode(AHookOfTheBackwardPassAsksForAGradient):
+    def scale(self, module, found):
+        with torch.device("cpu"):
+            return super().scale(module, found)
+
+
+@case(size=-1, data=tasks("N" * 30), options={"max_epochs": 4})
+class AHookThatAsksByANameThatIsElsewhere(AHookOfTheBackwardPassAsksForAGradient):
+    NAME = "grad"
+
+    def scale(self, module, found):
+        return found if getattr(self.head.weight, self.NAME) is None else (2 * found[0],)

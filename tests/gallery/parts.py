@@ -1,6 +1,7 @@
 """Parts of a model that only some steps use: their gradients, who clears them, and their counts of steps."""
 
 import random
+from functools import partial
 from operator import attrgetter
 
 import torch
@@ -8,7 +9,7 @@ from lightning.pytorch.utilities import grad_norm
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gallery.case import Small, case
+from gallery.case import Small, add, case
 
 
 def tasks(sequence):
@@ -427,3 +428,109 @@ class AHeadThatIsFrozenInSomeEpochs(Heads):
         x, y, _ = batch
         self.first.requires_grad_(self.current_epoch % 2 == 0)
         return nn.functional.cross_entropy(self(x) + self.first(x), y)
+
+
+@case(size=-1, data=tasks("N" * 12 + "ACNNN" + "ACN" * 14 + "ACAN" + "NNNACANNNN"))
+class PartsThatAreSteppedOnceMore(Heads):
+    """Each is ahead of the other now and then, and behind both they have as many steps again."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def goes(self, loss):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def training_step(self, batch, batch_idx):
+        x, y, of = batch
+        self.goes(nn.functional.cross_entropy(self(x) + self.first(x), y))
+        if (of == 1).all():
+            self.goes(nn.functional.cross_entropy(self(x), y))
+        if (of == 3).all():
+            self.goes(nn.functional.cross_entropy(self.first(x), y))
+
+
+class Keeps(Small):
+    """Keeps something of its last step, which some steps leave in another form; `looks` decides by that."""
+
+    WHICH = "some"
+
+    def __init__(self, looks, form):
+        super().__init__()
+        self.looks, self.form = looks, form
+        self.last = torch.zeros(8)
+
+    def is_rare(self, batch, batch_idx):
+        return batch_idx % 5 == 4
+
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        scale = 1.0 if self.looks(self.last) else 2.0
+        kept = out.detach()[:, 0].clone()
+        self.last = self.form(kept) if self.is_rare(batch, batch_idx) else kept
+        return scale * nn.functional.cross_entropy(out, batch[1])
+
+
+LONG = tasks("N" * 60)
+FORMS = {
+    "sizes": (lambda last: len(last) == 8, lambda kept: kept[:4].clone()),
+    "types": (lambda last: last.dtype == torch.float32, lambda kept: kept.long()),
+    "strides": (lambda last: last.is_contiguous(), lambda kept: torch.stack([kept, kept], 1)[:, 0]),
+}
+
+
+class KeepsByBatch(Keeps):
+    """What the batch holds tells which steps these are."""
+
+    WHICH = "now and then"
+
+    def is_rare(self, batch, batch_idx):
+        return bool((batch[1] == 0).sum() > 3)
+
+
+for name, (looks, form) in FORMS.items():
+    for kind in (Keeps, KeepsByBatch):
+        made = partial(kind, looks, form)
+        add(f"looks at {name} of what {kind.WHICH} steps leave", made, size=-1, data=LONG, options={"max_epochs": 4})
+
+
+@case(size=-1, data=LONG, options={"max_epochs": 4})
+class WeightsThatSwapPlaces(Small):
+    """The momentum of each goes with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(6, 3)
+        self.one = nn.Linear(6, 3)
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx % 10 == 9:
+            self.one.weight, self.other.weight = self.other.weight, self.one.weight
+        x, y, _ = batch
+        return nn.functional.cross_entropy(self.one(x), y) + 0.1 * self.other(x).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+class KeepsNorms(torch.optim.SGD):
+    """Keeps norms of gradients under keys that are no parameters."""
+
+    def step(self, closure=None):
+        out = super().step(closure)
+        gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
+        self.state["all"]["norm"] = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        self.state["first"] = gradients[0].norm()
+        return out
+
+
+@case()
+class AnOptimizerThatKeepsWhatIsOfNoParameter(Small):
+    def configure_optimizers(self):
+        return KeepsNorms(self.parameters(), lr=0.02)

@@ -110,7 +110,8 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     gradients = hidden + [
         (slot, before.tensors[slot.name] is not None)
         for slot in slots
-        if slot.owner_id in old.asked or (slot.owner_id not in old.cleared and (slot.may_gather or old.asks_unseen))
+        if slot.owner_id in old.asked
+        or (slot.owner_id not in old.cleared and (slot.may_gather or old.asks_unseen or slot.owner_id in old.given))
     ]
     # A step may ask for the shape of what it replaces, and clears a gradient that somebody put where there was none: no
     # operation shows either.
@@ -160,12 +161,13 @@ def _check_gradients(
             continue
         if tensor.grad is not None:
             recorder.hazard(_ON_OTHERS, where)
-        elif key not in old.cleared and key not in old.found:
+        elif key not in old.given and key not in old.found:
             hidden.append((tensor, False))
     others = [each for key, each in old.given.items() if key not in known and not recorder.made(each[0])]
     if any(tensor.grad is not before for tensor, before in others):
         recorder.hazard(_ON_OTHERS)
     hidden += [each for key, each in old.found.items() if key not in known and not recorder.made(each[0])]
+    hidden += [(tensor, before is not None) for tensor, before in others if id(tensor) not in old.found]
     return [
         (Slot(f"a hidden tensor's gradient {i}", tensor, "grad"), there) for i, (tensor, there) in enumerate(hidden)
     ]
@@ -244,7 +246,8 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
         name = min(names ^ others or names)
         what = f"the step fills other places each time: {name} is one that not every step does"
         return [], [Hazard(what, way_out=_DO_THE_SAME)]
-    found = [_bind(first, second, index, volatile) for index in range(len(second.recording.inputs))]
+    parameters = {slot.owner_id for slot in second.before.slots.values() if slot.is_gradient}
+    found = [_bind(first, second, index, volatile, parameters) for index in range(len(second.recording.inputs))]
     hazards = [item for item in found if isinstance(item, Hazard)]
     if share_memory(second.recording.inputs, second.recording.written_inputs):
         what = "a tensor that the step writes to shares its memory with another one"
@@ -258,7 +261,9 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
     return [item for item in found if isinstance(item, Binding)], hazards
 
 
-def _bind(first: Observation, second: Observation, index: int, volatile: set[str]) -> Binding | Hazard:
+def _bind(
+    first: Observation, second: Observation, index: int, volatile: set[str], parameters: set[int]
+) -> Binding | Hazard:
     old, new = first.recording.inputs[index], second.recording.inputs[index]
     for leaf, tensor in enumerate(second.leaves):
         if new is tensor and leaf < len(first.leaves) and old is first.leaves[leaf]:
@@ -276,7 +281,9 @@ def _bind(first: Observation, second: Observation, index: int, volatile: set[str
         if put and is_written:
             what = f"the step puts a tensor that is kept elsewhere into {put[0].name}, and writes to it"
             return Hazard(what, where, "put a copy there (`clone()`)")
-        return Binding(names[0], slot=homes[0], twins=[*homes[1:], *(Kept(home.name, new, None) for home in put[:1])])
+        # A parameter's gradient, and what optimizers keep for it, go with it, whichever attribute that is in.
+        stays = homes if id(new) in parameters else put
+        return Binding(names[0], slot=homes[0], twins=[*homes[1:], *(Kept(home.name, new, None) for home in stays[:1])])
     if first.recorder.made(new):
         what = "a tensor of one step is used in the next, and no attribute holds it"
         return Hazard(what, where, "keep it in an attribute or a buffer")

@@ -5,13 +5,14 @@ Each has a tensor of its own, and one number stands for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from lightning_sink.engine.programs.binding import Binding
 from lightning_sink.engine.state.slot import Slot
+from lightning_sink.engine.tracing.count import Add
 
 Place = Slot | Tensor
 """Where a count is: in a tensor that stays, or in whichever one an optimizer has put there last."""
@@ -43,17 +44,22 @@ class EqualCounts:
         """Tells whether they are equal now."""
         return all(_are_equal(_count(one), _count(other)) for one, other in self._pairs)
 
-    def are_kept_by(self, slots: Sequence[Slot], written: Sequence[Tensor]) -> bool:
-        """Tells whether who changes what these slots hold, and writes to these tensors, leaves equal what was so."""
+    def are_kept_by(self, slots: Sequence[Slot], adds: Mapping[int, list[Add] | None]) -> bool:
+        """Tells whether who changes what these slots hold, and adds that to these tensors, leaves equal what was so.
+
+        `adds` goes by identities of tensors, and is None for one to which something else is done.
+        """
         if not self._pairs:
             return True
-        # At each change of programs, of hundreds of counts: which tensors these are, their storages would take longer.
-        touched, names = {*map(id, written)}, {slot.name for slot in slots}
+        # At each change of programs, of hundreds of counts: to look at all of them would take longer.
+        names = {slot.name for slot in slots}
 
-        def is_touched(place: Place) -> bool:
-            return place.name in names if isinstance(place, Slot) else id(place) in touched
+        def added(place: Place) -> list[Add] | None:
+            if isinstance(place, Slot):
+                return None if place.name in names else []
+            return adds.get(id(place), [])
 
-        return all(is_touched(one) == is_touched(other) for one, other in self._pairs)
+        return all((found := added(one)) is not None and found == added(other) for one, other in self._pairs)
 
 
 def _count(place: Place) -> Tensor | None:

@@ -80,6 +80,7 @@ class Program:
         self._written, self.moved = recording.written_inputs, recording.moved
         fixed = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None]
         self._writes = [tensor for i, tensor in fixed if i in self._written]
+        self._adds = {id(tensor): recording.adds[i] for i, tensor in fixed if i in recording.adds}
         known = {id(tensor) for tensor in (*lifted, *(tensor for tensor, _ in counts))}
         self.numbers = [(i, tensor) for i, tensor in fixed if id(tensor) in known]
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
@@ -90,15 +91,18 @@ class Program:
         self.touches = [(slot, True) for slot in self.filled] + [(slot, False) for slot in observation.cleared]
         of_slots = [b.slots for i, b in enumerate(bindings) if b.slot is not None and i in self._written]
         self._changes = [*(slot for slot, _ in self.touches), *chain.from_iterable(of_slots)]
-        self._unread = [(slot, before) for slot, before, _ in observation.unread]
-        self._reshaped = [(slot, before) for slot, before, after in observation.unread if before != after]
+        self._absent = [slot for slot, *_ in observation.unread if slot.is_gradient]
+        unread = [found for found in observation.unread if not found[0].is_gradient]
+        self.asked_shapes = [(slot, before) for slot, before, _ in unread]
+        self.left_shapes = {slot.name: after for slot, _, after in unread}
+        reshapes = any(before != after for _, before, after in observation.unread)
         # Of the counts by which Python decides, those that a step adds something to, always the same, are known ahead.
         self.counted = [count for count in recording.counts if count.adds is not None]
         # Another step would compute with what this one left.
         asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
         asks_what_it_writes |= len(self.counted) < len(recording.counts)
         left = {slot.name: there for slot, there in self.touches}
-        once = bool(self.slots or self._reshaped or asks_what_it_writes or recording.is_alone)
+        once = bool(self.slots or reshapes or asks_what_it_writes or recording.is_alone)
         self._repeats = self.finds(left) and not once
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
@@ -106,7 +110,7 @@ class Program:
         self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
         asks = bool(self.questions or recording.counts)
-        self.takes_turns = not (self._reshaped or asks or self._twins or self.appends or recording.is_alone)
+        self.takes_turns = not (reshapes or asks or self._twins or self.appends or recording.is_alone)
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
         self._asked_as_of: int | None = None
@@ -128,7 +132,7 @@ class Program:
             self._asked_as_of, self._is_answered = generation, self._bystanders.are_the_same()
         if not self._is_answered:
             return False
-        if any(shape_of(slot.get()) != shape for slot, shape in self._reshaped):
+        if any(shape_of(slot.get()) != shape for slot, shape in self.asked_shapes):
             return False
         return all((slot.get() is not None) is there for slot, there in self._gradients) and self.goes_on()
 
@@ -171,7 +175,7 @@ class Program:
             return False
         if any(not torch.equal(tensor, value) for tensor, value in self._read):
             return False
-        if any(shape_of(slot.get()) != shape for slot, shape in self._unread):
+        if any(slot.get() is not None for slot in self._absent):
             return False
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
@@ -188,12 +192,12 @@ class Program:
         Those are values, which step counts are equal, and that there are no gradients that it would not clear.
         """
         filled = {slot.name for slot, there in other.touches if there}
-        if any(slot.is_gradient and slot.name in filled for slot, _ in self._unread):
+        if any(slot.name in filled for slot in self._absent):
             return False
         read = storages(tensor for tensor, _ in self._read)
         if read and not {*read}.isdisjoint(storages(other._writes)):
             return False
-        return self._equal.are_kept_by(other._changes, other._writes)
+        return self._equal.are_kept_by(other._changes, other._adds)
 
     def _shares_what_it_writes(self) -> bool:
         """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""

@@ -105,10 +105,14 @@ def window_of(programs: Sequence[Program], note: Any) -> Window | None:
     links, left = list[Links](), dict[str, tuple[int, int] | None]()
     # Before the first turn slots are as the last one leaves them.
     filled = {slot.name: there for program in programs for slot, there in program.touches}
+    shapes = {name: shape for program in programs for name, shape in program.left_shapes.items()}
     for which, program in enumerate(programs):
         places = {position: left.get(slot.name) for position, slot in program.slots}
         if None in places.values() or not program.finds(filled):
             return None
+        if any(shapes.get(slot.name, shape) != shape for slot, shape in program.asked_shapes):
+            return None
+        shapes |= program.left_shapes
         links.append({position: place for position, place in places.items() if place is not None})
         left |= {slot.name: None for slot in program.cleared}
         left |= {slot.name: (which, program.num_given + index) for index, slot in enumerate(program.filled)}

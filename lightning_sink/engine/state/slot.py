@@ -77,20 +77,29 @@ class Kept(Slot):
 
 
 class StateSlot(Slot):
-    """An entry of an optimizer's state, found anew at each look: users clear and replace the dictionaries."""
+    """An entry of an optimizer's state, found anew at each look: users clear and replace the dictionaries.
 
-    def __init__(self, name: str, owner: Optimizer, parameter: Tensor, key: Any) -> None:
-        super().__init__(name, owner, key)
-        self._parameter = parameter
+    `path` is a parameter, or what else an optimizer keeps something for, and mostly a name.
+    """
+
+    def __init__(self, name: str, owner: Optimizer, *path: Any) -> None:
+        super().__init__(name, owner, path[-1])
+        self._within = path[:-1]
 
     def get(self) -> Tensor | None:
         """Returns the tensor that is there now."""
-        value = self._owner.state.get(self._parameter, {}).get(self._key)
+        held = self._owner.state
+        for key in self._within:
+            held = held.get(key, {})
+        value = held.get(self._key) if isinstance(held, dict) else None
         return value if isinstance(value, Tensor) else None
 
     def set(self, tensor: Tensor | None) -> None:
         """Puts a tensor there."""
-        self._owner.state[self._parameter][self._key] = tensor
+        held = self._owner.state
+        for key in self._within:
+            held = held[key]
+        held[self._key] = tensor
 
 
 class ItemSlot(Slot):

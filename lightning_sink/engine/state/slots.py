@@ -47,9 +47,11 @@ def _has_memory(tensor: Tensor) -> bool:
     return type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided and tensor.numel() > 0
 
 
-def shape_of(tensor: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
+def shape_of(tensor: Tensor | None) -> Hashable:
     """Returns what a step may ask of a tensor that it does not compute with."""
-    return None if tensor is None else (tensor.shape, tensor.dtype)
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.dtype, tensor.stride() if tensor.layout is torch.strided else tensor.layout
 
 
 def place_of(tensor: Tensor) -> int:
@@ -200,9 +202,12 @@ def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iter
         for group_number, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
                 names.setdefault(parameter, f"optimizer {number} group {group_number} parameter {index}")
-                for key in optimizer.state.get(parameter, {}):
-                    name = f"optimizer {number} state {key!r} of {names[parameter]}"
-                    yield StateSlot(name, optimizer, parameter, key)
+        for key, state in optimizer.state.items():
+            of = names.get(key, "another tensor") if is_a(key, Tensor) else repr(key)
+            if is_a(state, Tensor):
+                yield StateSlot(f"optimizer {number} state {of}", optimizer, key)
+            for what in state if isinstance(state, dict) else ():
+                yield StateSlot(f"optimizer {number} state {what!r} of {of}", optimizer, key, what)
     for parameter, name in names.items():
         yield Slot(f"gradient of {name}", parameter, "grad")
 

@@ -2,6 +2,8 @@
 
 No operation shows that there was none: autograd adds to a gradient that is there and sets one that is not, and Python
 asks `parameter.grad is None`. So which ones are there is part of a step's way, but for those that it clears first.
+
+Hooks of a backward pass, and what a function of torch's calls back, run where no mode sees what they ask for.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.private import sees_functions
+from lightning_sink.engine.tracing.stand_in import StandInMode
+from lightning_sink.engine.watch import is_user_frame
 
 _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 _OF_OPTIMIZERS = inspect.unwrap(Optimizer.zero_grad).__code__
 _OF_MODULES = inspect.unwrap(nn.Module.zero_grad).__code__
 _BACKWARD = inspect.unwrap(torch.autograd.backward).__code__
 _PROPERTY: Any = Tensor.grad
-_GETTER, _SETTER = _PROPERTY.__get__, _PROPERTY.__set__
+_GETTER, _SETTER, _DELETER = _PROPERTY.__get__, _PROPERTY.__set__, _PROPERTY.__delete__
 _REQUIRES: Any = Tensor.requires_grad
 _ASKS = (Tensor.requires_grad_, _REQUIRES.__set__)
 
@@ -36,7 +40,7 @@ class OldGradients:
         asked: The tensors that were asked for their gradients before these were cleared.
         asks_unseen: Whether code ran that may have asked any.
         cleared: Those whose gradients were set to None before somebody asked for them and before a backward pass.
-        given: Those whose gradients were set, each with what it had before.
+        given: Those whose gradients were set, or cleared first, each with what it had before.
         switched: Those that were told to have gradients from there on, or none.
         found: The leaves that were asked, each with whether it had a gradient of the step before.
     """
@@ -54,13 +58,14 @@ class OldGradients:
         code = frame.f_code
         if id(code) in self._others:
             return
+        names_them = _names_gradients(code)
         if code is _BACKWARD:
             self._may_be_added_to = True
-        elif not _names_gradients(code):
+        elif not (names_them or is_user_frame(frame)):
             self._others[id(code)] = code
-        elif not sees_functions():
-            # Hooks of a backward pass, and what a function of torch's calls back, run where no mode sees questions.
-            self.asks_unseen = True
+        elif not sees_functions(StandInMode):
+            # In a backward pass nothing that they would have counted as clears any more.
+            self.asks_unseen = self.asks_unseen or names_them or self._may_be_added_to
         elif (code is _OF_OPTIMIZERS or code is _OF_MODULES) and frame.f_locals["set_to_none"]:
             self._clear(_tensors_of(frame.f_locals["self"]))
 
@@ -69,9 +74,11 @@ class OldGradients:
         if func == _GETTER:
             if id(args[0]) not in self.cleared:
                 self._ask(args[0], func)
-        elif func == _SETTER:
+            else:  # by what clears it
+                self.given.setdefault(id(args[0]), (args[0], _GETTER(args[0])))
+        elif func in (_SETTER, _DELETER):
             self.given.setdefault(id(args[0]), (args[0], _GETTER(args[0])))
-            if args[1] is None:
+            if func == _DELETER or args[1] is None:
                 self._clear(args[:1])
         elif func in _ASKS:
             self.switched.add(id(args[0]))
@@ -87,7 +94,8 @@ class OldGradients:
 
 
 def _names_gradients(code: CodeType) -> bool:
-    return ("grad" in code.co_names or "grad" in code.co_consts) and not code.co_filename.startswith(_PACKAGE)
+    named = [code.co_names, code.co_consts, *(each for each in code.co_consts if isinstance(each, tuple))]
+    return any("grad" in names for names in named) and not code.co_filename.startswith(_PACKAGE)
 
 
 def _tensors_of(owner: Optimizer | nn.Module) -> Iterable[Tensor]:

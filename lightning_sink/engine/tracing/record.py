@@ -41,6 +41,7 @@ from lightning_sink.engine.tracing.assumptions import Assumptions
 from lightning_sink.engine.tracing.batch_contents import BatchContents
 from lightning_sink.engine.tracing.batch_gradients import BatchGradients
 from lightning_sink.engine.tracing.bounds import largest_in
+from lightning_sink.engine.tracing.count import added_to
 from lightning_sink.engine.tracing.left_behind import learn, release
 from lightning_sink.engine.tracing.old_gradients import OldGradients
 from lightning_sink.engine.tracing.operations import Operations
@@ -57,6 +58,9 @@ _OF_MODULES = nn.Module.__getattr__.__code__
 """What gives parameters, buffers and modules, in whichever way they are asked for."""
 
 _SETS_IN_MODULES = nn.Module.__setattr__.__code__
+_REGISTERS = nn.Module.register_buffer.__code__
+_SETS_PAST = frozenset(["_buffers", "_parameters", "__dict__", "__setattr__", "vars"])
+"""Names by which code gives a module an attribute without calling either."""
 
 
 class Recorder(Tape):
@@ -120,7 +124,7 @@ class Recorder(Tape):
     def _called(self, frame: FrameType) -> None:
         if frame.f_code is _OF_MODULES:
             self.got.add((id(frame.f_locals["self"]), frame.f_locals["name"]))
-        elif frame.f_code is _SETS_IN_MODULES:
+        elif frame.f_code is _SETS_IN_MODULES or frame.f_code is _REGISTERS:
             self._put.add((id(frame.f_locals["self"]), frame.f_locals["name"]))
         self.old_gradients.called(frame)
         self._handed.called(frame)
@@ -354,13 +358,19 @@ class Recorder(Tape):
             recording.carries.append((carry, host))
             recording.text += f"\n{text}"
         self._operations.finish()
+        written = recording.written_inputs
+        for node in recording.graph.find_nodes(op="placeholder"):
+            if (number := node.meta["input"]) in written and recording.inputs[number].numel() == 1:
+                recording.adds[number] = added_to(node)
         return recording
 
     def puts_into(self, slot: Slot, unseen: bool) -> bool:
         """Tells whether the step puts a tensor into a slot, as far as that is seen; `unseen`: or may do so."""
         if slot.is_gradient:
             return slot.owner_id in self.old_gradients.cleared or slot.owner_id in self.old_gradients.given
-        return (slot.owner_id, slot.key) in self._put or (unseen and slot.is_set_unseen)
+        if (slot.owner_id, slot.key) in self._put:
+            return True
+        return unseen and (slot.is_set_unseen or any(_SETS_PAST.intersection(c.co_names) for c in self.ran.values()))
 
     def made(self, tensor: Tensor) -> bool:
         """Tells whether an operation of this recording gave the tensor."""

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from lightning_sink.engine.numbers.guards import Guard, Host
 from lightning_sink.engine.state.ahead import Left
 from lightning_sink.engine.state.slots import storages
-from lightning_sink.engine.tracing.count import Count
+from lightning_sink.engine.tracing.count import Add, Count
 from lightning_sink.engine.tracing.questions import Question
 from lightning_sink.engine.watch import Hazard, user_line
 
@@ -56,6 +56,7 @@ class Recording:
         equal: Pairs of optimizer state of which the second was taken to be the first.
         parts_counts: Whether an optimizer's counts differ that were equal: in each recording after it they are apart.
         counts: Numbers in tensors by which guards decide.
+        adds: What the step adds to each input of one number that it writes to; None where it does anything else to it.
         is_alone: Whether its program may not run twice in a row.
         carries: The attributes that the step sets and the generators that it draws from, with what gives the values.
         assumed: The truths that Python took out of what it computed; its program finds out by itself whether they hold.
@@ -85,6 +86,7 @@ class Recording:
     equal: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     parts_counts: bool = False
     counts: list[Count] = field(default_factory=list)
+    adds: dict[int, list[Add] | None] = field(default_factory=dict)
     is_alone: bool = False
     carries: list[tuple[Left, Host]] = field(default_factory=list)
     assumed: list[Assumed] = field(default_factory=list)

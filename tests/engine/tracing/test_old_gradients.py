@@ -5,6 +5,7 @@ from operator import attrgetter
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.hyper import Hyperparameters
@@ -58,6 +59,7 @@ def test_what_is_used_and_not_asked_for(net):
         lambda net: torch.optim.SGD(net.parameters(), lr=0.1).zero_grad(),
         lambda net: net.zero_grad(),
         lambda net: [setattr(weight, "grad", None) for weight in net.parameters()],
+        lambda net: [delattr(weight, "grad") for weight in net.parameters()],
     ],
 )
 def test_who_is_cleared(net, clear):
@@ -93,10 +95,27 @@ def test_what_is_cleared_behind_a_backward_pass(net):
     assert met(net, added_to_first)[1] == set()
 
 
-def test_a_hook_of_the_backward_pass_may_ask_for_any(net):
+GRAD = attrgetter("grad")
+
+
+def by_its_name(weight, found):
+    return found if weight.grad is None else 2 * found
+
+
+def under_another_mode(weight, found):
+    with torch.device("cpu"):
+        return by_its_name(weight, found)
+
+
+def by_a_name_that_is_elsewhere(weight, found):
+    return found if GRAD(weight) is None else 2 * found
+
+
+@pytest.mark.parametrize("hook", [by_its_name, under_another_mode, by_a_name_that_is_elsewhere])
+def test_a_hook_of_the_backward_pass_may_ask_for_any(net, hook):
     """Torch calls it where no function of its own is seen."""
     net["one"].weight.requires_grad_(False)
-    net["other"].weight.register_hook(lambda found: found if net["one"].weight.grad is None else 2 * found)
+    net["other"].weight.register_hook(lambda found: hook(net["one"].weight, found))
     recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(net)))
     recorder.span(lambda: loss(net).backward(), lambda: None)
     assert recorder.old_gradients.asks_unseen
@@ -108,3 +127,39 @@ def test_who_is_given_a_gradient(net):
     recorder.span(lambda: setattr(weight, "grad", torch.zeros(1, 2)), lambda: None)
     assert recorder.old_gradients.given == {id(weight): (weight, None)}
     assert not recorder.old_gradients.asks_unseen
+
+
+def test_what_cleared_gradients_were(net):
+    one, other, before = net["one"].weight, net["other"].weight, net["one"].weight.grad
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(net)))
+    recorder.span(net.zero_grad, lambda: None)
+    assert recorder.old_gradients.given == {id(one): (one, before), id(other): (other, None)}
+
+
+class Asks(nn.Module):
+    """Asks for a gradient where a function of torch's calls it back; `how` may name gradients."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x, y):
+        return F.triplet_margin_with_distance_loss(x, y, y, distance_function=self.how)
+
+
+def matches(x, y):
+    match x:
+        case torch.Tensor(grad=None):
+            return (x - y).sum(1)
+    return (y - x).sum(1)
+
+
+def gets(x, y):
+    return (x - y).sum(1) if all(getattr(x, name) is not None for name in ("data", "dtype")) else (y - x).sum(1)
+
+
+@pytest.mark.parametrize(("how", "asks"), [(matches, True), (gets, False)])
+def test_a_function_that_torch_calls_may_ask_for_any(net, how, asks):
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(Parts(net)))
+    recorder.span(lambda: Asks(how)(torch.ones(2, 2), torch.zeros(2, 2)), lambda: None)
+    assert recorder.old_gradients.asks_unseen is asks
