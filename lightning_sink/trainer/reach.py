@@ -49,8 +49,10 @@ _WALKED += ("torch.utils.data.", "torch.optim.lr_scheduler")
 _DATA = ("dataset", "sampler", "batch_sampler")
 """Attributes of loaders: what they hold may be of any class, large, and count what it has given."""
 
-_BY_TEXT = frozenset(["getattr", "hasattr", "attrgetter", "vars", "__dict__", "__getattribute__"])
-"""By these, code asks for attributes with their names in quotes."""
+_BY_TEXT = frozenset(
+    ["getattr", "hasattr", "attrgetter", "vars", "__dict__", "__getattribute__", "setattr", "__setattr__"]
+)
+"""By these, code asks for attributes, or sets them, with their names in quotes."""
 
 
 def reached_through(trainer: Any) -> Outside:

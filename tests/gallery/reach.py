@@ -302,3 +302,11 @@ class WrittenTensorsOfEachStep(Small):
         torch.save(loss.detach(), file)
         self.out.write(str(len(file.getvalue())))
         return loss
+
+
+@case(eager="changes Python state: `trainer.last`")
+class LossIsKeptByTheTrainerByItsName(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        setattr(self.trainer, "last", loss.detach())  # noqa: B010
+        return loss

@@ -36,6 +36,9 @@ how many steps; twice as many each time: what keeps them from a program may go (
 _PROMPT_WAYS = 3
 """Ways through steps of a kind that are compiled however long it takes: a window of accumulation has as many."""
 
+_KEEP_ELSEWHERE = "keep it outside of the module, or make it a tensor"
+_FLAGS, _LEAVE_FLAGS = ("requires_grad", "training"), "have it the same at the start of each step (`toggle_optimizer`)"
+
 _RESTLESS = "what the step takes as constant, attributes or the optimizer's options, keeps changing"
 
 _TOO_MANY_ANSWERS = f"{OF_BATCH} decides what Python does, and there are {MOST_ANSWERS} programs for different ones"
@@ -144,7 +147,8 @@ class ProgramMaker:
         names = ", ".join(f"`{name}`" for name in self._changed[:_MOST_NAMES])
         others = len(self._changed) - _MOST_NAMES
         more = f" and {others} more" if others > 0 else ""
-        return Hazard(f"{_RESTLESS}: {names}{more}", way_out="keep it outside of the module, or make it a tensor")
+        way_out = _LEAVE_FLAGS if all(name.endswith(_FLAGS) for name in self._changed) else _KEEP_ELSEWHERE
+        return Hazard(f"{_RESTLESS}: {names}{more}", way_out=way_out)
 
     def _explain(self, sink: Sink, step: Step, too_many: bool) -> None:
         """Says once why kinds of steps do not come again: values that change, or else that they are too many."""

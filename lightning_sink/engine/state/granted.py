@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple
@@ -171,15 +171,17 @@ class Granted:
     def state(self) -> State:
         """Returns what is equal as long as the programs made now are right."""
         modules = list(self._module.modules())
-        groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
-        tensors = (*own_tensors(modules), *(parameter for group in groups for parameter in group))
         training = tuple([module.training for module in modules])
-        gradients = tuple([tensor.requires_grad for tensor in tensors])
+        gradients = tuple([tensor.requires_grad for tensor in self._tensors(modules)])
         switches = _switches(self._parts.device.type)
         return State(training, gradients, self.python(), switches, global_hooks(), self._hyper.constants())
 
+    def _tensors(self, modules: Iterable[nn.Module]) -> list[Tensor]:
+        groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
+        return [*own_tensors(modules), *chain.from_iterable(groups)]
+
     def changed_in(self, state: State, before: State | None) -> list[str] | None:
-        """Returns the names of Python values that differ from those of the state before; None if all is as it was.
+        """Returns the names of what differs from the state before, as far as it has any; None if all is as it was.
 
         What changes and no program depends on counts as what it was.
         """
@@ -189,7 +191,24 @@ class Granted:
             return None
         old, new, cover = before.python, state.python, self._parts.varying.cover
         changed = [name for name in changed_names(old, new) if not cover(name, old.get(name), new.get(name))]
-        return None if not changed and state == before._replace(python=new) else changed
+        if not changed and state == before._replace(python=new):
+            return None
+        return [*changed, *dict.fromkeys(self._changed_flags(state, before))]
+
+    def _changed_flags(self, state: State, before: State) -> Iterator[str]:
+        modules = dict(self._module.named_modules())
+        held = (*self._module.named_parameters(), *self._module.named_buffers())
+        names = {id(tensor): f"{name}." for name, tensor in held}
+        tensors = [names.get(id(tensor), "a parameter's ") for tensor in self._tensors(modules.values())]
+        looks = (
+            ("training", [f"{name}." if name else "" for name in modules], before.training, state.training),
+            ("requires_grad", tensors, before.gradients, state.gradients),
+        )
+        for flag, owners, old, new in looks:
+            if len(owners) == len(old) == len(new):
+                yield from (
+                    f"{owner}{flag}" for owner, one, other in zip(owners, old, new, strict=True) if one != other
+                )
 
     def forget(self) -> None:
         """Lets go of the functions, and of what was seen."""
