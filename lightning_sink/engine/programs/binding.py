@@ -30,6 +30,7 @@ TENSOR = object()
 """Stands for a tensor among the values that a step returns."""
 
 _ON_OTHERS = "a tensor that is no parameter of the module's or an optimizer's gets a gradient, or loses it"
+_TIE_BEFORE = "share a parameter between modules where they are made"
 _DO_THE_SAME = "have each step do the same, or decide by `batch_idx` or the batch which way it goes"
 
 
@@ -280,7 +281,7 @@ def _bind(
         put = [home for home in homes if new is old and second.recorder.puts_into(home, unseen=not is_written)]
         if put and is_written:
             what = f"the step puts a tensor that is kept elsewhere into {put[0].name}, and writes to it"
-            return Hazard(what, where, "put a copy there (`clone()`)")
+            return Hazard(what, where, _TIE_BEFORE if id(new) in parameters else "put a copy there (`clone()`)")
         # A parameter's gradient, and what optimizers keep for it, go with it, whichever attribute that is in.
         stays = homes if id(new) in parameters else put
         return Binding(names[0], slot=homes[0], twins=[*homes[1:], *(Kept(home.name, new, None) for home in stays[:1])])
