@@ -500,23 +500,44 @@ for name, (looks, form) in FORMS.items():
         add(f"looks at {name} of what {kind.WHICH} steps leave", made, size=-1, data=LONG, options={"max_epochs": 4})
 
 
-@case(size=-1, data=LONG, options={"max_epochs": 4})
+@case(size=-1, data=LONG, options={"max_epochs": 4}, eager="has a gradient of its own")
 class WeightsThatSwapPlaces(Small):
     """The momentum of each goes with it."""
+
+    EVERY = 10
 
     def __init__(self):
         super().__init__()
         self.other = nn.Linear(6, 3)
         self.one = nn.Linear(6, 3)
 
+    def changes(self):
+        self.one.weight, self.other.weight = self.other.weight, self.one.weight
+
     def training_step(self, batch, batch_idx):
-        if batch_idx % 10 == 9:
-            self.one.weight, self.other.weight = self.other.weight, self.one.weight
+        if batch_idx % self.EVERY == self.EVERY - 1:
+            self.changes()
         x, y, _ = batch
         return nn.functional.cross_entropy(self.one(x), y) + 0.1 * self.other(x).square().mean()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+@case(size=-1, data=LONG, options={"max_epochs": 4}, eager="has a gradient of its own")
+class WeightsThatSwapPlacesAgainAndAgain(WeightsThatSwapPlaces):
+    EVERY = 3
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+@case(size=-1, data=LONG, options={"max_epochs": 4}, eager="keep changing")
+class AWeightThatIsMadeAnewEveryFewSteps(WeightsThatSwapPlaces):
+    EVERY = 5
+
+    def changes(self):
+        self.one.weight = nn.Parameter(self.one.weight.detach().clone())
 
 
 class KeepsNorms(torch.optim.SGD):
@@ -534,3 +555,52 @@ class KeepsNorms(torch.optim.SGD):
 class AnOptimizerThatKeepsWhatIsOfNoParameter(Small):
     def configure_optimizers(self):
         return KeepsNorms(self.parameters(), lr=0.02)
+
+
+class KeepsAList(torch.optim.SGD):
+    """Keeps what no slot holds."""
+
+    def step(self, closure=None):
+        out = super().step(closure)
+        self.state["norms"] = [parameter.grad.norm() for parameter in self.param_groups[0]["params"]]
+        return out
+
+
+@case(eager="changes Python state: `optimizer 0 state 'norms'`")
+class AnOptimizerThatKeepsAListOfNoParameter(Small):
+    def configure_optimizers(self):
+        return KeepsAList(self.parameters(), lr=0.02)
+
+
+class KeepsByPairs(torch.optim.SGD):
+    """Its keys are pairs of a parameter and a name, which look in text as the parameter's numbers do."""
+
+    def step(self, closure=None):
+        out = super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            kept = self.state[parameter, "mean"]
+            kept.setdefault("of", torch.zeros_like(parameter)).mul_(0.9).add_(parameter.grad)
+        return out
+
+
+@case()
+class AnOptimizerThatKeepsByPairs(Small):
+    def configure_optimizers(self):
+        return KeepsByPairs(self.parameters(), lr=0.02)
+
+
+@case(size=-1, data=tasks("N" * 120))
+class ABufferThatIsReplacedNowAndThen(Small):
+    """Python's own code that logs goes through reaches past attributes, and sets none."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("target", torch.zeros(8, 6))
+
+    def training_step(self, batch, batch_idx):
+        x, y, _ = batch
+        if batch_idx % 10 == 0:
+            self.target = self.net[0].weight.detach().clone()
+        loss = nn.functional.cross_entropy(self(x), y) + (self.net[0](x) - x @ self.target.T).square().mean()
+        self.log("loss", loss)
+        return loss

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, islice
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-_WITHOUT_HEADERS = 3
-"""Programs of a process that are compiled without headers that were: those take as long as they save four programs."""
+_WITHOUT_HEADERS = 6
+"""Programs that a process compiles with headers that are read each time: compiling headers beforehand takes as long as
+it saves four, and most processes have fewer."""
 
-_numbers = count()
+_MISS = "fxgraph_cache_miss"
+_compiled = Counter[str]()
+"""How many programs this process has compiled that were in no cache."""
 
 
 @dataclass(frozen=True)
@@ -68,41 +72,62 @@ def _best_instructions_only() -> Iterator[None]:
     """Has the compiler tried with the best instructions that the processor has, and with others only if those fail.
 
     Inductor tries it with all of them, for which a file is compiled and loaded each time, and takes the best that work
-    unless it is told a width (`simdlen`, `ATEN_CPU_CAPABILITY`).
+    unless it is told a width (`simdlen`, for each thread, or `ATEN_CPU_CAPABILITY`).
     """
     from torch._inductor import config, cpu_vec_isa
 
-    names = {*cpu_vec_isa.x86_isa_checker()}  # other processors' are not tried
-    if not names or config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY"):
-        yield
-        return
+    of_torch = cpu_vec_isa.valid_vec_isa_list
 
     def best() -> list[Any]:
-        known = (each for each in cpu_vec_isa.supported_vec_isa_list if names.issuperset(str(each).split()))
-        return [*islice(filter(None, known), 1)]
+        is_told = config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY")
+        return of_torch() if is_told else _best_instructions(of_torch)
 
     with patch.object(cpu_vec_isa, "valid_vec_isa_list", best):
         yield
 
 
+@lru_cache
+def _best_instructions(of_torch: Any) -> list[Any]:
+    from torch._inductor import cpu_vec_isa
+
+    for each in cpu_vec_isa.supported_vec_isa_list:
+        with patch.object(cpu_vec_isa, "supported_vec_isa_list", [each]):
+            if found := of_torch.__wrapped__():
+                return [*found]
+    return []
+
+
 @contextmanager
 def _compiled_beforehand(beside: Beside) -> Iterator[None]:
-    """Has a step's headers compiled beforehand where many steps are compiled.
+    """Has a step's headers compiled beforehand where many steps are compiled, or used where they are.
 
-    `_get_uncompiled_header` names the header, and may name several; by itself Inductor has it compiled at once, and
-    leaves its own second one to each step, which is a third of a small one's time.
+    `_get_uncompiled_header` names the header, and may name several. By itself Inductor has its own first one compiled
+    at once, and leaves `cpp_prefix.h` to each step, which is a third of a small one's time.
     """
+    from torch._dynamo.utils import counters
     from torch._inductor.codecache import CppWrapperCodeCache
 
-    of_torch = CppWrapperCodeCache._get_uncompiled_header
+    of_torch, before = CppWrapperCodeCache._get_uncompiled_header, counters["inductor"][_MISS]
 
     def header(device: str) -> str | None:
         if device != "cpu":
             return of_torch(device)
-        return None if next(_numbers) < _WITHOUT_HEADERS else beside.included
+        is_wanted = _compiled[_MISS] >= _WITHOUT_HEADERS or _are_compiled(beside.included)
+        return beside.included if is_wanted else None
 
-    with patch.object(CppWrapperCodeCache, "_get_uncompiled_header", header):
-        yield
+    try:
+        with patch.object(CppWrapperCodeCache, "_get_uncompiled_header", header):
+            yield
+    finally:
+        _compiled[_MISS] += counters["inductor"][_MISS] - before
+
+
+def _are_compiled(included: str) -> bool:
+    """Tells whether headers have been compiled, with whatever options: Inductor sees whether they can be used."""
+    from torch._inductor import codecache
+
+    files = [path for path in Path(codecache._HEADER_DIR).glob("*.h") if Path(f"{path}.gch").exists()]
+    return any(path.read_text() == f"#include <{included}>\n" for path in files)
 
 
 @lru_cache

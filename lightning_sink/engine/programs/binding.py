@@ -247,8 +247,8 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
         name = min(names ^ others or names)
         what = f"the step fills other places each time: {name} is one that not every step does"
         return [], [Hazard(what, way_out=_DO_THE_SAME)]
-    parameters = {slot.owner_id for slot in second.before.slots.values() if slot.is_gradient}
-    found = [_bind(first, second, index, volatile, parameters) for index in range(len(second.recording.inputs))]
+    trained = {slot.owner_id for slot in second.before.slots.values() if slot.may_gather}
+    found = [_bind(first, second, index, volatile, trained) for index in range(len(second.recording.inputs))]
     hazards = [item for item in found if isinstance(item, Hazard)]
     if share_memory(second.recording.inputs, second.recording.written_inputs):
         what = "a tensor that the step writes to shares its memory with another one"
@@ -263,7 +263,7 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
 
 
 def _bind(
-    first: Observation, second: Observation, index: int, volatile: set[str], parameters: set[int]
+    first: Observation, second: Observation, index: int, volatile: set[str], trained: set[int]
 ) -> Binding | Hazard:
     old, new = first.recording.inputs[index], second.recording.inputs[index]
     for leaf, tensor in enumerate(second.leaves):
@@ -281,9 +281,9 @@ def _bind(
         put = [home for home in homes if new is old and second.recorder.puts_into(home, unseen=not is_written)]
         if put and is_written:
             what = f"the step puts a tensor that is kept elsewhere into {put[0].name}, and writes to it"
-            return Hazard(what, where, _TIE_BEFORE if id(new) in parameters else "put a copy there (`clone()`)")
+            return Hazard(what, where, _TIE_BEFORE if id(new) in trained else "put a copy there (`clone()`)")
         # A parameter's gradient, and what optimizers keep for it, go with it, whichever attribute that is in.
-        stays = homes if id(new) in parameters else put
+        stays = homes if id(new) in trained else put
         return Binding(names[0], slot=homes[0], twins=[*homes[1:], *(Kept(home.name, new, None) for home in stays[:1])])
     if first.recorder.made(new):
         what = "a tensor of one step is used in the next, and no attribute holds it"

@@ -84,6 +84,7 @@ class ProgramMaker:
         self._cleared: set[str] = set()  # gradients that were there, and that a step has cleared first of all
         self._reported: set[str] = set()
         self._restless = self._short_lives = self._steps_at_loss = 0
+        self._steps = 0  # that programs had run when one of them last ran
         self._changed: Sequence[str] = ()
         self._steps_at_change: int | None = None  # that programs had run when they began behind the last change
         self._missed_seconds = self._compiling_seconds = 0.0
@@ -165,6 +166,7 @@ class ProgramMaker:
 
         By then programs have run so many steps.
         """
+        self._steps = steps
         if self._steps_at_change is None:
             self._steps_at_change = steps
         if steps - self._steps_at_change >= PATIENCE:
@@ -302,5 +304,6 @@ class ProgramMaker:
         known = {slot.name for binding in bindings for slot in binding.slots}
         recorder = observation.recorder
         bystanders = asked.of_others(self._volatile | known, tensors, recorder.ran.values(), recorder.got)
-        self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted))
+        if self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted)):
+            self.lost(self._steps)
         return True

@@ -134,6 +134,8 @@ class Program:
             return False
         if any(shape_of(slot.get()) != shape for slot, shape in self.asked_shapes):
             return False
+        if any(slot.get() is not twin.get() for slot, twin in self._twins):
+            return False
         return all((slot.get() is not None) is there for slot, there in self._gradients) and self.goes_on()
 
     def goes_on(self) -> bool:
@@ -214,8 +216,6 @@ class Program:
 
     def arguments(self, leaves: list[Tensor]) -> list[Tensor] | None:
         """Returns the inputs for one batch; None where a slot holds nothing or something of another shape."""
-        if self._twins and any(slot.get() is not twin.get() for slot, twin in self._twins):
-            return None
         arguments = self._template.copy()
         for position, leaf in self._leaves:
             tensor = leaves[leaf]

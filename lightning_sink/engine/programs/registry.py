@@ -50,11 +50,13 @@ class Programs:
                 return program
         return None
 
-    def add(self, key: Key, program: Program) -> None:
-        """Takes a program."""
+    def add(self, key: Key, program: Program) -> bool:
+        """Takes a program; tells whether another one has made room for it."""
         programs = self._known.setdefault(key, [])
         programs.append(program)
+        makes_room = len(programs) > _MOST_BRANCHES
         del programs[:-_MOST_BRANCHES]
+        return makes_room
 
     def remove(self, key: Key, program: Program) -> None:
         """Forgets one program, if it is known."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from operator import is_
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_parameters, tensor_hooks
 from lightning_sink.engine.state.attribute_watch import AttributeWatch
@@ -143,10 +143,12 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
             if name not in ("state", "param_groups", *parts.carried.names(optimizer)):
                 state[f"optimizer {number}.{name}"] = fingerprint(value, known=known)
         counts = parts.optimizer_counts.names(optimizer)
-        for index, kept in enumerate(optimizer.state.values()):
+        for index, (key, kept) in enumerate(optimizer.state.items()):
             if counts and isinstance(kept, dict):
                 kept = {key: value for key, value in kept.items() if key not in counts}
-            state[f"optimizer {number} state {index}"] = fingerprint(kept, 1, known)
+            deep = 1 if isinstance(kept, (dict, Tensor)) else 0  # tensors in these have slots
+            place = repr(key) if isinstance(key, str) else index
+            state[f"optimizer {number} state {place}"] = fingerprint(kept, deep, known)
     return state
 
 

@@ -203,7 +203,9 @@ def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iter
             for index, parameter in enumerate(group["params"]):
                 names.setdefault(parameter, f"optimizer {number} group {group_number} parameter {index}")
         for key, state in optimizer.state.items():
-            of = names.get(key, "another tensor") if is_a(key, Tensor) else repr(key)
+            # What a module or a tuple looks like in text may change with what is inside.
+            plain = repr(key) if isinstance(key, (str, int)) else f"a {type(key).__name__}"
+            of = names.get(key, "another tensor") if is_a(key, Tensor) else plain
             if is_a(state, Tensor):
                 yield StateSlot(f"optimizer {number} state {of}", optimizer, key)
             for what in state if isinstance(state, dict) else ():

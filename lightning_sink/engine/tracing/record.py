@@ -53,6 +53,7 @@ from lightning_sink.engine.tracing.values import Values
 from lightning_sink.engine.tracing.whose_error import is_raised_by_user, may_be_ours
 from lightning_sink.engine.watch import DRAWN, Hazard, unwatched, user_line, watch_reads
 from lightning_sink.errors import add_note
+from lightning_sink.whose import is_pythons
 
 _OF_MODULES = nn.Module.__getattr__.__code__
 """What gives parameters, buffers and modules, in whichever way they are asked for."""
@@ -370,7 +371,8 @@ class Recorder(Tape):
             return slot.owner_id in self.old_gradients.cleared or slot.owner_id in self.old_gradients.given
         if (slot.owner_id, slot.key) in self._put:
             return True
-        return unseen and (slot.is_set_unseen or any(_SETS_PAST.intersection(c.co_names) for c in self.ran.values()))
+        past = (code for code in self.ran.values() if _SETS_PAST.intersection(code.co_names))
+        return unseen and (slot.is_set_unseen or not all(map(is_pythons, past)))
 
     def made(self, tensor: Tensor) -> bool:
         """Tells whether an operation of this recording gave the tensor."""

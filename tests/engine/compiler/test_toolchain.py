@@ -1,10 +1,12 @@
 """What the C++ compiler is asked for, and what it is spared."""
 
 import inspect
-from itertools import count
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch._inductor import config, cpu_vec_isa
+from torch._dynamo.utils import counters
+from torch._inductor import codecache, config, cpu_vec_isa
 from torch._inductor.codecache import CppWrapperCodeCache
 
 from lightning_sink.engine.compiler import toolchain
@@ -20,6 +22,8 @@ def test_what_asks_the_compiler_is_there():
     assert "valid_vec_isa_list()" in inspect.getsource(cpu_vec_isa.pick_vec_isa), "instructions come from elsewhere"
     for name in ("load_async", "_load_library_inner", "_get_uncompiled_header"):
         assert callable(getattr(CppWrapperCodeCache, name, None)), f"`CppWrapperCodeCache.{name}` is gone"
+    assert isinstance(codecache._HEADER_DIR, str), "`torch._inductor.codecache._HEADER_DIR` is gone"
+    assert '"fxgraph_cache_miss"' in inspect.getsource(codecache), "misses are counted by another name"
     assert "submit_fn" in inspect.signature(CppWrapperCodeCache.load_async).parameters
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -62,9 +66,12 @@ def known(monkeypatch):
     ]
     monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["narrow", "wide", "more"])
     monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", found)
-    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    caches = cpu_vec_isa.valid_vec_isa_list, toolchain._best_instructions
+    for cache in caches:
+        cache.cache_clear()
     yield found
-    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 def test_instructions_are_tried_until_some_work(known):
@@ -94,18 +101,63 @@ def test_what_torch_was_told_to_use_is_used(known, monkeypatch):
         assert cpu_vec_isa.pick_vec_isa() is known[3]
 
 
-@pytest.mark.narrow
+def test_another_thread_may_ask_for_a_width(known):
+    def ask():
+        with config.patch({"cpp.simdlen": 256}):
+            return cpu_vec_isa.pick_vec_isa()
+
+    with toolchain._best_instructions_only(), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(ask).result() is known[3]
+        assert cpu_vec_isa.pick_vec_isa() is known[2]
+
+
 def test_the_instructions_are_those_that_inductor_takes():
     with toolchain._best_instructions_only():
         found = cpu_vec_isa.pick_vec_isa()
-    assert str(found) == str(cpu_vec_isa.pick_vec_isa())
+    inductors = cpu_vec_isa.pick_vec_isa()
+    assert found.build_arch_flags() == inductors.build_arch_flags()
+    assert found.build_macro() == inductors.build_macro()
 
 
-def test_headers_are_compiled_beforehand_where_there_are_many_programs(monkeypatch):
-    monkeypatch.setattr(toolchain, "_numbers", count())
+INCLUDED = "first.h>\n#include <second.h"
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Where headers that were compiled would lie; none have been, and no programs."""
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
+    monkeypatch.setattr(toolchain, "_compiled", Counter())
+    return tmp_path
+
+
+def header():
     with toolchain._compiled_beforehand(BESIDE):
-        found = [CppWrapperCodeCache._get_uncompiled_header("cpu") for _ in range(5)]
-    assert found == [None, None, None, "first.h>\n#include <second.h", "first.h>\n#include <second.h"]
+        return CppWrapperCodeCache._get_uncompiled_header("cpu")
+
+
+def test_headers_are_compiled_beforehand_where_there_are_many_programs(compiled):
+    for _ in range(toolchain._WITHOUT_HEADERS):
+        with toolchain._compiled_beforehand(BESIDE):
+            assert CppWrapperCodeCache._get_uncompiled_header("cpu") is None
+            counters["inductor"]["fxgraph_cache_miss"] += 1
+    assert header() == INCLUDED
+
+
+def test_programs_that_are_there_do_not_count(compiled):
+    assert {header() for _ in range(2 * toolchain._WITHOUT_HEADERS)} == {None}
+
+
+def test_headers_that_are_compiled_are_used(compiled):
+    (compiled / "some.h").write_text(f"#include <{INCLUDED}>\n")
+    assert header() is None
+    (compiled / "some.h.gch").touch()
+    assert header() == INCLUDED
+    (compiled / "some.h").write_text("#include <other.h>\n")
+    assert header() is None
+
+
+def test_what_is_compiled_once_waits_for_no_headers():
+    assert toolchain._runtimes()._get_uncompiled_header("cpu") is None
 
 
 def test_another_devices_header_is_inductors():
