@@ -361,7 +361,8 @@ class Recorder(Tape):
         self._operations.finish()
         written = recording.written_inputs
         for node in recording.graph.find_nodes(op="placeholder"):
-            if (number := node.meta["input"]) in written and recording.inputs[number].numel() == 1:
+            number = node.meta.get("input")  # none where recording has failed at it
+            if number in written and recording.inputs[number].numel() == 1:
                 recording.adds[number] = added_to(node)
         return recording
 
