@@ -38,7 +38,8 @@ _DO_THE_SAME = "have each step do the same, or decide by `batch_idx` or the batc
 class Observation:
     """One recorded step with what surrounded it.
 
-    `cleared_first` are gradients that the step clears before they matter, `absent` those of them that were not there.
+    `cleared_first` are gradients that the step clears before they matter, `absent` those of them that were not there;
+    `unread` are other places that it fills, with what might be asked of what was there, and of what it puts there.
     """
 
     recorder: Recorder
@@ -64,7 +65,6 @@ class Observation:
         others = [slot for slot in self.absent if slot.name in known]
         self.cleared += others
         self.absent = [slot for slot in self.absent if slot not in others]
-        self.unread = [found for found in self.unread if found[0] not in others]
 
     @property
     def way(self) -> Hashable:
@@ -114,14 +114,14 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
         if slot.owner_id in old.asked
         or (slot.owner_id not in old.cleared and (slot.may_gather or old.asks_unseen or slot.owner_id in old.given))
     ]
-    # A step may ask for the shape of what it replaces, and clears a gradient that somebody put where there was none: no
+    # A step clears a gradient that somebody put where there was none, and may ask for the shape of what it replaces: no
     # operation shows either.
     cleared_first = [slot for slot in slots if slot.owner_id in old.cleared]
     absent = [s for s in cleared_first if before.tensors[s.name] is after.tensors.get(s.name) is None]
-    replaced = [slot for slot in filled if not slot.is_gradient]
     unread = [
-        (slot, shape_of(before.tensors[slot.name]), shape_of(after.tensors.get(slot.name)))
-        for slot in (*replaced, *absent)
+        (slot, shape_of(before.tensors[slot.name]), shape_of(after.tensors[slot.name]))
+        for slot in filled
+        if not slot.is_gradient
     ]
     seen = recorder, recording, leaves, before, filled, cleared
     return Observation(*seen, spec, constants, *counts, result.note, gradients, unread, cleared_first, absent)

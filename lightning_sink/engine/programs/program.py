@@ -91,11 +91,10 @@ class Program:
         self.touches = [(slot, True) for slot in self.filled] + [(slot, False) for slot in observation.cleared]
         of_slots = [b.slots for i, b in enumerate(bindings) if b.slot is not None and i in self._written]
         self._changes = [*(slot for slot, _ in self.touches), *chain.from_iterable(of_slots)]
-        self._absent = [slot for slot, *_ in observation.unread if slot.is_gradient]
-        unread = [found for found in observation.unread if not found[0].is_gradient]
+        self._absent, unread = observation.absent, observation.unread
         self.asked_shapes = [(slot, before) for slot, before, _ in unread]
         self.left_shapes = {slot.name: after for slot, _, after in unread}
-        reshapes = any(before != after for _, before, after in observation.unread)
+        reshapes = any(before != after for _, before, after in unread)
         # Of the counts by which Python decides, those that a step adds something to, always the same, are known ahead.
         self.counted = [count for count in recording.counts if count.adds is not None]
         # Another step would compute with what this one left.
