@@ -2,11 +2,15 @@
 
 import copy
 import math
+from functools import partial
 
 import torch
 
 from gallery.case import Small, add, case
+from gallery.optimizers import Optimized
+from gallery.own_optimizers import AddingTwoNumbers
 from gallery.state import even
+from parity import loader
 
 CHANGES = {"eager": "changes Python state", "data": even}
 
@@ -241,3 +245,12 @@ class StartsItsNeuronsAnew(Small):
         for neuron in Neuron.instances:
             neuron.state = None
         return self.net(self.neuron(self.neuron(x)))
+
+
+# Last, since each eighth case has other data.
+add(
+    "own optimizer AddingTwoNumbers past what tensors hold",
+    partial(Optimized, AddingTwoNumbers),
+    data=loader,
+    eager="changes Python state",
+)

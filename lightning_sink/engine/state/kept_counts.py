@@ -28,6 +28,9 @@ _NONE = frozenset[Any]()
 _MOST = 16
 """Different numbers under one key."""
 
+_TOO_LARGE = 1 << 63
+"""Whole numbers from here on are in no tensor."""
+
 
 class Shared(Left):
     """One number that an optimizer keeps for some of its parameters, or all.
@@ -101,6 +104,8 @@ class OptimizerCounts:
         for parameter, state in optimizer.state.items():
             if isinstance(state, dict) and key in state:
                 before = self._parted.get((id(optimizer), key, id(parameter)))
+                if isinstance(state[key], int) and abs(state[key]) >= _TOO_LARGE:
+                    return []
                 found[before, type(state[key]), exactly(state[key])].append(parameter)
         are_numbers = {kind for _, kind, _ in found} <= _NUMBERS and len(found) <= _MOST
         return found.values() if are_numbers else []
