@@ -16,7 +16,7 @@ from gallery.options import Logged
 from lightning_sink import SinkStrategy, StepCallback
 from lightning_sink.errors import SinkError
 from lightning_sink.trainer.ends import Ends
-from parity import QUIET, Net, assert_parity, both, loader, once, train
+from parity import QUIET, Net, assert_parity, both, compare, loader, once, train
 
 HERE = {"accelerator", "strategy", "logger", "limit_test_batches", "limit_predict_batches", "barebones"}
 HERE |= {"model_registry", "benchmark"}
@@ -104,6 +104,39 @@ def test_what_is_trained_without_this_suites_logger(name, engine):
 def test_the_strategy_by_its_name():
     trainer, _ = fit("sink", module=Small, max_epochs=1)
     assert isinstance(trainer.strategy, SinkStrategy)
+
+
+class OwnTrainer(L.Trainer):
+    """As somebody derives one, with what is theirs on it; numbers make it look like a small object of the module's."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.weight = 1.0
+
+
+class Weighs(Callback):
+    """Keeps something new in each sink, and weighs the loss anew in the second epoch."""
+
+    def __init__(self):
+        self.ends = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.ends.append(object())
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        trainer.weight = 0.5 if trainer.current_epoch else 1.0
+
+
+class Weighed(Small):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.trainer.weight
+
+
+@pytest.mark.parametrize("module", [Small, Weighed])
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_a_trainer_of_ones_own_class(module, engine):
+    options = {"kind": OwnTrainer, "callbacks": lambda: [Weighs()], "max_epochs": 4}
+    compare(module, engine, data=lambda: loader(40, last=8), **options)
 
 
 @pytest.mark.parametrize("options", [{"limit_test_batches": 2}, {"limit_test_batches": 0.5}, {}], ids=str)

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, is_a
+from lightning_sink.trainer.reads import machinery
 from lightning_sink.whose import is_users, module_of
 
 _OTHERS = (nn.Module, Tensor, Optimizer, LRScheduler, Dataset, DataLoader, Sampler, LightningDataModule, type)
@@ -26,9 +27,10 @@ _MOST = 50
 
 
 def own_objects(module: Any, callbacks: Collection[Any]) -> list[Any]:
-    """Returns those of a module in which there is a number, each once; not the Trainer's callbacks."""
-    known = {*map(id, callbacks)}
-    found = {id(value): value for value in vars(module).values() if id(value) not in known and _is_small(value)}
+    """Returns those of a module in which there is a number, each once; not its Trainer, nor that one's callbacks."""
+    known, of_lightning = {*map(id, callbacks)}, machinery()
+    held = [value for name, value in vars(module).items() if name not in of_lightning]
+    found = {id(value): value for value in held if id(value) not in known and _is_small(value)}
     return [*found.values()]
 
 

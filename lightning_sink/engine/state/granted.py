@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lightning_sink.engine.private import global_hooks, own_tensors
 from lightning_sink.engine.state.attributes import (
     MOST_VALUES,
-    TENSOR_HOLDERS,
     are_the_same,
     changed_names,
     is_a,
@@ -143,7 +142,8 @@ class Granted:
         """Finds what the next glances look into."""
         values: list[Any] = []
         for prefix, holder in self._parts.holders():
-            left_out = TENSOR_HOLDERS | self._parts.collected.names(holder) | self._parts.varying.keys(prefix)
+            left_out = self._parts.left_out(holder) | self._parts.collected.names(holder)
+            left_out |= self._parts.varying.keys(prefix)
             values += [value for name, value in vars(holder).items() if name not in left_out]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]

@@ -16,14 +16,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_parameters, tensor_hooks
+from lightning_sink.engine.private import own_buffers, own_parameters, tensor_hooks
 from lightning_sink.engine.state.attribute_watch import AttributeWatch
 from lightning_sink.engine.state.attributes import (
     CONTAINERS,
     DEEPEST_SLOTS,
     MOST_ABOVE_SLOTS,
     SCALARS,
-    TENSOR_HOLDERS,
     Same,
     fingerprint,
     own_attributes,
@@ -113,13 +112,13 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     holders = {id(holder) for _, holder in held}
     known = holders | {id(item) for item in (*parts.optimizers, *parts.schedulers())}
     known |= {id(submodule) for _, module in apart for submodule in module.modules()}
-    seen, of_module = seen or Seen(), TENSOR_HOLDERS | (parts.ignore - MODULE_HOOKS)
+    seen = seen or Seen()
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind, known)
     state |= parts.collected.state() | parts.carried.state(known)
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
-        left_out = of_module if holder is parts.module else TENSOR_HOLDERS
+        left_out = parts.left_out(holder)
         if parts.collected.places:
             tables = parts.collected.tables(holder)
             left_out = left_out | parts.collected.names(holder) | tables.keys()
@@ -167,7 +166,7 @@ def _in_two_places(parts: Parts, held: Iterable[tuple[str, Any]]) -> Hashable:
                 look(item, f"{name} {key}", deep - 1)
 
     for prefix, holder in held:
-        left_out = TENSOR_HOLDERS | parts.collected.names(holder)
+        left_out = parts.left_out(holder) | parts.collected.names(holder)
         for name, value in vars(holder).items():
             if type(value) in (list, dict, tuple) and name not in left_out:
                 look(value, prefix + name, DEEPEST_SLOTS - 1)

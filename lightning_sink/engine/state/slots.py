@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import CellType, CodeType
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_sink.engine.private import MODULE_HOOKS
 from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
 from lightning_sink.engine.state.carried import Carried
 from lightning_sink.engine.state.collected import Collected
@@ -129,6 +131,14 @@ class Parts:
         """Where the training computes: where the module's first parameter is."""
         first = next(self.module.parameters(), None)
         return torch.device("cpu") if first is None else first.device
+
+    def left_out(self, holder: Any) -> frozenset[str]:
+        """Returns the attributes of an object that are looked at by themselves, or say nothing about a step."""
+        return self._of_module if holder is self.module else TENSOR_HOLDERS
+
+    @cached_property
+    def _of_module(self) -> frozenset[str]:
+        return TENSOR_HOLDERS | (self.ignore - MODULE_HOOKS)
 
     def holders(self) -> Iterator[tuple[str, Any]]:
         """Yields every object, with what its attributes' names begin with."""
