@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import positions
 from gpu import needs_gpu
-from lightning_sink import SinkDataModule, SinkStrategy
+from lightning_sink import SinkDataModule, SinkStrategy, data_sink
 from lightning_sink.data import pace
 from lightning_sink.engine.device import captured
 from lightning_sink.engine.device.block import Block
@@ -108,6 +108,49 @@ class Averages(Net):
 def test_counts_on_the_device_and_in_python(engine):
     found = compared(Averages, engine)
     assert found.module.seen == int(found.module.average.n_averaged) == 80
+
+
+class OftenNothing(Net):
+    """A penalty that most steps leave out: what they log for it lies on the host, as `torch.tensor(0.0)` does."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        penalty = (
+            torch.zeros(()) if batch_idx % 3 else 0.01 * sum(weight.square().sum() for weight in self.parameters())
+        )
+        self.log("penalty", penalty, on_step=True, on_epoch=True)
+        return loss + penalty
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ENGINES)
+def test_values_of_one_name_that_lie_on_the_host_and_on_the_device(engine):
+    found = compared(OftenNothing, engine)
+    history = found.trainer.strategy.history
+    assert history["penalty"].gt(0).tolist() == [step % 3 == 0 for step in range(34, 40)]
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_what_a_step_function_returns_on_the_host_and_on_the_device(engine):
+    net, zeros = nn.Linear(4, 3, device="cuda"), (torch.zeros(()), torch.zeros(2))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(x):
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ways = (loss.detach(), net.bias.detach()[:2].clone())
+        one, two = ways if len(x) == 2 else zeros
+        return {"loss": loss.detach(), "one": one, "two": two}
+
+    batches = [torch.randn(2 if number % 3 else 3, 4, device="cuda") for number in range(20)]
+    with data_sink(step, batches, 20, engine=engine) as sink:
+        sink()
+        found = sink.history
+    for name in ("one", "two"):
+        assert found[name].reshape(20, -1).eq(0).all(1).tolist() == [number % 3 == 0 for number in range(20)]
 
 
 @needs_gpu

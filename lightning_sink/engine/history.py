@@ -52,17 +52,21 @@ class _Column:
 
 
 def _join(parts: list[Tensor | int]) -> Tensor:
-    """Returns parts of a column as one tensor of shape `[n]`, in a type that holds all of them."""
+    """Returns parts of a column as one tensor of shape `[n]`, in a type that holds all of them.
+
+    It is on the device where any of them is: steps of one kind may log a tensor of the host's, such as a loss of 0.
+    """
     present = [part for part in parts if isinstance(part, Tensor)]
     if not present:
         return torch.full((sum(part for part in parts if isinstance(part, int)),), math.nan)
-    dtype, device = reduce(torch.promote_types, {part.dtype for part in present}), present[0].device
+    dtype = reduce(torch.promote_types, {part.dtype for part in present})
+    device = next((part.device for part in present if not part.is_cpu), torch.device("cpu"))
     if len(present) < len(parts) and not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
     absent = math.nan if dtype.is_floating_point else 0
     return torch.cat(
         [
-            part.detach().to(dtype).reshape(-1)
+            part.detach().to(device, dtype).reshape(-1)
             if isinstance(part, Tensor)
             else torch.full((part,), absent, dtype=dtype, device=device)
             for part in parts

@@ -61,5 +61,8 @@ class Outputs:
             del found["loss"]
         for name, parts in self._stacks.items():
             alike = len({(part.shape[1:], part.dtype) for part in parts}) == 1
-            found[name] = torch.cat(parts).cpu() if alike else [item.cpu() for part in parts for item in part]
+            if alike:  # but one may be a tensor of the host's
+                found[name] = torch.cat([part.to(parts[0].device) for part in parts]).cpu()
+            else:
+                found[name] = [item.cpu() for part in parts for item in part]
         return found

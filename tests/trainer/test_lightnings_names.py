@@ -5,7 +5,7 @@ import pytest
 from lightning.pytorch import callbacks
 from lightning.pytorch.loops import fetchers, fit_loop, training_epoch_loop
 from lightning.pytorch.trainer import call
-from lightning.pytorch.trainer.connectors.logger_connector import logger_connector
+from lightning.pytorch.trainer.connectors.logger_connector import logger_connector, result
 from lightning.pytorch.tuner import lr_finder
 from lightning.pytorch.utilities import imports
 from torchmetrics import MetricCollection
@@ -76,6 +76,9 @@ def test_of_metrics():
     names = ["_forward_cache", "_defaults", "_reductions", "_update_count", "_computed", "_is_synced", "_filter_kwargs"]
     assert missing(metric, names) == []
     assert missing(MetricCollection({"a": metric}), ["_groups", "_groups_checked", "_enable_compute_groups"]) == []
+    logged = result._ResultMetric(result._Metadata("training_step", "loss"), True)
+    assert missing(logged, ["value", "_forward_cache"]) == []
+    assert "value" in vars(logged), "what was logged is no attribute any more"
     assert {"update", "compute"} <= set(vars(metric)), "`update` and `compute` are no attributes any more"
 
 
