@@ -203,7 +203,7 @@ class CompiledEngine(Engine):
                 self._programs.part_memory()
                 self._parted = self._generation
             if not program.refresh():
-                self._maker.lost(self.compiled_steps)
+                self._maker.lost(self.compiled_steps, program.replaced_in())
                 return False
             program.generation = self._generation
         for tensor, get in program.counts:

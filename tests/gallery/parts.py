@@ -589,7 +589,7 @@ class AnOptimizerThatKeepsByPairs(Small):
         return KeepsByPairs(self.parameters(), lr=0.02)
 
 
-@case(size=-1, data=tasks("N" * 120))
+@case(size=-1, data=tasks("N" * 120), inductor=True)
 class ABufferThatIsReplacedNowAndThen(Small):
     """Python's own code that logs goes through reaches past attributes, and sets none."""
 

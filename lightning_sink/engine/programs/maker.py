@@ -6,7 +6,7 @@ without one; whoever runs the programs tells it when what it has seen is no long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from time import perf_counter
 
 from lightning_sink.engine.compiler.functions import Functions
@@ -35,6 +35,10 @@ how many steps; twice as many each time: what keeps them from a program may go (
 
 _PROMPT_WAYS = 3
 """Ways through steps of a kind that are compiled however long it takes: a window of accumulation has as many."""
+
+_SHORT_LIVES = 3
+"""Programs in a row that are lost within few steps, before others read anew what those took to stay: that costs them
+their rows, and a tensor may be replaced once, or in each epoch."""
 
 _KEEP_ELSEWHERE = "keep it outside of the module, or make it a tensor"
 _FLAGS, _LEAVE_FLAGS = ("requires_grad", "training"), "have it the same at the start of each step (`toggle_optimizer`)"
@@ -172,14 +176,17 @@ class ProgramMaker:
         if steps - self._steps_at_change >= PATIENCE:
             self._restless = 0
 
-    def lost(self, steps: int) -> None:
+    def lost(self, steps: int, replaced_in: Collection[str] = ()) -> None:
         """Takes note that tensors, or values of theirs, are others than a program takes them to be.
 
-        By then programs have run so many steps.
+        By then programs have run so many steps. What is replaced in these places every few steps, programs take from
+        there from now on: the steps that do so may be rare, and have not been recorded.
         """
         lived_long = steps - self._steps_at_loss >= PATIENCE
         self._short_lives = 0 if lived_long else self._short_lives + 1
         self._steps_at_loss = steps
+        if self._short_lives >= _SHORT_LIVES:
+            self._take_anew({*replaced_in})
 
     def forget(self, changed: Sequence[str] = ()) -> None:
         """Forgets programs and recordings: what they take for granted has changed; by these names if it has any."""
@@ -265,7 +272,9 @@ class ProgramMaker:
             recorder.hazard(_IS_SHOWN if is_shown else _COMES_AGAIN)
 
     def _note_volatile(self, observation: Observation) -> None:
-        names = {slot.name for slot in (*observation.filled, *observation.cleared)}
+        self._take_anew({slot.name for slot in (*observation.filled, *observation.cleared)})
+
+    def _take_anew(self, names: set[str]) -> None:
         if not names <= self._volatile:
             self._volatile |= names
             self._programs.remove_homes(names)

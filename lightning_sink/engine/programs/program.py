@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
@@ -16,6 +16,7 @@ from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.binding import TENSOR, Binding, Observation
 from lightning_sink.engine.programs.bystanders import Bystanders
 from lightning_sink.engine.programs.equal_counts import EqualCounts
+from lightning_sink.engine.state.slot import Slot
 from lightning_sink.engine.state.slots import shape_of, share_memory, storages
 from lightning_sink.engine.step import Column, Result
 
@@ -166,8 +167,7 @@ class Program:
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""
-        homes = ((home, b.tensor) for b in self.bindings if b.home is not None for home in (b.home, *b.twins))
-        if any(home.get() is not tensor for home, tensor in homes):
+        if any(home.get() is not tensor for home, tensor in self._homes()):
             return False
         stays = ((b.tensor, layout) for b, layout in zip(self.bindings, self._layouts, strict=True))
         if any(t is not None and (t.shape, t.dtype, t.stride()) != layout for t, layout in stays):
@@ -181,6 +181,17 @@ class Program:
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
         return not self._shares_what_it_writes()
+
+    def _homes(self) -> Iterator[tuple[Slot, Tensor | None]]:
+        return ((home, b.tensor) for b in self.bindings if b.home is not None for home in (b.home, *b.twins))
+
+    def replaced_in(self) -> set[str]:
+        """Returns the places that have another tensor by now; not those of parameters: gradients go with these."""
+        return {
+            home.name
+            for home, tensor in self._homes()
+            if tensor is not None and not tensor.requires_grad and home.get() is not tensor
+        }
 
     def aliases(self, tensor: Tensor) -> int:
         """Returns by how many tensors it holds another one's memory itself."""
