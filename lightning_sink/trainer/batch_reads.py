@@ -34,6 +34,10 @@ _OF_STRUCTURE = frozenset(["len", "isinstance", "type"])
 """Functions that look at no more of a container than its type and its length."""
 
 
+_DEEPEST = 4
+"""Parts of parts that are told apart: of a variable that is given a part of itself there would be ever deeper ones."""
+
+
 class BatchReads:
     """What is known of the step of the module that was asked about last."""
 
@@ -92,6 +96,9 @@ class _Reader:
         key = function, argument, path
         if key in self._read:
             return  # it calls itself
+        if len(path) > _DEEPEST:  # with a part of what it was given
+            self._paths.add(path)
+            return
         self._read.add(key)
         source = source_of(function) if isinstance(function, FunctionType) else None
         names = [each.arg for each in source.args.args] if source is not None else []
@@ -132,7 +139,10 @@ class _Body:
         count = -1
         while count != (count := sum(map(len, self._holds.values()))):
             for node in assigned:
-                for path in self._paths_of(node.value) if node.value is not None else ():
+                for path in [*self._paths_of(node.value)] if node.value is not None else ():
+                    if len(path) > _DEEPEST:  # `batch = batch[0]`
+                        yield path
+                        continue
                     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                         yield from self._bind(target, path)
 

@@ -369,9 +369,40 @@ def takes_all(self, *arguments):
     return arguments[0][0]
 
 
+def by_index(self, batch, batch_idx):
+    batch = batch[0]
+    return self.net(batch)
+
+
+def by_unpacking(self, batch, batch_idx):
+    (batch, _) = batch
+    return self.net(batch)
+
+
+def by_keys(self, batch, batch_idx):
+    if "a" in batch:
+        batch = batch["a"]
+    elif "b" in batch:
+        batch = batch["b"]
+    elif "c" in batch:
+        batch = batch.get("c")
+    return self.net(batch)
+
+
+def in_turns(self, batch, batch_idx):
+    x = batch[0]
+    batch = x
+    return self.net(batch)
+
+
+def by_itself(self, batch, batch_idx):
+    return self.training_step(batch[0], batch_idx) if isinstance(batch, tuple) else self.net(batch)
+
+
 ANYTHING = [
     *(hands_on, goes_through, unpacks_what_is_left, from_behind, takes_one_away, puts_one_there, shows_variables),
     *(in_a_lambda_alone, with_a_star, with_two_stars, of_a_shadowed_name, by_any_name, as_another_self, takes_all),
+    *(by_index, by_unpacking, by_keys, in_turns, by_itself),  # given parts of themselves, variables are all of these
 ]
 
 
