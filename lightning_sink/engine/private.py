@@ -167,6 +167,16 @@ def own_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
     return [tensor for tensor in held if tensor is not None]
 
 
+def own_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Returns a module's own submodules by name; `named_children()` leaves out a second name of one."""
+    return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
+def names_within(module: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Returns the names of all that a module itself holds, in their order, in which loops go through them."""
+    return tuple(module._modules), tuple(module._parameters), tuple(module._buffers)
+
+
 def tensor_hooks(tensor: Tensor) -> list[Any]:
     """Returns a leaf's hooks on its gradient. `register_hook` and its like add to these; nothing public lists them."""
     return [tensor._backward_hooks, tensor._post_accumulate_grad_hooks]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_sink.engine.private import names_within, own_modules, own_tensors
 from lightning_sink.engine.state.insides import MOST_BYTES, insides
 from lightning_sink.held import held_by, slots_of
 from lightning_sink.whose import is_library, is_users, module_of
@@ -331,9 +332,9 @@ def _itself(value: Any) -> Hashable:
 def _of_module(module: nn.Module) -> list[Any]:
     """What makes a module that another object holds: which one it is, its tensors, and what is Python about it."""
     held = {name: value for name, value in vars(module).items() if name not in TENSOR_HOLDERS}
-    held |= dict(module.named_children())
-    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    return [Same(module), *map(Same, tensors), *held, *held.values()]
+    held |= dict(own_modules(module))
+    tensors = own_tensors([module])
+    return [Same(module), *map(Same, tensors), *names_within(module), *held, *held.values()]
 
 
 def _of_own(kind: type) -> list[Any]:

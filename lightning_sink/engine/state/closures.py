@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_sink.engine.private import own_tensors
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a, with_bases
 from lightning_sink.engine.state.holders import class_state, python_state
 from lightning_sink.engine.state.insides import CACHED, put_on_function
@@ -164,7 +165,7 @@ class Variables:
 
 
 def _module(module: nn.Module) -> Hashable:
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = own_tensors(module.modules())  # by each of its names: one tensor may have two
     asks = tuple(tensor.requires_grad for tensor in tensors)
     return tuple(python_state(Parts(module)).items()), asks, fingerprint(tensors)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_sink.engine.private import own_buffers, own_parameters, tensor_hooks
+from lightning_sink.engine.private import names_within, own_buffers, own_modules, own_parameters, tensor_hooks
 from lightning_sink.engine.state.attribute_watch import AttributeWatch
 from lightning_sink.engine.state.attributes import (
     CONTAINERS,
@@ -118,6 +118,9 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     state |= parts.collected.state() | parts.carried.state(known)
     for prefix, holder in held:
         state[f"{prefix}__class__"] = Same(holder), type(holder)
+        if isinstance(holder, nn.Module):  # which is a holder by one of its names
+            children = tuple([id(child) for _, child in own_modules(holder)])
+            state[f"what is in {prefix[:-1] or 'the module'}"] = children, names_within(holder)
         left_out = parts.left_out(holder)
         if parts.collected.places:
             tables = parts.collected.tables(holder)

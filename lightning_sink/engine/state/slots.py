@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.private import MODULE_HOOKS
+from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_parameters
 from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
 from lightning_sink.engine.state.carried import Carried
 from lightning_sink.engine.state.collected import Collected
@@ -190,9 +190,8 @@ def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> I
     in_tables = collected.in_tables()
     for prefix, holder in held:
         if isinstance(holder, nn.Module):
-            for named in (holder.named_parameters, holder.named_buffers):
-                for name, _ in named(recurse=False):
-                    yield Slot(prefix + name, holder, name)
+            for name, _ in (*own_parameters(holder), *own_buffers(holder)):  # one tensor may have two names
+                yield Slot(prefix + name, holder, name)
         attributes = vars(holder)
         left_out = TENSOR_HOLDERS | collected.names(holder)
         for name, value in attributes.items():
@@ -207,7 +206,7 @@ def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> I
 def _optimizer_slots(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[Slot]:
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     # Quantizers let the gradient of one gather (`self.zero.requires_grad_()`); nobody clears it.
-    names |= {buffer: name for name, buffer in module.named_buffers() if buffer.requires_grad}
+    names |= {buffer: name for name, buffer in module.named_buffers() if buffer.requires_grad and buffer.is_leaf}
     for number, optimizer in enumerate(optimizers):
         for group_number, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
