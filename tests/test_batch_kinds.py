@@ -475,6 +475,26 @@ def test_nested_tensors_train_eagerly(engine):
     compare(Ragged, engine, -1, "batches are of too many kinds", data=data, max_epochs=3)
 
 
+class Tells(Plain):
+    def training_step(self, batch, batch_idx):
+        if batch_idx % 6 == 5:
+            print(batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+class AlwaysTells(Plain):
+    def training_step(self, batch, batch_idx):
+        print(batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("module", "some"), [(Tells, True), (AlwaysTells, False)])
+def test_a_warning_says_whether_other_steps_are_compiled(module, some):
+    _, found = compare(module, "traced", -1, "runs eagerly", data=lambda: loader(60), max_epochs=2)
+    (text,) = [text for text in found.warned if "runs eagerly" in text]
+    assert text.startswith("The training step runs eagerly in some steps (others are compiled), at plain") is some
+
+
 class Compressed(Plain):
     """Its rows are sparse."""
 

@@ -44,7 +44,7 @@ class CompiledEngine(Engine):
     Args:
         costly: Whether compiling takes long enough to wait until a kind of step comes again.
         verify: How many steps of each new program are compared with eager ones.
-        fallback: Told once of each reason why steps run the plain way; may raise.
+        fallback: Told once of each reason why steps run the plain way, and whether others have programs; may raise.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CompiledEngine(Engine):
         *,
         costly: bool,
         verify: int,
-        fallback: Callable[[Hazard], None],
+        fallback: Callable[[Hazard, bool], None],
     ) -> None:
         self.name, self._verify, self._parts = name, verify, parts
         self._hyper = Hyperparameters(parts.optimizers)

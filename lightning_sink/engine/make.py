@@ -60,11 +60,12 @@ def make_engine(asked: Asked, parts: Parts) -> Engine:
         CompileError: There is no compiler, one is needed, and `fallback` is "error".
     """
 
-    def fall_back(hazard: Hazard) -> None:
+    def fall_back(hazard: Hazard, partly: bool = False) -> None:
         begins = first_line(asked.step)
         where = hazard.where or f"no line is known; the step begins at {begins}"
         text = (
-            f"The training step runs eagerly, at {asked.speed} speed: {hazard.what} ({where}). To compile it, "
+            f"The training step runs eagerly{' in some steps (others are compiled)' if partly else ''}, at"
+            f" {asked.speed} speed: {hazard.what} ({where}). To compile it, "
             f'{hazard.way_out}; to run eagerly without this warning, use `{asked.api}(engine="eager")`.'
         )
         if asked.fallback == "error":

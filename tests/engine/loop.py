@@ -161,7 +161,7 @@ def engine_for(training: Training, hazards: list[Hazard], **options: Any) -> Com
     counters = {"batch_idx": lambda: training.index}
     chosen = {"compiler": compile_traced, "costly": False, "verify": 2, **options}
     parts = Parts(training.module, [training.optimizer], counters=counters)
-    return CompiledEngine("traced", parts, fallback=hazards.append, **chosen)
+    return CompiledEngine("traced", parts, fallback=lambda hazard, partly: hazards.append(hazard), **chosen)
 
 
 def train(make: Callable[[], Training], sinks: list[list[Batch]], compiled: bool, **options: Any) -> Outcome:

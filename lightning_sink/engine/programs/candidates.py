@@ -61,6 +61,7 @@ class Candidate:
         hazard: Why there will be no program.
         unlike: How many recordings in a row were no example of other steps.
         rest: How many steps are not to be recorded behind such.
+        missed_seconds: What steps took that were not recorded, since a program was found.
     """
 
     last: dict[Hashable, Observation] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class Candidate:
     hazard: Hazard | None = None
     unlike: int = 0
     rest: int = 0
+    missed_seconds: float = 0.0
 
     def is_due(self, first_of_its_kind: bool) -> bool:
         """Tells whether the next such step is to be recorded.
@@ -129,6 +131,7 @@ class Candidate:
         """Takes note that a step has a program."""
         self.last.pop(observation.way, None)
         self.recordings = self.seen = self.seen_in_sink = 0
+        self.missed_seconds = 0.0
         self.problem = None
 
     def give_up(self, hazard: Hazard) -> None:
@@ -172,6 +175,11 @@ class Candidates:
     def wait_for_long(self) -> bool:
         """Whether many steps came, most of them the first of their kind in a sink: programs are not near."""
         return self._steps >= _LONG and 2 * self._came_again < self._steps
+
+    @property
+    def are_spread(self) -> bool:
+        """Whether many steps came without a program, of many kinds, none of which may come often enough for one."""
+        return self._steps >= _LONG and len(self._known) >= PATIENCE
 
     @property
     def is_looking(self) -> bool:

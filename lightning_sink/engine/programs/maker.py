@@ -33,8 +33,10 @@ _HOPELESS, _FIRST_WAIT = MAX_RECORDINGS, 64
 """Steps of any kinds recorded in a row, all with one hazard, behind which none is where there are no programs, and for
 how many steps; twice as many each time: what keeps them from a program may go (an epoch that warms up with a mask)."""
 
-_PROMPT_WAYS = 3
-"""Ways through steps of a kind that are compiled however long it takes: a window of accumulation has as many."""
+_PROMPT, _SELDOM = 3, 16
+"""Programs for steps of a kind that are compiled however long it takes (a window of accumulation has as many ways),
+while those for batches of one shape run one in so many of their steps: where a coin is tossed for each token, they do
+not."""
 
 _SHORT_LIVES = 3
 """Programs in a row that are lost within few steps, before others read anew what those took to stay: that costs them
@@ -74,7 +76,7 @@ class ProgramMaker:
         compiler: Compiler,
         *,
         costly: bool,
-        fallback: Callable[[Hazard], None],
+        fallback: Callable[[Hazard, bool], None],
     ) -> None:
         self._programs, self._parts, self._hyper = programs, parts, hyper
         self._counts, self._granted = Counts(parts.counters), granted
@@ -91,7 +93,7 @@ class ProgramMaker:
         self._steps = 0  # that programs had run when one of them last ran
         self._changed: Sequence[str] = ()
         self._steps_at_change: int | None = None  # that programs had run when they began behind the last change
-        self._missed_seconds = self._compiling_seconds = 0.0
+        self._compiling_seconds = 0.0
         self._too_many = self._looked = self._explained = self._has_recorded = False
 
     def run(self, sink: Sink, step: Step, number: int) -> bool:
@@ -106,9 +108,9 @@ class ProgramMaker:
         elif self._failures.get(step.key, 0) < _MOST_FAILURES:
             never = self._candidates.never_come_again
             waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
-            if waits and not self._programs:
-                self._explain(sink, step, too_many=never)
-            due = candidate.is_due(not self._programs.have_kind(step.kind)) and self._is_worth(step)
+            if (waits and not self._programs) or self._candidates.are_spread:
+                self._explain(sink, step, too_many=never or self._candidates.are_spread)
+            due = candidate.is_due(not self._programs.count_kind(step.kind)) and self._is_worth(step, candidate)
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
             may = not self._waits() and (due or not (self._costly or candidate.hazard is not None))
@@ -117,17 +119,20 @@ class ProgramMaker:
                 return self._record(sink, step, candidate)
         began = perf_counter()
         sink.run(step, Tape())
-        if self._programs.have(step.key):
-            self._missed_seconds += perf_counter() - began
+        if candidate is not None:
+            candidate.missed_seconds += perf_counter() - began
         return False
 
-    def _is_worth(self, step: Step) -> bool:
-        """Tells whether another way through steps of a kind may be compiled, of which some have programs.
+    def _is_worth(self, step: Step, candidate: Candidate) -> bool:
+        """Tells whether another program may be compiled for steps of a kind, of which some have programs.
 
-        Where chance takes steps many ways, compiling them all would take longer than many a training: it may take as
-        long as the steps that had no program.
+        Where chance takes steps many ways, or batches have many shapes, compiling them all would take longer than many
+        a training: it may take as long as the steps that had no program.
         """
-        return self._programs.count(step.key) < _PROMPT_WAYS or self._missed_seconds >= self._compiling_seconds
+        run = self._programs.steps_of(step.key)
+        if self._programs.count_kind(step.kind) < _PROMPT and (run is None or run * _SELDOM >= candidate.seen):
+            return True
+        return candidate.missed_seconds >= self._compiling_seconds
 
     def _waits(self) -> bool:
         """Tells whether the present step is not recorded since step after step has made no program, for one reason."""
@@ -210,7 +215,7 @@ class ProgramMaker:
         what = hazard.what.partition(":")[0]
         if what not in self._reported:
             self._reported.add(what)
-            self._fallback(hazard)
+            self._fallback(hazard, bool(self._programs) and not self.has_given_up)
 
     def gives_up(self, key: Hashable, hazard: Hazard) -> None:
         """Leaves a kind of steps to the plain way, and says why."""
@@ -295,7 +300,6 @@ class ProgramMaker:
             began = perf_counter()
             function = self._functions.get(recording)
             self._compiling_seconds = max(self._compiling_seconds, perf_counter() - began)
-            self._missed_seconds = 0.0
         if isinstance(function, Hazard):
             candidate.give_up(function)
             self.report(function)

@@ -118,8 +118,8 @@ def leaves_out(module, batch, index):
     return loss
 
 
-def made_for_ways_at_random(steps, seconds, monkeypatch):
-    """Returns how many programs are made where compiling takes so long, and a step one second."""
+def trained_while(step, batches, seconds, monkeypatch):
+    """Trains where compiling takes so long, and a step a second; returns what came of it, and how many programs."""
     clock, made = itertools.count(), []
     monkeypatch.setattr(maker, "perf_counter", lambda: next(clock))
 
@@ -129,12 +129,54 @@ def made_for_ways_at_random(steps, seconds, monkeypatch):
             next(clock)
         return compile_traced(recording)
 
-    _, sink = both(of(leaves_out), [batches(steps)], compiler=compiler, costly=True)
+    _, sink = both(of(step), [batches], compiler=compiler, costly=True)
+    return sink, len(made)
+
+
+def made_for_ways_at_random(steps, *times):
+    """Returns how many programs are made."""
+    sink, made = trained_while(leaves_out, batches(steps), *times)
     assert sink.compiled > steps / 8
-    return len(made)
+    return made
 
 
 def test_ways_at_random_are_compiled_for_no_longer_than_steps_take_without(monkeypatch):
     assert made_for_ways_at_random(100, 100, monkeypatch) == 3
     assert made_for_ways_at_random(400, 100, monkeypatch) in (4, 5)
     assert made_for_ways_at_random(400, 0, monkeypatch) == 8
+
+
+def asked_for_each_token(module, batch, index):
+    """A coin is tossed so often that no way comes twice."""
+    loss = loss_of(module, batch)
+    for _ in range(6):
+        loss = loss * (1.1 if random.random() < 0.5 else 0.9)
+    return loss
+
+
+def test_ways_of_which_none_comes_often_are_not_compiled_at_once(monkeypatch):
+    _, made = trained_while(asked_for_each_token, batches(300), 1_000, monkeypatch)
+    assert made <= 1
+
+
+def of_many_lengths(count, lengths):
+    """Batches padded to their longest, as collators of texts do."""
+    drawn = random.Random(0)
+    sizes = [1 + drawn.randrange(lengths) for _ in range(count)]
+    return [(x.repeat(size, 1), y.repeat(size)) for size, (x, y) in zip(sizes, batches(count), strict=True)]
+
+
+def step_of(module, batch, index):
+    return loss_of(module, batch)
+
+
+def test_shapes_are_compiled_for_no_longer_than_steps_take_without(monkeypatch):
+    sink, made = trained_while(step_of, of_many_lengths(800, 30), 300, monkeypatch)
+    assert made == 3
+    assert "too many kinds" in sink.reasons
+
+
+def test_shapes_that_come_often_are_compiled_in_the_end(monkeypatch):
+    sink, made = trained_while(step_of, of_many_lengths(800, 6), 50, monkeypatch)
+    assert made == 6
+    assert sink.reasons == ""
