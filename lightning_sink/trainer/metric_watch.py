@@ -117,7 +117,8 @@ class _Watcher:
         if any(leaf is not None and not isinstance(leaf, Tensor) for leaf in leaves):
             tape.hazard(f"{what} returns what is no tensor")
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
-        tape.foreign(tensors, f"the step computes with what {what} returns")
+        what = f"the step computes with what {what} returns"
+        tape.foreign(tensors, f"{what} (what functions of `torchmetrics.functional` give is compiled)")
 
     def _before_method(self, kind: Any, name: str) -> AbstractContextManager[None]:
         original = getattr(kind, name)

@@ -39,14 +39,15 @@ class Shared(Left):
         optimizer: The optimizer.
         key: Where the number is in each parameter's state.
         parameters: Those that it is kept for.
-        words: What users call it.
+        name, words: What users call it; in text.
         tensor: What stands for it in programs.
     """
 
     def __init__(self, optimizer: Optimizer, number: int, key: Any, parameters: Sequence[Any]) -> None:
         super().__init__()
         self.optimizer, self.key, self.parameters = optimizer, key, parameters
-        self.words = f"`optimizer {number} state {key!r}`"
+        self.name = f"optimizer {number} state {key!r}"
+        self.words = f"`{self.name}`"
         self.tensor = torch.zeros((), dtype=torch.float64)
 
     def places(self) -> list[dict[Any, Any]]:
@@ -128,7 +129,7 @@ class OptimizerCounts:
     def state(self) -> dict[str, Hashable]:
         """Returns what programs take for granted of them: which are the same, and of which type."""
         return {
-            f"{shared.words} {number}": (type(shared.present()), *map(id, shared.parameters))
+            f"{shared.name} {number}": (type(shared.present()), *map(id, shared.parameters))
             for number, shared in enumerate(self._look())
         }
 
