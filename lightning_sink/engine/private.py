@@ -173,8 +173,12 @@ def own_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def names_within(module: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Returns the names of all that a module itself holds, in their order, in which loops go through them."""
-    return tuple(module._modules), tuple(module._parameters), tuple(module._buffers)
+    """Returns the names of all that a module itself holds, in their order, in which loops go through them.
+
+    The last are those of buffers that are no part of its `state_dict()`, which nothing public lists.
+    """
+    fleeting = sorted(module._non_persistent_buffers_set)
+    return tuple(module._modules), tuple(module._parameters), tuple(module._buffers), tuple(fleeting)
 
 
 def tensor_hooks(tensor: Tensor) -> list[Any]:

@@ -34,8 +34,9 @@ _OF_STRUCTURE = frozenset(["len", "isinstance", "type"])
 """Functions that look at no more of a container than its type and its length."""
 
 
-_DEEPEST = 4
-"""Parts of parts that are told apart: of a variable that is given a part of itself there would be ever deeper ones."""
+_DEEPEST, _MOST = 4, 500
+"""Parts of parts that are told apart, and parts in all: of a variable that is given parts of itself there would be ever
+deeper ones, and ever more."""
 
 
 class BatchReads:
@@ -125,7 +126,7 @@ class _Body:
         if SHOW_VARIABLES & {node.id for node in self._own}:
             return {path}
         self._holds[name].add(path)
-        found = {*self._bind_all()}
+        found = {*self._bind_all(path)}
         for name in self._inner & self._holds.keys():
             found |= self._holds[name]
         for node in self._own:
@@ -133,11 +134,17 @@ class _Body:
                 found |= {*self._seen_at(node)}
         return found
 
-    def _bind_all(self) -> Iterator[Path]:
-        """Gives variables what they are assigned, as long as that are more; yields what goes elsewhere."""
+    def _bind_all(self, whole: Path) -> Iterator[Path]:
+        """Gives variables what they are assigned, as long as that are more; yields what goes elsewhere.
+
+        That is `whole`, which has all of it, where there is no end of parts.
+        """
         assigned = [node for node in ast.walk(self._source) if isinstance(node, (ast.Assign, ast.AnnAssign))]
         count = -1
         while count != (count := sum(map(len, self._holds.values()))):
+            if count > _MOST:
+                yield whole
+                return
             for node in assigned:
                 for path in [*self._paths_of(node.value)] if node.value is not None else ():
                     if len(path) > _DEEPEST:  # `batch = batch[0]`

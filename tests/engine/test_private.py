@@ -156,6 +156,10 @@ def test_a_modules_own_parameters_and_tensors():
     for part in module.modules():
         own = list(part.named_parameters(recurse=False))
         assert private.own_parameters(part) == own, "`Module._parameters` holds something else than before"
+        children = list(part.named_children())
+        assert private.own_modules(part) == children, "`Module._modules` holds something else than before"
+    names = private.names_within(module)
+    assert names == (("0", "1", "2"), ("own",), ("nothing", "not_saved"), ("not_saved",)), "names are held elsewhere"
     found = {id(tensor) for tensor in private.own_tensors(module.modules())}
     public = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     assert found == public, "`Module._parameters` and `Module._buffers` hold something else than before"

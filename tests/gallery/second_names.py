@@ -143,7 +143,7 @@ class StepsThatChangeTheOrderOfBuffers(InOrder):
         return super().training_step(batch, batch_idx)
 
 
-@case(data=long)
+@case(data=long, eager="keeps changing: `potential.requires_grad`")
 class ABufferThatGetsWhatHasAGraph(Small):
     """As snntorch's neurons have it: the step asks for its shape alone."""
 
@@ -155,3 +155,36 @@ class ABufferThatGetsWhatHasAGraph(Small):
     def forward(self, x):
         self.potential = 0.9 * torch.zeros_like(self.potential) + self.layer(x).mean(0)
         return self.net(x + self.potential)
+
+
+@case(data=long, eager="keeps changing: `shift.requires_grad`")
+class ABufferThatHasAGraphForTwoSteps(Small):
+    """The sum keeps nothing for the backward pass, which may go through it again."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+        self.register_buffer("shift", torch.zeros(6))
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx % 8 == 4:
+            self.shift = self.weight + torch.ones(6)
+        if batch_idx % 8 == 6:
+            self.shift = self.shift.detach()
+        return nn.functional.cross_entropy(self(batch[0] + self.shift), batch[1])
+
+
+@case(data=long)
+class ABufferThatIsSavedInSomeEpochs(Small):
+    """The step goes through all that would be."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.ones(6))
+
+    def on_train_epoch_start(self):
+        self.register_buffer("factor", self.factor, persistent=self.current_epoch != 1)
+
+    def training_step(self, batch, batch_idx):
+        saved = sum(value.sum() for value in self.state_dict().values())
+        return self.loss(batch) * (1 + saved.detach() / 10)

@@ -34,7 +34,7 @@ _MOST_KINDS = 64
 _MANY_STEPS = 32
 """Steps that came without one of their kinds coming again, after which it is time to say so."""
 
-_LONG = 10 * PATIENCE
+LONG = 10 * PATIENCE
 """Steps that waited for their kinds to come again, after which it is said where values keep them apart: ten kinds that
 take turns have programs by then."""
 
@@ -174,12 +174,17 @@ class Candidates:
     @property
     def wait_for_long(self) -> bool:
         """Whether many steps came, most of them the first of their kind in a sink: programs are not near."""
-        return self._steps >= _LONG and 2 * self._came_again < self._steps
+        return self._steps >= LONG and 2 * self._came_again < self._steps
+
+    def miss_no_more_than(self, candidate: Candidate) -> bool:
+        """Tells whether others that may have a program have missed no more seconds, on average."""
+        missed = [known.missed_seconds for known in self._known.values() if known.hazard is None]
+        return candidate.missed_seconds * len(missed) >= sum(missed)
 
     @property
     def are_spread(self) -> bool:
         """Whether many steps came without a program, of many kinds, none of which may come often enough for one."""
-        return self._steps >= _LONG and len(self._known) >= PATIENCE
+        return self._steps >= LONG and len(self._known) >= PATIENCE
 
     @property
     def is_looking(self) -> bool:

@@ -13,7 +13,14 @@ from lightning_sink.engine.compiler.functions import Functions
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
 from lightning_sink.engine.programs.binding import Binding, Observation, observe
 from lightning_sink.engine.programs.bystanders import Asked
-from lightning_sink.engine.programs.candidates import MAX_RECORDINGS, PATIENCE, TOO_MANY_KINDS, Candidate, Candidates
+from lightning_sink.engine.programs.candidates import (
+    LONG,
+    MAX_RECORDINGS,
+    PATIENCE,
+    TOO_MANY_KINDS,
+    Candidate,
+    Candidates,
+)
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key, Programs
 from lightning_sink.engine.state.counts import Counts
@@ -93,7 +100,8 @@ class ProgramMaker:
         self._steps = 0  # that programs had run when one of them last ran
         self._changed: Sequence[str] = ()
         self._steps_at_change: int | None = None  # that programs had run when they began behind the last change
-        self._compiling_seconds = 0.0
+        self._missed_seconds = self._compiling_seconds = 0.0
+        self._held_back = 0
         self._too_many = self._looked = self._explained = self._has_recorded = False
 
     def run(self, sink: Sink, step: Step, number: int) -> bool:
@@ -108,8 +116,9 @@ class ProgramMaker:
         elif self._failures.get(step.key, 0) < _MOST_FAILURES:
             never = self._candidates.never_come_again
             waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
-            if (waits and not self._programs) or self._candidates.are_spread:
-                self._explain(sink, step, too_many=never or self._candidates.are_spread)
+            are_many = self._candidates.are_spread or self._held_back > LONG
+            if (waits and not self._programs) or are_many:
+                self._explain(sink, step, too_many=never or are_many)
             due = candidate.is_due(not self._programs.count_kind(step.kind)) and self._is_worth(step, candidate)
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
@@ -119,20 +128,25 @@ class ProgramMaker:
                 return self._record(sink, step, candidate)
         began = perf_counter()
         sink.run(step, Tape())
-        if candidate is not None:
-            candidate.missed_seconds += perf_counter() - began
+        if candidate is not None and candidate.hazard is None:
+            seconds = perf_counter() - began
+            candidate.missed_seconds += seconds
+            self._missed_seconds += seconds
         return False
 
     def _is_worth(self, step: Step, candidate: Candidate) -> bool:
         """Tells whether another program may be compiled for steps of a kind, of which some have programs.
 
         Where chance takes steps many ways, or batches have many shapes, compiling them all would take longer than many
-        a training: it may take as long as the steps that had no program.
+        a training: it may take as long as the steps that had no program, for those first that missed it most.
         """
         run = self._programs.steps_of(step.key)
         if self._programs.count_kind(step.kind) < _PROMPT and (run is None or run * _SELDOM >= candidate.seen):
             return True
-        return candidate.missed_seconds >= self._compiling_seconds
+        if self._missed_seconds >= self._compiling_seconds and self._candidates.miss_no_more_than(candidate):
+            return True
+        self._held_back += run is None
+        return False
 
     def _waits(self) -> bool:
         """Tells whether the present step is not recorded since step after step has made no program, for one reason."""
@@ -300,6 +314,7 @@ class ProgramMaker:
             began = perf_counter()
             function = self._functions.get(recording)
             self._compiling_seconds = max(self._compiling_seconds, perf_counter() - began)
+            self._missed_seconds = 0.0
         if isinstance(function, Hazard):
             candidate.give_up(function)
             self.report(function)

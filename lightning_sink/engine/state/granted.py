@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_sink.engine.private import global_hooks, own_modules, own_tensors
+from lightning_sink.engine.private import global_hooks, names_within, own_modules, own_tensors
 from lightning_sink.engine.state.attributes import (
     MOST_VALUES,
     are_the_same,
@@ -67,11 +67,6 @@ class State(NamedTuple):
 
 def _count(looks: Iterable[Hashable]) -> int:
     return sum(_count(look) if isinstance(look, tuple) else 1 for look in looks)
-
-
-def _asks(tensor: Tensor) -> bool:
-    """Tells whether a gradient is gathered in a tensor: one that has a graph asks for none of its own."""
-    return tensor.requires_grad and tensor.is_leaf
 
 
 class Granted:
@@ -142,7 +137,12 @@ class Granted:
         for optimizer in self._optimizers:
             tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
         outside = tuple(self._look_outside().items()) if self._finds_outside else ()
-        marks = [outside, *map(place_of, tensors), *map(_asks, tensors)]
+        marks = [
+            outside,
+            *map(names_within, modules),
+            *map(place_of, tensors),
+            *(tensor.requires_grad for tensor in tensors),
+        ]
         return [*held, *tensors], marks
 
     def find_containers(self) -> None:
@@ -179,7 +179,7 @@ class Granted:
         """Returns what is equal as long as the programs made now are right."""
         modules = list(self._module.modules())
         training = tuple([module.training for module in modules])
-        gradients = tuple([*map(_asks, self._tensors(modules))])
+        gradients = tuple([tensor.requires_grad for tensor in self._tensors(modules)])
         switches = _switches(self._parts.device.type)
         return State(training, gradients, self.python(), switches, global_hooks(), self._hyper.constants())
 
