@@ -182,11 +182,6 @@ class Candidates:
         return candidate.missed_seconds * len(missed) >= sum(missed)
 
     @property
-    def are_spread(self) -> bool:
-        """Whether many steps came without a program, of many kinds, none of which may come often enough for one."""
-        return self._steps >= LONG and len(self._known) >= PATIENCE
-
-    @property
     def is_looking(self) -> bool:
         """Whether batches are being compared."""
         return bool(self._values)

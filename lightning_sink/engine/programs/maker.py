@@ -40,10 +40,9 @@ _HOPELESS, _FIRST_WAIT = MAX_RECORDINGS, 64
 """Steps of any kinds recorded in a row, all with one hazard, behind which none is where there are no programs, and for
 how many steps; twice as many each time: what keeps them from a program may go (an epoch that warms up with a mask)."""
 
-_PROMPT, _SELDOM = 3, 16
-"""Programs for steps of a kind that are compiled however long it takes (a window of accumulation has as many ways),
-while those for batches of one shape run one in so many of their steps: where a coin is tossed for each token, they do
-not."""
+_PROMPT = 3
+"""Shapes of batches, and ways through steps of one shape, that are compiled however long it takes: a window of
+accumulation has as many."""
 
 _SHORT_LIVES = 3
 """Programs in a row that are lost within few steps, before others read anew what those took to stay: that costs them
@@ -116,10 +115,10 @@ class ProgramMaker:
         elif self._failures.get(step.key, 0) < _MOST_FAILURES:
             never = self._candidates.never_come_again
             waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
-            are_many = self._candidates.are_spread or self._held_back > LONG
+            are_many = self._held_back > LONG
             if (waits and not self._programs) or are_many:
                 self._explain(sink, step, too_many=never or are_many)
-            due = candidate.is_due(not self._programs.count_kind(step.kind)) and self._is_worth(step, candidate)
+            due = candidate.is_due(not self._programs.count_shapes(step.kind)) and self._is_worth(step, candidate)
             # What keeps changing may be nothing but what steps collect in: a recorded one tells.
             due = due or (self._restless > 1 and not self._has_recorded)
             may = not self._waits() and (due or not (self._costly or candidate.hazard is not None))
@@ -140,12 +139,12 @@ class ProgramMaker:
         Where chance takes steps many ways, or batches have many shapes, compiling them all would take longer than many
         a training: it may take as long as the steps that had no program, for those first that missed it most.
         """
-        run = self._programs.steps_of(step.key)
-        if self._programs.count_kind(step.kind) < _PROMPT and (run is None or run * _SELDOM >= candidate.seen):
+        ways = self._programs.count(step.key)
+        if (ways or self._programs.count_shapes(step.kind)) < _PROMPT:
             return True
         if self._missed_seconds >= self._compiling_seconds and self._candidates.miss_no_more_than(candidate):
             return True
-        self._held_back += run is None
+        self._held_back += not ways
         return False
 
     def _waits(self) -> bool:

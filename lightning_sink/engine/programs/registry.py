@@ -30,13 +30,13 @@ class Programs:
         """Tells whether steps of a kind have a program, for whichever way through them."""
         return bool(self._known.get(key))
 
-    def count_kind(self, kind: Hashable) -> int:
-        """Returns how many programs there are for such steps, for batches of any signature."""
-        return sum(len(programs) for (known, _), programs in self._known.items() if known == kind)
+    def count(self, key: Key) -> int:
+        """Returns how many programs steps of a kind have, one for each way through them."""
+        return len(self._known.get(key, ()))
 
-    def steps_of(self, key: Key) -> int | None:
-        """Returns how many steps of a kind programs have run; None where it has none."""
-        return sum(program.steps for program in self._known[key]) if self.have(key) else None
+    def count_shapes(self, kind: Hashable) -> int:
+        """Returns for how many signatures of batches such steps have programs."""
+        return sum(known == kind and bool(programs) for (known, _), programs in self._known.items())
 
     def count_answers(self, key: Key) -> int:
         """Returns by how many answers of batches programs are told apart for steps of a kind."""

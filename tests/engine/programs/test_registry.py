@@ -50,8 +50,8 @@ def test_kinds_and_signatures():
     programs.add(KEY, program(fits=False))
     assert programs.have(KEY)
     assert not programs.have(OTHER)
-    assert programs.count_kind("kind")
-    assert not programs.count_kind("another kind")
+    assert programs.count_shapes("kind")
+    assert not programs.count_shapes("another kind")
 
 
 def test_what_is_removed_is_forgotten():
@@ -60,7 +60,7 @@ def test_what_is_removed_is_forgotten():
     programs.remove(KEY, one)
     assert not programs
     assert not programs.have(KEY)
-    assert not programs.count_kind("kind")
+    assert not programs.count_shapes("kind")
 
 
 def test_programs_that_count_on_a_place_go_with_it():

@@ -146,19 +146,6 @@ def test_ways_at_random_are_compiled_for_no_longer_than_steps_take_without(monke
     assert made_for_ways_at_random(400, 0, monkeypatch) == 8
 
 
-def asked_for_each_token(module, batch, index):
-    """A coin is tossed so often that no way comes twice."""
-    loss = loss_of(module, batch)
-    for _ in range(6):
-        loss = loss * (1.1 if random.random() < 0.5 else 0.9)
-    return loss
-
-
-def test_ways_of_which_none_comes_often_are_not_compiled_at_once(monkeypatch):
-    _, made = trained_while(asked_for_each_token, batches(300), 1_000, monkeypatch)
-    assert made <= 1
-
-
 def of_many_lengths(count, lengths):
     """Batches padded to their longest, as collators of texts do."""
     drawn = random.Random(0)
