@@ -1,10 +1,11 @@
 """What is done to a recording's graph before Inductor compiles it, for a CPU or a GPU.
 
-Two operations are written so that Inductor (torch 2.13) does not get them wrong. `torch.compile` does, too.
+Three operations are written so that Inductor (torch 2.13) does not get them wrong. `torch.compile` does, too.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ def prepare(recording: Recording, *, on_host: bool) -> None:
     keep_value_checks(recording.graph, on_host)
     copy_joins_of_one(recording.graph)
     keep_factors(recording.graph)
+    fill_by_masks(recording.graph)
 
 
 def keep_factors(graph: fx.Graph) -> None:
@@ -64,4 +66,36 @@ def copy_joins_of_one(graph: fx.Graph) -> None:
             copy = graph.call_function(_aten.clone.default, (full[0],), {"memory_format": torch.contiguous_format})
         copy.meta.update(node.meta)
         node.replace_all_uses_with(copy)
+        graph.erase_node(node)
+
+
+def fill_by_masks(graph: fx.Graph) -> None:
+    """Replaces putting one value where a mask has ones, `tensor[mask] = 0.0`, by filling or adding that asks the mask.
+
+    Where numbers were put into the tensor by places just before (`tensor[[0, 2]] = ...`), Inductor changes the order.
+    """
+    puts = {
+        _aten.index_put.default: (_aten.masked_fill.Tensor, _aten.add.Tensor),
+        _aten.index_put_.default: (_aten.masked_fill_.Tensor, _aten.add_.Tensor),
+    }
+    for node in [node for node in graph.nodes if node.target in puts]:
+        tensor, indices, value, *accumulate = node.args
+        layouts = [item.meta.get("layout") for item in (tensor, *indices, value) if item is not None]
+        if len(layouts) != 3 or len(indices) != 1 or not all(layouts):
+            continue
+        (shape, *_), (of_mask, _, dtype, _), (of_value, *_) = layouts
+        if dtype is not torch.bool or math.prod(of_value) != 1:
+            continue
+        fill, add = puts[node.target]
+        with graph.inserting_before(node):
+            missing = [1] * (len(shape) - len(of_mask))
+            mask = graph.call_function(_aten.view.default, (*indices, [*of_mask, *missing])) if missing else indices[0]
+            one = graph.call_function(_aten.view.default, (value, [])) if of_value else value
+            if True in (*accumulate, *node.kwargs.values()):
+                amount = graph.call_function(_aten.where.ScalarOther, (mask, one, 0))
+                put = graph.call_function(add, (tensor, amount))
+            else:
+                put = graph.call_function(fill, (tensor, mask, one))
+        put.meta.update(node.meta)
+        node.replace_all_uses_with(put)
         graph.erase_node(node)

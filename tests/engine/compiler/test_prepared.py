@@ -1,4 +1,7 @@
-"""What Inductor would get wrong is what it is in eager code: a multiple that is added, and joining a single tensor."""
+"""What Inductor would get wrong is what it is in eager code.
+
+A multiple that is added, joining a single tensor, and filling by a mask what was filled by places.
+"""
 
 import pytest
 import torch
@@ -6,7 +9,7 @@ from loop import record
 
 from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.inductor import compile_inductor, graph_module
-from lightning_sink.engine.compiler.prepared import copy_joins_of_one, keep_factors
+from lightning_sink.engine.compiler.prepared import copy_joins_of_one, fill_by_masks, keep_factors
 from lightning_sink.engine.compiler.toolchain import missing_compiler
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
@@ -97,3 +100,49 @@ def test_joining_several_stays():
     recording = record(lambda a, b: torch.cat([a, b]), torch.ones(2), torch.ones(3))
     copy_joins_of_one(recording.graph)
     assert any("cat" in str(node.target) for node in recording.graph.nodes)
+
+
+PLACES = torch.tensor([0, 2, 5])
+
+FILLS = {
+    "a number": lambda t, x: t.index_put((x[:, 0] > 0,), torch.tensor(0.5)),
+    "in place": lambda t, x: t.index_put_((x[:, 0] > 0,), torch.tensor(0.5)),
+    "by Python": lambda t, x: t.__setitem__(x[:, 0] > 0, 0.5),
+    "a tensor of one": lambda t, x: t.index_put_((x[:, 0] > 0,), x[:1, 0]),
+    "a mask of all dimensions": lambda t, x: t.__setitem__(x > 0, 0.5),
+    "added": lambda t, x: t.index_put((x[:, 0] > 0,), torch.tensor(0.5), accumulate=True),
+    "added in place": lambda t, x: t.index_put_((x[:, 0] > 0,), torch.tensor(0.5), accumulate=True),
+    "one for each": lambda t, x: t.__setitem__(x[:, 0] > 0, x[x[:, 0] > 0] * 3),
+    "another dimension": lambda t, x: t.__setitem__((slice(None), x[0] > 0), 0.5),
+    "numbers": lambda t, x: t.index_put_((PLACES,), torch.tensor(0.5)),
+}
+
+
+def filled(x, name):
+    tensor = x * 1.5
+    tensor[PLACES] = x[PLACES] * 2
+    made = FILLS[name](tensor, x)
+    return tensor if made is None else made
+
+
+@missing
+@pytest.mark.parametrize("name", FILLS)
+def test_filling_by_a_mask_comes_behind_filling_by_places(name):
+    x = torch.arange(24.0).view(6, 4).sin()
+    recording = record(lambda x: filled(x, name), x)
+    expected = filled(x, name)
+    fill_by_masks(recording.graph)
+    recording.graph.lint()
+    torch.testing.assert_close(graph_module(recording).forward(*recording.inputs)[0], expected)
+    found = compile_inductor(recording)(*recording.inputs)[0]
+    torch.testing.assert_close(found, expected)
+
+
+@missing
+def test_control_inductor_changes_the_order():
+    x = torch.arange(24.0).view(6, 4).sin()
+    recording = record(lambda x: filled(x, "in place"), x)
+    with torch.no_grad():
+        function, _ = compile_graph(graph_module(recording), recording.inputs, {"fallback_random": True})
+    if torch.allclose(function(*recording.inputs)[0], filled(x, "in place")):
+        pytest.skip("this Inductor keeps the order")
