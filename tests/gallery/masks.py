@@ -88,6 +88,75 @@ class PicksByTheBatch(Small):
         return self.loss(batch) + chosen.square().sum()
 
 
+def half(values):
+    """A mask of each column's smaller half."""
+    return values.argsort(0).argsort(0) < len(values) // 2
+
+
+class PicksAsManyOfEachBatch(Small):
+    def training_step(self, batch, batch_idx):
+        out, mask = self(batch[0]), half(batch[0][:, 0])
+        each = half(batch[0][:, : out.shape[1]])
+        parts = [
+            out[mask],
+            out[~mask, 1:],
+            out.t()[:, mask],
+            out[each],
+            out.masked_select(each),
+            out[torch.where(mask)[0]],
+            out[each.nonzero(as_tuple=True)],
+        ]
+        changed = out * 1
+        changed[mask] = out[mask] * 2
+        changed[each] += out.detach()[each]
+        changed[~mask] = 0.5
+        return self.loss(batch) + sum(0.01 * part.square().mean() for part in (*parts, changed))
+
+
+case(inductor=True, data=even)(PicksAsManyOfEachBatch)
+
+
+@case()
+class PicksAsManyOfSmallBatches(PicksAsManyOfEachBatch):
+    """The last one of each epoch has fewer rows."""
+
+
+@case(data=even)
+class LeavesOutLoops(Small):
+    """As layers for graphs do: edges from a node to itself are taken out, and all nodes get one."""
+
+    def training_step(self, batch, batch_idx):
+        rows = len(batch[0])
+        nodes = torch.arange(rows)
+        edges = torch.stack([nodes, torch.where(batch[0][:, 0].argsort().argsort() < 3, nodes, nodes.roll(1))])
+        others = edges[0] != edges[1]
+        weights = batch[0][:, 1]
+        loops = torch.ones(rows)
+        loops[edges[0][~others]] = weights[~others]
+        ends = torch.cat([edges[:, others], nodes.expand(2, rows)], 1)
+        weights = torch.cat([weights[others], loops])
+        out = self(batch[0])
+        out = torch.zeros_like(out).index_add_(0, ends[1], out[ends[0]] * weights[:, None])
+        return nn.functional.cross_entropy(out, batch[1])
+
+
+@case(eager=DEPENDS)
+class PicksAsManyByAMaskThatIsWrittenTo(Small):
+    def training_step(self, batch, batch_idx):
+        mask = half(batch[0][:, 0])
+        mask[batch[1].sum() % len(mask)] = True
+        return self.loss(batch) + self(batch[0])[mask].square().mean()
+
+
+@case(eager=DEPENDS, data=even)
+class PicksAsManyInMostSteps(Small):
+    """Where other steps pick others."""
+
+    def training_step(self, batch, batch_idx):
+        mask = half(batch[0][:, 0]) | (batch_idx % 5 == 4)
+        return self.loss(batch) + self(batch[0])[mask].square().mean()
+
+
 @case(eager=DEPENDS)
 class PicksByItsWeights(Small):
     def training_step(self, batch, batch_idx):

@@ -104,6 +104,7 @@ class Parts:
         drawn: The generators of the process that are Python's and numpy's.
         optimizer_counts: The numbers that optimizers keep for each parameter, and steps set.
         counted: Identities of tensors in which modules count steps, and of which steps ask for the number.
+        ones: How many ones masks of the batch had that steps index by, by line, operations and shape.
         step_counts: Numbers for what optimizers count in tensors, by the place of each; different ones where counts
             ever have differed.
     """
@@ -124,6 +125,7 @@ class Parts:
     drawn: HostDraws = field(default_factory=HostDraws)
     optimizer_counts: OptimizerCounts = field(default_factory=OptimizerCounts)
     counted: set[int] = field(default_factory=set)
+    ones: dict[Hashable, int] = field(default_factory=dict)
     step_counts: dict[StatePlace, int] = field(default_factory=dict)
 
     @property

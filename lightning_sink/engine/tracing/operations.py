@@ -94,6 +94,7 @@ class Operations(TorchDispatchMode):
         self._origins, self._unfilled = Origins(leaves, changing), Unfilled()
         self._gos, self._is_again = 0, False
         self._places: list[int] = []
+        self._places_in: dict[fx.Node, list[Tensor]] = {}  # of ones, of which each batch has as many
 
     def origin(self, tensor: Tensor) -> Origin | None:
         """Returns what a tensor's value comes from."""
@@ -247,14 +248,30 @@ class Operations(TorchDispatchMode):
             self._gos += 1
         self._is_again = "again" in node.meta
 
-    def _places_of(self, mask: Tensor) -> list[Tensor] | None:
-        """Returns the places of a mask's ones, by dimension; None for a mask that may be another one in other steps."""
-        if mask.numel() == 0 or not self.stays(mask):
+    def _places_of(self, mask: Tensor, asks: bool) -> list[Tensor] | None:
+        """Returns the places of a mask's ones, by dimension; None where their number is not known before a step.
+
+        It is if the mask stays as it is, or if each batch is asked for it, as it may be where `asks`.
+        """
+        if mask.numel() == 0:
             return None
-        places = [place.clone() for place in mask.nonzero().unbind(1)]
-        for place in places:
-            self.writer.constant(place)
-        return places
+        if self.stays(mask):
+            places = [place.clone() for place in mask.nonzero().unbind(1)]
+            for place in places:
+                self.writer.constant(place)
+            return places
+        node, origin = self.writer.node(mask), self._origins.of([mask])
+        if not asks or origin is None or origin.is_written:
+            return None
+        if node not in self._places_in:
+            many = self._values().ones(mask, node, origin)
+            if many is None:
+                return None
+            found = self._operation(torch.ops.aten.nonzero_static.default, (mask,), {"size": many})
+            self._places_in[node] = [
+                self._operation(torch.ops.aten.select.int, (found, 1, dim), {}) for dim in range(mask.dim())
+            ]
+        return self._places_in[node]
 
     def _as_node(self, value: Any) -> Any:
         return self.writer.node(value) if isinstance(value, Tensor) else value

@@ -118,7 +118,7 @@ class Recorder(Tape):
         most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
         self._assumptions = Assumptions(self.recording, self._writer)
         known = self._is_sum, self._uses, self._plain, self._operations.origin, most, self._assumptions.takes
-        self._values = Values(self.recording, leaves, *known, before.parts.counted, self.paused)
+        self._values = Values(self.recording, leaves, *known, before.parts.counted, before.parts.ones, self.paused)
         self._looks = Looks(self._uses, self.ran, [], self._plain, apart)
         self._failed = False
 

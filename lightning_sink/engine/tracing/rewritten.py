@@ -1,8 +1,9 @@
 """Operations that a recording has in another way than the step, so that a program gives the same.
 
-Indexing by a mask that is the same in each step: `logits[~torch.eye(n, dtype=torch.bool)]`. How many elements a mask
-picks depends on what is in it, so no program can have the operation as it is. Where nothing that changes went into the
-mask, it picks the same ones each time, and these can be picked by their places.
+Indexing by a mask. How many elements it picks depends on what is in it, so no program can have the operation as it is.
+Where nothing that changes went into the mask (`logits[~torch.eye(n, dtype=torch.bool)]`), it picks the same ones each
+time, and these can be picked by their places. Where the batch alone did (`out[graph.train_mask]`), they can be picked by
+places that the program looks up, as many as each batch is asked for (`Values.ones`).
 
 Operations whose result has torch's default type. A training in `bf16-true` or `64-true` has another default type in its
 step than around it, where programs are compiled and run: a quotient of whole numbers, `torch.full((), 0.1)` or
@@ -29,27 +30,35 @@ _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "g
 
 
 def by_places(
-    func: Any, args: tuple[Any, ...], places_of: Callable[[Tensor], list[Tensor] | None]
+    func: Any, args: tuple[Any, ...], places_of: Callable[[Tensor, bool], list[Tensor] | None]
 ) -> tuple[Any, tuple[Any, ...]]:
     """Returns an operation with its arguments, with the places of what masks pick instead of the masks.
 
-    `places_of` returns the places of a mask's ones, by dimension; None where that is another mask in other steps.
+    `places_of` returns the places of a mask's ones, by dimension; None where their number may be another in other
+    steps. It is told whether the operation has no program then.
     """
     if schema_name(func) in _INDEXES and any(_is_mask(index) for index in args[1]):
-        found = [places_of(index) if _is_mask(index) else [index] for index in args[1]]
+        # One value for all that a mask picks can be put there without knowing how many they are.
+        asks = len(args) == 2 or any(_is_mask(index) and _is_one_each(args[2], args[0], index) for index in args[1])
+        found = [places_of(index, asks) if _is_mask(index) else [index] for index in args[1]]
         if all(places is not None for places in found):
             indices = [index for places in found if places is not None for index in places]
             return func, (args[0], indices, *args[2:])
     elif func is _ATEN.masked_select.default and args[0].shape == args[1].shape:  # not where one is spread for it
-        if _is_mask(args[1]) and (places := places_of(args[1])):
+        if _is_mask(args[1]) and (places := places_of(args[1], True)):
             return _ATEN.index.Tensor, (args[0], places)
-    elif func is _ATEN.nonzero.default and _is_mask(args[0]) and (places := places_of(args[0])):
+    elif func is _ATEN.nonzero.default and _is_mask(args[0]) and (places := places_of(args[0], True)):
         return _ATEN.stack.default, (places, 1)
     return func, args
 
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype is torch.bool and index.dim() > 0
+
+
+def _is_one_each(values: Tensor, of: Tensor, mask: Tensor) -> bool:
+    """Tells whether there is a value for each element that a mask picks."""
+    return values.numel() > 1 and values.dim() == of.dim() - mask.dim() + 1
 
 
 def with_types(

@@ -8,13 +8,13 @@ something that only this step knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from lightning_sink.engine.numbers.flows import Getter, receivers
 from lightning_sink.engine.numbers.guards import Uses
@@ -31,6 +31,11 @@ from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
 
 _OF_STEP = "a value of a tensor"
+_SUM = torch.ops.aten.sum.default
+
+_VARIES = -1
+"""Stands for the number of a mask's ones where that is not always the same."""
+
 _DECIDES = "decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
 
 
@@ -45,6 +50,7 @@ class Values:
         most_of: Tells how large a whole number in a tensor is at most; None where nobody knows.
         assumes: Tells whether a program finds out by itself that a value is another one.
         counted: Takes the identities of counts whose numbers steps ask for.
+        ones: How many ones masks had in the steps before.
     """
 
     def __init__(
@@ -58,9 +64,10 @@ class Values:
         most_of: Callable[[Tensor], int | None],
         assumes: Callable[[Any, tuple[Any, ...], Any, str, str], bool],
         counted: set[int],
+        ones: dict[Hashable, int],
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._recording, self._leaves, self._counted = recording, leaves, counted
+        self._recording, self._leaves, self._counted, self._ones = recording, leaves, counted, ones
         self._is_sum, self._uses, self._plain, self._paused = is_sum, uses, plain, paused
         self._origin_of, self._most_of, self._assumes = origin_of, most_of, assumes
         self._takers: set[tuple[int, str]] = set()
@@ -127,6 +134,26 @@ class Values:
             self._asked.append(Asked(func, (args, kwargs), value, origin, where))
             return
         self.look_at(origin, where)
+
+    def ones(self, mask: Tensor, node: fx.Node, origin: Origin) -> int | None:
+        """Returns how many ones a mask has that comes from the batch, where each other batch is asked for it.
+
+        None where that is not to be asked, or was another number in another step: few steps would have a program each.
+        """
+        with self._paused():
+            many = int(mask.sum())
+        where = user_line() or innermost_line()
+        asked = question(_SUM, (node,), {}, many, where, self._recording.inputs, self._leaves)
+        if asked is None:
+            return None
+        key = where, asked.name, mask.shape
+        if self._ones.setdefault(key, many) != many:
+            self._ones[key] = _VARIES
+            return None
+        self._recording.questions.append(asked)
+        self._recording.freeze(f"{OF_BATCH} decides how many elements a mask picks")
+        self.look_at(origin, where)
+        return many
 
     def check(self) -> list[Count]:
         """Tells of what Python took out of tensors that the step writes to: the next one finds something else.

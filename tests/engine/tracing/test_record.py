@@ -59,7 +59,7 @@ def test_each_input_knows_the_users_line():
     [
         (lambda x: x * float(x.sum()), "a value of a tensor"),
         (lambda x: x * int((x + torch.rand(3)).sum()), "a value of a tensor"),
-        (lambda x: x[x > 0], "shape that depends on the data"),
+        (lambda x: x[x > torch.rand(3) - 1], "shape that depends on the data"),
         (lambda x: torch.rand(3, generator=torch.Generator()), "a generator of its own"),
         (lambda x: x.to_sparse().to_dense(), "layout"),
     ],
@@ -73,10 +73,23 @@ def test_hazards(body, word):
 
 @pytest.mark.parametrize("index", [torch.tensor([0, 2]), torch.tensor([True, False, True])], ids=["numbers", "mask"])
 @pytest.mark.parametrize("of_batch", [True, False])
-def test_only_a_mask_of_the_batchs_gives_a_shape_that_depends_on_the_data(index, of_batch):
-    x = torch.ones(3)
-    _, _, recording = record(lambda: x[index], batch=[index] if of_batch else [])
-    assert bool(recording.hazards) is (index.dtype is torch.bool and of_batch)
+def test_a_batch_is_asked_how_many_elements_a_mask_of_it_picks(index, of_batch):
+    x = torch.arange(3.0)
+    _, out, recording = record(lambda: x[index], batch=[index] if of_batch else [])
+    assert out.tolist() == [0, 2]
+    assert not recording.hazards
+    assert [question.value for question in recording.questions] == [2] * (index.dtype is torch.bool and of_batch)
+
+
+def test_a_program_with_a_mask_of_the_batchs_is_for_batches_that_pick_as_many():
+    x, mask = torch.arange(3.0), torch.tensor([True, False, True])
+    _, _, recording = record(lambda: x[mask], batch=[mask])
+    (question,) = recording.questions
+    other = torch.tensor([False, True, True])
+    assert question.holds([other])
+    assert not question.holds([torch.tensor([False, True, False])])
+    inputs = [x if tensor is x else other for tensor in recording.inputs]
+    assert graph_module(recording)(*inputs)[0].tolist() == [1, 2]
 
 
 def test_an_error_of_the_recording_is_undone_and_the_step_run_again():
