@@ -299,10 +299,13 @@ class Lookahead(optim.Optimizer):
     """Wraps another optimizer and goes back to slow weights every fifth step."""
 
     def __init__(self, parameters):
-        self.inner, self.count = optim.SGD(parameters, lr=0.05, momentum=0.9), 0
+        self.inner, self.count = self.inner_of(parameters), 0
         super().__init__(self.inner.param_groups, {"lr": 0.05})
         self.param_groups = self.inner.param_groups
         self.slow = [parameter.detach().clone() for parameter in self.param_groups[0]["params"]]
+
+    def inner_of(self, parameters):
+        return optim.SGD(parameters, lr=0.05, momentum=0.9)
 
     def step(self, closure=None):
         loss = self.inner.step(closure)
@@ -311,6 +314,27 @@ class Lookahead(optim.Optimizer):
             for slow, parameter in zip(self.slow, self.param_groups[0]["params"], strict=True):
                 slow.lerp_(parameter.detach(), 0.5)
                 parameter.data.copy_(slow)
+        return loss
+
+
+class LookaheadOfAdam(Lookahead):
+    """Which counts its steps in tensors."""
+
+    def inner_of(self, parameters):
+        return optim.AdamW(parameters, lr=0.01)
+
+
+class TakesTurns(optim.Optimizer):
+    """Holds two others, of which each trains with groups of its own."""
+
+    def __init__(self, parameters):
+        first, *others = parameters
+        super().__init__([first, *others], {"lr": 0.01})
+        self.first, self.others = optim.RMSprop([first], lr=0.01), optim.Adam(others, lr=0.02)
+
+    def step(self, closure=None):
+        loss = self.first.step(closure)
+        self.others.step()
         return loss
 
 
@@ -358,6 +382,8 @@ OWN = {
     WritingInDataInPlace: None,
     Centralized: None,
     Lookahead: carried().get("eager"),
+    LookaheadOfAdam: carried().get("eager"),
+    TakesTurns: None,
     SharpnessAware: None,
 }
 for kind, eager in OWN.items():
@@ -382,6 +408,7 @@ for kind in (
     WarmingUpByItsGroup,
     LookingAhead,
     CorrectingByItsState,
+    LookaheadOfAdam,
 ):
     add(f"own optimizer {kind.__name__} with a schedule", partial(WithASchedule, kind))
 

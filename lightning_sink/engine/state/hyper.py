@@ -66,13 +66,12 @@ class Hyperparameters:
 
     def refresh(self) -> bool:
         """Looks at the groups anew; returns whether groups, parameters or options came, went or changed their place."""
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        layout = [[*group, id(group), *map(id, group["params"]), *_lengths(group)] for group in groups]
+        numbered = self._numbered()
+        layout = [[*group, id(group), *map(id, group["params"]), *_lengths(group)] for _, group in numbered]
         if layout == self._layout:
             seen, self._seen = self._seen, self._look()
             return seen != self._seen
         self._layout = layout
-        numbered = [(number, group) for number, item in enumerate(self._optimizers) for group in item.param_groups]
         owned = [(number, entry) for number, group in numbered for entry in _entries(group)]
         self._owners, self._entries = [number for number, _ in owned], [entry for _, entry in owned]
         self.tensors = {}
@@ -85,10 +84,18 @@ class Hyperparameters:
         self._seen = self._look()
         return True
 
+    def _numbered(self) -> list[tuple[int, dict[str, Any]]]:
+        """Returns the groups, each with the number of its optimizer: of the first one where several have one group."""
+        found: dict[int, tuple[int, dict[str, Any]]] = {}
+        for number, optimizer in enumerate(self._optimizers):
+            for group in optimizer.param_groups:
+                found.setdefault(id(group), (number, group))
+        return [*found.values()]
+
     def _look(self) -> list[Hashable]:
         """Returns a fingerprint of what groups hold besides entries: what schedulers keep there, and what is inside."""
         known = {(id(group), key) for group, key, _ in self._entries}
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        groups = [group for _, group in self._numbered()]
         items = [(id(group), key, item) for group in groups for key, item in group.items() if key != "params"]
         return [fingerprint(item) for of, key, item in items if (of, key) not in known or not _is_flat(item)]
 
@@ -222,7 +229,7 @@ class Hyperparameters:
                 group.update(held)
 
     def _lift_all(self, uses: Uses) -> None:
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        groups = [group for _, group in self._numbered()]
         saved, present = [dict(group) for group in groups], self.read()
         self._put_in = [(group, before, before) for group, before in zip(groups, saved, strict=True)]
         for index in [index for index in self.tensors if present[index] is not ABSENT]:

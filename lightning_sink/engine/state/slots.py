@@ -128,6 +128,9 @@ class Parts:
     ones: dict[Hashable, int] = field(default_factory=dict)
     step_counts: dict[StatePlace, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizers", _with_inner(self.optimizers))
+
     @property
     def device(self) -> torch.device:
         """Where the training computes: where the module's first parameter is."""
@@ -173,6 +176,15 @@ class Parts:
         yield path, module
         for name, child in module.named_children():
             yield from self._within(child, f"{path}{name}.", seen)
+
+
+def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+    """Returns optimizers with those that they hold, as one that looks ahead holds the one that it looks ahead of."""
+    found = list(optimizers)
+    for optimizer in found:
+        held = [value for value in vars(optimizer).values() if is_a(value, Optimizer)]
+        found += [each for each in held if not any(each is known for known in found)]
+    return found
 
 
 def find_slots(parts: Parts) -> dict[str, Slot]:
