@@ -2,8 +2,8 @@
 
 Indexing by a mask. How many elements it picks depends on what is in it, so no program can have the operation as it is.
 Where nothing that changes went into the mask (`logits[~torch.eye(n, dtype=torch.bool)]`), it picks the same ones each
-time, and these can be picked by their places. Where the batch alone did (`out[graph.train_mask]`), they can be picked by
-places that the program looks up, as many as each batch is asked for (`Values.ones`).
+time, and these can be picked by their places. Where the batch alone did (`out[graph.train_mask]`), they can be picked
+by places that the program looks up, as many as each batch is asked for (`Values.ones`).
 
 Operations whose result has torch's default type. A training in `bf16-true` or `64-true` has another default type in its
 step than around it, where programs are compiled and run: a quotient of whole numbers, `torch.full((), 0.1)` or
