@@ -38,7 +38,7 @@ class Capture(TorchDispatchMode):
         there = [tensor for tensor in given if not tensor.is_cpu]
         for tensor in there:
             self.keep(tensor)
-        if there and self.waits(operation):
+        if there and self.waits(operation, args):
             raise RuntimeError(REFUSED)
         if not self.may_draw and torch.Tag.nondeterministic_seeded in operation.tags:
             raise RuntimeError("RNG within a loop is not supported")
@@ -62,7 +62,9 @@ class Capture(TorchDispatchMode):
         return given.clone() if isinstance(given, torch.Tensor) and given.is_cpu else given
 
     @staticmethod
-    def waits(operation):
+    def waits(operation, args):
+        if operation is torch.ops.aten.index.Tensor:  # which has the tag for what masks give
+            return any(index is not None and index.dtype is torch.bool for index in args[1])
         tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
         return any(tag in operation.tags for tag in tags)
 

@@ -144,6 +144,18 @@ class DrawsOnHost(Net):
         return super().training_step((x + 0.1 * torch.randn(x.shape, device="cpu").to(x.device), y), batch_idx)
 
 
+class PicksAsMany(Net):
+    """Indexes by a mask that the batch gives, which picks as many of each."""
+
+    def training_step(self, batch, batch_idx):
+        mask = batch[0][:, 0].argsort().argsort() < len(batch[0]) // 2
+        out = self.net(batch[0])
+        changed = out * 1
+        changed[mask] = out[mask] * 2
+        changed[~mask] = 0.5
+        return super().training_step(batch, batch_idx) + 0.1 * changed.square().mean()
+
+
 class Still(L.LightningModule):
     """Logs nothing: what is waited for is waited for by the steps."""
 
@@ -230,6 +242,7 @@ MODULES = {
     "two dropouts": TwoDropouts,
     "numbers on the host": lambda: HostNumbers("adam"),
     "draws on the host": DrawsOnHost,
+    "picks as many by a mask": PicksAsMany,
     "sets its rate": lambda: SetsItsRate("adam"),
     **({"numbers that are collected": CollectsNumbers, "numbers kept": KeepsNumbers} if positions.KNOWN else {}),
 }
