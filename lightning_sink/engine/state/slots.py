@@ -104,7 +104,7 @@ class Parts:
         drawn: The generators of the process that are Python's and numpy's.
         optimizer_counts: The numbers that optimizers keep for each parameter, and steps set.
         counted: Identities of tensors in which modules count steps, and of which steps ask for the number.
-        ones: How many ones masks of the batch had that steps index by, by line, operations and shape.
+        ones: How many ones masks of the batch had last that steps index by, by line, operations and shape.
         step_counts: Numbers for what optimizers count in tensors, by the place of each; different ones where counts
             ever have differed.
     """

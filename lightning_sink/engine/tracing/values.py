@@ -33,9 +33,6 @@ from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
 _OF_STEP = "a value of a tensor"
 _SUM = torch.ops.aten.sum.default
 
-_VARIES = -1
-"""Stands for the number of a mask's ones where that is not always the same."""
-
 _DECIDES = "decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
 
 
@@ -50,7 +47,7 @@ class Values:
         most_of: Tells how large a whole number in a tensor is at most; None where nobody knows.
         assumes: Tells whether a program finds out by itself that a value is another one.
         counted: Takes the identities of counts whose numbers steps ask for.
-        ones: How many ones masks had in the steps before.
+        ones: How many ones masks had when a step was last recorded.
     """
 
     def __init__(
@@ -138,7 +135,8 @@ class Values:
     def ones(self, mask: Tensor, node: fx.Node, origin: Origin) -> int | None:
         """Returns how many ones a mask has that comes from the batch, where each other batch is asked for it.
 
-        None where that is not to be asked, or was another number in another step: few steps would have a program each.
+        None where that is not to be asked, or was another number in the last step that was recorded: where it keeps
+        changing, a program for each would serve few steps.
         """
         with self._paused():
             many = int(mask.sum())
@@ -147,8 +145,8 @@ class Values:
         if asked is None:
             return None
         key = where, asked.name, mask.shape
-        if self._ones.setdefault(key, many) != many:
-            self._ones[key] = _VARIES
+        last, self._ones[key] = self._ones.get(key, many), many
+        if last != many:
             return None
         self._recording.questions.append(asked)
         self._recording.freeze(f"{OF_BATCH} decides how many elements a mask picks")
