@@ -13,6 +13,7 @@ from math import copysign
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -178,9 +179,8 @@ def _look_of(tensor: Tensor) -> Hashable:
 def _by_value(item: Any) -> Hashable:
     if not isinstance(item, Hashable):
         return _Same(item)
-    number: Any = item if type(item).__module__ == "numpy" else None
-    if hasattr(number, "tobytes"):
-        return number.dtype, number.tobytes()  # the same bytes may be seconds or days
+    if isinstance(item, np.generic):
+        return item.dtype, item.tobytes()  # the same bytes may be seconds or days
     if isinstance(item, (float, complex)):  # 0.0 equals -0.0
         return item, copysign(1.0, item.real), copysign(1.0, item.imag)
     return item

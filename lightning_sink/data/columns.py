@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
@@ -120,7 +121,7 @@ class Rows:
     """
 
     def __init__(self, rows: list[Any], *, sure: bool = True) -> None:
-        if not sure and not all(kind is int or _is_numpy_int(kind) for kind in set(map(type, rows))):
+        if not sure and not {*map(type, rows)} <= {int, np.int32, np.int64}:
             raise TypeError("row numbers that are no ints")
         self.rows = rows
         self._indices: dict[tuple[int, torch.device], Tensor] = {}
@@ -132,7 +133,7 @@ class Rows:
                 raise TypeError("indices that may stand for more than one row")
             seen.tensor(indices)
             return Rows(indices.index_select(0, self.index(len(indices), indices.device)).tolist())
-        if type(indices) not in (list, tuple, range) and not _is_numpy_vector(indices):
+        if type(indices) not in (list, tuple, range) and not (type(indices) is np.ndarray and indices.ndim == 1):
             raise TypeError("indices that may stand for anything")
         return Rows([indices[row] for row in self.rows], sure=type(indices) is range)
 
@@ -156,15 +157,6 @@ class Rows:
         if low < -length or high >= length:
             raise IndexError("a row out of range")
         return index if low >= 0 else torch.where(index < 0, index + length, index)
-
-
-def _is_numpy_int(kind: type[Any]) -> bool:
-    return kind.__module__ == "numpy" and kind.__name__ in ("int32", "int64")
-
-
-def _is_numpy_vector(indices: Any) -> bool:
-    kind = type(indices)
-    return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and indices.ndim == 1
 
 
 class Seen:

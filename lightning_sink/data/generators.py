@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 import pickle
 import random
-import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from lightning_sink.data.order import is_repeatable
@@ -38,8 +38,7 @@ class Draws:
         self._own = [generator.get_state() for generator in _own_generators(loaders)]
         others = not all(map(is_repeatable, loaders))
         self._python = random.getstate() if others else None
-        numpy = sys.modules.get("numpy")
-        self._numpy = numpy.random.get_state() if others and numpy is not None else None
+        self._numpy = np.random.get_state() if others else None
 
     def saved(self) -> Saved:
         """Returns the states as strings and numbers."""
@@ -66,9 +65,9 @@ def drawing_from(saved: Saved, loaders: list[Any]) -> Iterator[None]:
     if "python" in saved:
         version, numbers, gauss = saved["python"]
         random.setstate((version, tuple(_numbers(numbers)), gauss))
-    if "numpy" in saved and "numpy" in sys.modules:
+    if "numpy" in saved:
         name, keys, *rest = saved["numpy"]
-        sys.modules["numpy"].random.set_state((name, _numbers(keys), *rest))
+        np.random.set_state((name, _numbers(keys), *rest))
     try:
         yield
     finally:
@@ -76,12 +75,12 @@ def drawing_from(saved: Saved, loaders: list[Any]) -> Iterator[None]:
 
 
 def global_states() -> tuple[Any, ...]:
-    """Returns what moves when torch's, Python's or, where it is loaded, numpy's global generator is drawn from.
+    """Returns what moves when torch's, Python's or numpy's global generator is drawn from.
 
     Those of GPUs, too, where these are in use: their states lie on the host, and nothing waits.
     """
-    numpy, devices = sys.modules.get("numpy"), [generator.get_state().numpy().tobytes() for generator in _of_devices()]
-    return torch.get_rng_state().numpy().tobytes(), python_draws(), numpy and _numpys_as_bytes(numpy), *devices
+    devices = [generator.get_state().numpy().tobytes() for generator in _of_devices()]
+    return torch.get_rng_state().numpy().tobytes(), python_draws(), _numpys_as_bytes(), *devices
 
 
 def watch_states() -> Callable[[], bool]:
@@ -92,17 +91,15 @@ def watch_states() -> Callable[[], bool]:
 
 def keep_states() -> Callable[[], None]:
     """Returns what puts the global generators back to where they are now."""
-    numpy, devices = sys.modules.get("numpy"), [(generator, generator.get_state()) for generator in _of_devices()]
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    numpy_state = numpy.random.get_state(legacy=False) if numpy is not None else None
+    devices = [(generator, generator.get_state()) for generator in _of_devices()]
+    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
 
     def restore() -> None:
         torch.set_rng_state(torch_state)
         for generator, state in devices:
             generator.set_state(state)
         random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+        np.random.set_state(numpy_state)
 
     return restore
 
@@ -123,16 +120,16 @@ def _own_generators(loaders: list[Any]) -> list[torch.Generator]:
     return found
 
 
-def _numpys_as_bytes(numpy: Any) -> bytes:
+def _numpys_as_bytes() -> bytes:
     """What moves when numpy's global generator is drawn from.
 
     The usual one's memory is read: its state as numpy gives it takes 40 us, of a row of steps that takes 400. A normal
     number that was drawn with the one before it and kept moves nothing, and is noticed with the one behind it.
     """
-    generator = numpy.random.get_bit_generator()
-    if isinstance(generator, numpy.random.MT19937):  # the one whose draws wait for their turn, too
+    generator = np.random.mtrand.get_bit_generator()
+    if isinstance(generator, np.random.MT19937):  # the one whose draws wait for their turn, too
         return ctypes.string_at(generator.ctypes.state_address, _BYTES_OF_MERSENNE)
-    return pickle.dumps(numpy.random.get_state(legacy=False))
+    return pickle.dumps(np.random.get_state(legacy=False))
 
 
 def _text(numbers: Sequence[int]) -> str:

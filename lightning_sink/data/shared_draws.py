@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import inspect
 import random
-import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 
 from lightning_sink.data.holding_training import functions_of
 from lightning_sink.held import ABSENT, held_by, slots_of
 from lightning_sink.names import names_in
 from lightning_sink.whose import is_users, module_of
+
+_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 _DEEPEST = 3
 """Objects between a function and a generator, counted with that."""
@@ -31,12 +33,11 @@ _FEW = 32
 def drawn_from(functions: Iterable[Any]) -> Iterator[Any]:
     """Yields the generators that functions name: in their closures, in objects' attributes, and in those of these."""
     level, seen = [*functions], set[tuple[int, int]]()
-    kinds = _kinds()
     for _ in range(_DEEPEST):
         level = [item for key, item in {_key(item): item for item in level}.items() if key not in seen]
         seen.update(map(_key, level))
         named = _once(value for item in level for value in _named_by(item))
-        yield from (value for value in named if issubclass(type(value), kinds))
+        yield from (value for value in named if issubclass(type(value), _KINDS))
         level = [value for value in named if type(value) in (FunctionType, MethodType)]
         level += [method for value in named for method in methods_of(value)]
 
@@ -88,9 +89,3 @@ def _parts(value: Any) -> list[Any]:
     if type(value) in (list, tuple, dict) and len(value) <= _FEW:
         return [*(value.values() if type(value) is dict else value)]
     return [] if value is ABSENT else [value]
-
-
-def _kinds() -> tuple[type, ...]:
-    numpy = sys.modules.get("numpy")
-    numpys = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
-    return (torch.Generator, random.Random, *numpys)

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from lightning_sink.data.private import TorchDispatchMode, dispatching_here, is_default_generator
@@ -93,9 +94,8 @@ def _profile(frame: FrameType, event: str, function: Any) -> None:
 class NumpyTurns:
     """Gives numpy's global generator a lock that knows about turns, from `install` to `remove`.
 
-    Several at a time share it; the last one to be removed takes it away. Does nothing while numpy has not been
-    imported. `install` and `remove` swap the generator, so they are for a trainer's thread: a draw of another thread
-    between the two halves of a swap would be lost.
+    Several at a time share it; the last one to be removed takes it away. `install` and `remove` swap the generator, so
+    they are for a trainer's thread: a draw of another thread between the two halves of a swap would be lost.
     """
 
     _users = 0
@@ -107,16 +107,15 @@ class NumpyTurns:
 
     def install(self) -> None:
         """Puts the lock in place, once; draws go on where they stood."""
-        numpy, shared = sys.modules.get("numpy"), NumpyTurns
-        if numpy is None or self._installed:
+        if self._installed:
             return
         with self._guard:
             self._installed = True
-            shared._users += 1
-            present = numpy.random.get_bit_generator()
+            NumpyTurns._users += 1
+            present = np.random.mtrand.get_bit_generator()
             if not hasattr(present, "knows_turns"):
-                shared._original = present
-                _replace(numpy, _turning(type(present))())
+                NumpyTurns._original = present
+                _replace(_turning(type(present))())
 
     def give_up(self) -> None:
         """Ends this use and swaps nothing, on whichever thread: the next `install` or `remove` of any goes by it."""
@@ -126,20 +125,19 @@ class NumpyTurns:
 
     def remove(self) -> None:
         """Puts the generator back that was there before, where the draws stand now."""
-        numpy, shared = sys.modules.get("numpy"), NumpyTurns
         self.give_up()
         with self._guard:
-            if numpy is not None and shared._users == 0 and shared._original is not None:
+            if NumpyTurns._users == 0 and NumpyTurns._original is not None:
                 # One that the user has put there since stays.
-                if hasattr(numpy.random.get_bit_generator(), "knows_turns"):
-                    _replace(numpy, shared._original)
-                shared._original = None
+                if hasattr(np.random.mtrand.get_bit_generator(), "knows_turns"):
+                    _replace(NumpyTurns._original)
+                NumpyTurns._original = None
 
 
-def _replace(numpy: Any, generator: Any) -> None:
-    state = numpy.random.get_state(legacy=False)
-    numpy.random.set_bit_generator(generator)
-    numpy.random.set_state(state)
+def _replace(generator: Any) -> None:
+    state = np.random.get_state(legacy=False)
+    np.random.mtrand.set_bit_generator(generator)
+    np.random.set_state(state)
 
 
 class _TurningLock:
