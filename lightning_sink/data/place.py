@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lightning_sink.data.generators import Draws
+from lightning_sink.data.generators import Saved
 
 
 class Place(NamedTuple):
@@ -14,8 +15,8 @@ class Place(NamedTuple):
         traversal: Number of the traversal, from 0.
         batch: Batches of it up to here.
         length: Batches of a whole traversal; None where that is unknown or there are several loaders.
-        begin: The generators when the traversal's iterator was made.
-        first: The generators when its first batch was fetched.
+        begin: Returns the generators as they were when the traversal's iterator was made.
+        first: Returns the generators as they were when its first batch was fetched.
         states: States of the loaders that have one, behind this batch; None where none has.
         last: Whether it is known that no batch follows.
     """
@@ -23,8 +24,8 @@ class Place(NamedTuple):
     traversal: int
     batch: int
     length: int | None
-    begin: Draws
-    first: Draws
+    begin: Callable[[], Saved]
+    first: Callable[[], Saved]
     states: list[Any] | None = None
     last: bool = False
 
@@ -34,25 +35,14 @@ class Place(NamedTuple):
             "traversal": self.traversal,
             "position": self.batch,
             "length": self.length,
-            "draws": [self.begin.saved(), self.first.saved()],
+            "draws": [self.begin(), self.first()],
         }
 
 
 LazyPlace = tuple[Place, int]
-"""A place of the traversal, and which of its batches it is to be behind: half a microsecond less than the place."""
+"""The traversal's place, and which of its batches it is to be behind: half a microsecond less than its own place."""
 
 
 def place_of(lazy: LazyPlace) -> Place:
     """Returns the place."""
     return lazy[0]._replace(batch=lazy[1])
-
-
-class Again(Draws):
-    """Generators as a checkpoint had them."""
-
-    def __init__(self, saved: dict[str, Any]) -> None:
-        self._saved = saved
-
-    def saved(self) -> dict[str, Any]:
-        """Returns them as they were saved."""
-        return self._saved

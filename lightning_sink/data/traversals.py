@@ -16,9 +16,9 @@ from typing import Any, cast
 
 from lightning_sink.data.gather import GatherIterator
 from lightning_sink.data.gathered import Gathered
-from lightning_sink.data.generators import Draws, drawing_from
+from lightning_sink.data.generators import Draws, Saved, drawing_from
 from lightning_sink.data.order import set_epoch
-from lightning_sink.data.place import Again, LazyPlace, Place
+from lightning_sink.data.place import LazyPlace, Place
 from lightning_sink.data.private import worker_processes
 from lightning_sink.data.road import Road, length_of, look_at, pass_over
 from lightning_sink.errors import EmptyDatasetError
@@ -72,9 +72,7 @@ class Traversals:
         self._iterate, self._states, self._tells_last = iterate, states, tells_last
         self._further: tuple[Any, LazyPlace] | None = None  # what was read beyond the batch that was given
         self._fresh = self._ended = False
-        self._begin: Draws | None = None
-        self._first: Draws | None = None
-        self._length: int | None = None
+        self._place = Place(-1, 0, None, dict, dict)  # the present traversal's
         self._resumed: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
@@ -148,22 +146,20 @@ class Traversals:
         if follows and any([road.look_again() for road in self.roads]):
             self.changes += 1
         self.traversal = saved["traversal"] if saved is not None else self.traversal + 1
-        self.batch, self._fresh, self._ended = 0, True, False
+        self.batch, self._fresh, self._ended = self.resumed_at, True, False
         if self.endless:
             for road in self.roads:
                 set_epoch(road.loader, self.traversal)
         if self.resumed_at and saved is not None and not all(road.finds_its_place for road in self.roads):
-            self._begin_again(saved)
+            begin, first = self._begin_again(saved)
         else:
-            self.batch = self.resumed_at
-            self._begin = self._first = Draws(self._loaders)
+            begin = first = Draws(self._loaders).saved
             self.iterator = self._iterate()
-        self._length = length_of(self.roads)
+        self._place = Place(self.traversal, 0, length_of(self.roads), begin, first)
         if follows and self.endless and any(road.restarts_workers for road in self.roads):
             self.on_restart(time.perf_counter() - began)
 
-    def _begin_again(self, saved: dict[str, Any]) -> None:
-        self.batch = self.resumed_at
+    def _begin_again(self, saved: dict[str, Any]) -> tuple[Callable[[], Saved], Callable[[], Saved]]:
         begin, first = saved.get("draws", [{}, {}])
         alone = len(self.roads) == 1
         if alone:
@@ -173,7 +169,7 @@ class Traversals:
         if not alone:
             with drawing_from(first, self._loaders):
                 pass_over(self.iterator, self.batch)
-        self._begin, self._first = Again(begin), Again(first)
+        return lambda: begin, lambda: first
 
     def fetch(self, in_turn: bool) -> tuple[Any, LazyPlace]:
         """Returns the next batch and the place behind it.
@@ -212,7 +208,7 @@ class Traversals:
                 self.begin()
                 due = self.begin_due and self.batch > 0  # a place saved at a traversal's end is behind it
             if self.batch == 0:
-                self._first = Draws(self._loaders)
+                self._place = self._place._replace(first=Draws(self._loaders).saved)
             self._fresh = False
         try:
             batch = next(self.iterator)  # type: ignore[arg-type]
@@ -224,11 +220,8 @@ class Traversals:
                 raise EmptyDatasetError(_ONCE.format(self.traversal) if self.traversal else _EMPTY) from None
             return self._read(in_turn)
         self.batch += 1
-        states = self._states() if self.keeps_states else None
-        return batch, (self._place(states), self.batch)
-
-    def _place(self, states: list[Any] | None = None) -> Place:
-        return Place(self.traversal, self.batch, self._length, self._begin, self._first, states)  # type: ignore[arg-type]
+        place = self._place._replace(states=self._states()) if self.keeps_states else self._place
+        return batch, (place, self.batch)
 
     def row(self, most: int, together: bool = False) -> Iterator[tuple[Any, LazyPlace | list[LazyPlace]]]:
         """Gives the next batches of the traversal, and the place behind each; not the first one, which is in turn.
@@ -242,18 +235,17 @@ class Traversals:
                 for _ in range(most):
                     yield self.fetch(False)
             return
-        begin = self._place()
-        end = int(min(self.batch + max(0, most), self.limit))
+        place, end = self._place, int(min(self.batch + max(0, most), self.limit))
         if together and isinstance(self.iterator, GatherIterator):
             for batch, count in self.iterator.row(end - self.batch):
                 numbers = range(self.batch + 1, self.batch + count + 1)
                 self.batch += count
-                yield batch, [(begin, n) for n in numbers] if type(batch) is Gathered else (begin, self.batch)
+                yield batch, [(place, n) for n in numbers] if type(batch) is Gathered else (place, self.batch)
         else:
             batches = islice(cast(Iterator[Any], self.iterator), end - self.batch)
             for number, batch in enumerate(batches, start=self.batch + 1):
                 self.batch = number
-                yield batch, (begin, number)
+                yield batch, (place, number)
         self._ended = self.batch < end
 
     def retry(self) -> bool:
