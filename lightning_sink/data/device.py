@@ -61,11 +61,11 @@ class Device:
         apart = taken_apart(batch, _can_be_sent)
         if apart is None:
             return None
-        leaves, _ = flatten(batch)
+        leaves, signature = flatten(batch, looked)
         tensors, rebuild = apart
         if list(map(id, leaves)) != list(map(id, tensors)):
             return None  # a container that one of the two ways through a batch looks into otherwise, or not at all
-        return Load(self._streams, found, batch, leaves, rebuild, batches, room, looked)
+        return Load(self._streams, found, batch, leaves, signature, rebuild, batches, room, looked)
 
 
 def _can_be_sent(item: Any) -> bool:

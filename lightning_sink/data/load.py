@@ -7,15 +7,16 @@ take as one tensor. Each batch is packed before the next one is fetched: a loade
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_sink.data.batch import flatten
+from lightning_sink.data.batch import Signature
 from lightning_sink.data.gathered import Gathered
-from lightning_sink.data.listed_texts import Looked, texts_of, with_texts
+from lightning_sink.data.listed_texts import Looked, Path, texts_of, with_texts
 from lightning_sink.data.packing import Column, packer
 from lightning_sink.data.run import Found, Run, count_of
 from lightning_sink.data.streams import Arriving, Streams
@@ -33,6 +34,8 @@ class Load(Run):
     Args:
         found: The first of them.
         batch: One like them.
+        leaves: Its tensors.
+        signature: What all have in common.
         rebuild: Makes a batch of others in their place.
         most: How many there may be.
         looked: The lists of texts at which steps look; others may differ.
@@ -48,31 +51,28 @@ class Load(Run):
         found: Found,
         batch: Any,
         leaves: list[Tensor],
+        signature: Signature,
         rebuild: Callable[[list[Tensor]], Any],
         most: int,
         room: int,
         looked: Looked,
     ) -> None:
-        super().__init__()
-        self._streams, self._rebuild, self._looked, self._as_of = streams, rebuild, looked, looked.changes
-        self._signature = flatten(batch, looked)[1]
-        self._has_texts = bool(texts_of(batch, looked))
+        super().__init__(looked)
+        self._streams, self._rebuild, self._signature = streams, rebuild, signature
+        self._texts: Callable[[Any], dict[Path, Any] | None] = lambda batch: None
+        if texts_of(batch, looked):
+            self._texts = partial(texts_of, looked=looked)
         self._layouts = [*map(_Layout, leaves)]
         fit = room // sum(layout.step for layout in self._layouts)
         self.fit = max(1, fit - fit % _ROW if fit > _ROW else fit)
         self._most = max(count_of(found), min(most, self.fit))
         # One that comes twice is sent twice, as `Tensor.to` makes two of it.
         self._memory = [_Memory(streams, *both, self._most) for both in zip(leaves, self._layouts, strict=True)]
-        self._pack = packer(batch, leaves, self._signature, [memory.column for memory in self._memory], looked)
+        self._pack = packer(batch, leaves, signature, [memory.column for memory in self._memory], looked)
         self.size = found[2] // count_of(found)
         self._sent: Arriving | None = None
         self._columns: list[Tensor] = []
         self.add(found)
-
-    @property
-    def are_alike(self) -> bool:
-        """Whether no step has looked at other texts since they were compared."""
-        return self._looked.changes == self._as_of
 
     def add(self, found: Found) -> bool:
         """Takes what was found as the last, whose memory may be filled again then.
@@ -98,8 +98,7 @@ class Load(Run):
         number = len(self._kept)
         if number >= self._most or not self._pack(batch, number):
             return False
-        texts = texts_of(batch, self._looked) if self._has_texts else None
-        self._kept.append((note, self.size if size is None else size, texts))
+        self._kept.append((note, self.size if size is None else size, self._texts(batch)))
         return True
 
     def send(self) -> None:

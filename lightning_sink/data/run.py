@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, groupby, islice, repeat
 from operator import itemgetter
 from typing import Any
@@ -39,12 +39,16 @@ def notes_of(found: Found) -> list[Any]:
 class Run(ABC):
     """Batches that come one after another and have the same signature; numbered, from 0, and taken in order.
 
+    Args:
+        looked: The lists of texts at which steps look, where others may differ; None where nothing may.
+
     Attributes:
         first: Number of the first that was not taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, looked: Looked | None = None) -> None:
         self.first = 0
+        self._looked, self._as_of = looked, 0 if looked is None else looked.changes
         # Note, bytes, and whatever else belongs to a batch. All in one entry: Ctrl-C may come at any time.
         self._kept: deque[tuple[Any, int, Any]] = deque()
 
@@ -58,8 +62,8 @@ class Run(ABC):
 
     @property
     def are_alike(self) -> bool:
-        """Whether all have the signature that the first of them has now."""
-        return True
+        """Whether all have the signature that the first of them has now: no step has looked at other texts since."""
+        return self._looked is None or self._looked.changes == self._as_of
 
     @abstractmethod
     def add(self, found: Found) -> bool:
@@ -79,7 +83,10 @@ class Run(ABC):
 
     def notes(self, begin: int, end: int) -> list[Any]:
         """Returns the notes of some batches."""
-        return [note for note, _, _ in islice(self._kept, begin - self.first, end - self.first)]
+        return [note for note, _, _ in self._some(begin, end)]
+
+    def _some(self, begin: int, end: int) -> Iterator[tuple[Any, int, Any]]:
+        return islice(self._kept, begin - self.first, end - self.first)
 
     def take(self, count: int) -> int:
         """Forgets the first batches that were not taken; returns their bytes."""
@@ -91,16 +98,10 @@ class HeldRun(Run):
     """A run of batches as they were fetched; their texts may be others, if no step has `looked` at them."""
 
     def __init__(self, found: Found, looked: Looked) -> None:
-        super().__init__()
+        super().__init__(looked)
         batch, note, size = found
-        self._looked, self._as_of = looked, looked.changes
         leaves, self._signature = flatten(batch, looked)
         self._kept.append((note, size, (batch, leaves)))
-
-    @property
-    def are_alike(self) -> bool:
-        """Whether no step has looked at other texts since they were compared."""
-        return self._looked.changes == self._as_of
 
     def add(self, found: Found) -> bool:
         """Takes a batch as the last one, unless it is not like the others."""
@@ -119,7 +120,7 @@ class HeldRun(Run):
 
     def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
         """Returns, for each tensor of a batch, a list of those of some batches."""
-        rows = [leaves for _, _, (_, leaves) in islice(self._kept, begin - self.first, end - self.first)]
+        rows = [leaves for _, _, (_, leaves) in self._some(begin, end)]
         return [list(column) for column in zip(*rows, strict=True)]
 
 
@@ -152,9 +153,8 @@ class GatheredRun(Run):
 
     def columns(self, begin: int, end: int) -> list[Tensor | list[Tensor]]:
         """Returns each tensor of some batches: side by side if they were gathered at once, a list of them if not."""
-        places = [place for _, _, place in islice(self._kept, begin - self.first, end - self.first)]
         parts = []
-        for batches, group in groupby(places, key=itemgetter(0)):
+        for batches, group in groupby((place for _, _, place in self._some(begin, end)), key=itemgetter(0)):
             numbers = [number for _, number in group]
             parts.append([column[numbers[0] : numbers[-1] + 1] for column in batches.columns])
         if len(parts) == 1:
