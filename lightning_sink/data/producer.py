@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from lightning_sink.data.report import Telemetry
@@ -73,10 +74,8 @@ class Producer:
         self._items: deque[Item] = deque()
         self._bytes = self._last_size = 0
         self._held = self.held_bytes = 0
-        self._work: Work | None = None
-        self._context: contextvars.Context | None = None
-        self._state = ThreadState()
-        self._busy = self._suspended = self._stopped = self._closing = self._abandon = False
+        self._work: Callable[[], Item] | None = None
+        self._busy = self._suspended = self._closing = self._abandon = False
         self._awaited = self._demanded = self._granted = False
         self._watch = False
         self._drew = ""
@@ -131,8 +130,7 @@ class Producer:
             self._changed.notify_all()
 
     def _prepare(self, work: Work) -> None:
-        self._work, self._state = work, ThreadState()
-        self._context = contextvars.copy_context()
+        self._work = partial(contextvars.copy_context().run, self._fetch, work, ThreadState())
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="lightning_sink queue", daemon=True)
             self._thread.start()
@@ -151,7 +149,7 @@ class Producer:
             item = self._items.popleft()
             self._bytes -= item.size
             if item.error is not None:
-                self.running = self._stopped = False
+                self.running = False
             self._changed.notify_all()
         return item
 
@@ -164,7 +162,7 @@ class Producer:
             self.running = self._demanded = False
             idle = not wait or self._changed.wait_for(lambda: not self._busy or self._suspended, seconds)
             if not self._busy:
-                self._work = self._context = None
+                self._work = None
         return idle
 
     def empty(self, seconds: float | None = None) -> list[Item] | None:
@@ -177,7 +175,7 @@ class Producer:
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: not self._busy, seconds):
                 return None
-            self._abandon = self._stopped = False
+            self._abandon = False
             dropped = list(self._items)
             self._items.clear()
             self._bytes = self.wanted = 0
@@ -199,7 +197,7 @@ class Producer:
             self._closing = True
             self.running = False
             self._items.clear()
-            self._work = self._context = None
+            self._work = None
             self._changed.notify_all()
         if self._thread is None or self._thread is threading.current_thread():
             return True
@@ -212,7 +210,7 @@ class Producer:
     # -- the thread -------------------------------------------------------------------------------------------------
 
     def _may_fetch(self) -> bool:
-        if self._stopped or self._work is None:
+        if self._work is None or (self._items and self._items[-1].error is not None):
             return False
         return self._demanded or (self.running and self.wanted > 0 and self._has_room())
 
@@ -236,15 +234,15 @@ class Producer:
                 return False
             if full:
                 self._telemetry.producer_wait_seconds += time.perf_counter() - began
-            work, context = cast(Work, self._work), cast(contextvars.Context, self._context)
+            work = cast(Callable[[], Item], self._work)
             self._granted, self._demanded = self._demanded and not self._watch, False
             self._drew, self._busy = "", True
             self.wanted -= 1
         try:
-            item: Item | None = context.run(self._fetch, work)
+            item: Item | None = work()
         except Abandoned:
             item = None
-        del work, context
+        del work
         with self._changed:
             self._busy = False
             if item is not None and not self._closing:
@@ -252,13 +250,12 @@ class Producer:
                 self._items.append(item)
                 self._bytes += item.size
                 self._last_size = item.size
-                self._stopped = item.error is not None
             self._changed.notify_all()
         return True
 
-    def _fetch(self, work: Work) -> Item:
+    def _fetch(self, work: Work, state: ThreadState) -> Item:
         """Makes a fetch with what torch keeps for each thread as it is on the owner's."""
-        with self._state.here():
+        with state.here():
             if self._granted:
                 return work(True)
             with watched(self._wait_for_turn):
@@ -271,12 +268,9 @@ class Producer:
             self._drew, self._suspended = what, True
             self._changed.notify_all()
             try:
-                self._changed.wait_for(self._is_turn_or_end)
+                self._changed.wait_for(lambda: self._abandon or self._closing or (self._awaited and not self._items))
             finally:
                 self._suspended = False
             if self._abandon or self._closing:
                 raise Abandoned
             self._granted = True
-
-    def _is_turn_or_end(self) -> bool:
-        return self._abandon or self._closing or (self._awaited and not self._items)
