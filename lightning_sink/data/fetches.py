@@ -36,7 +36,7 @@ class Fetches:
         prepares: Whether batches are prepared where they are fetched.
         stage: Who is late where a fetch on the queue's thread does not return.
         since: When the last one there began, on the clock of `time.perf_counter`.
-        sending_seconds: What it took to send the batch that `fetch` has just returned on the trainer's thread.
+        sending_seconds: What it took to send the last batch to a device, if `fetch` did that on the trainer's thread.
     """
 
     def __init__(self, source: Traversals, device: Device | None, prepare: Callable[[Any], Any] | None) -> None:

@@ -162,7 +162,7 @@ class BatchQueue:
         item, note, size = self._supply.next()
         self._early.size = size
         batch = item.take() if type(item) is Arriving else item
-        now, watching, sending = time.perf_counter(), self._supply.watching_seconds, self._supply.sending_seconds
+        now, watching, sending = time.perf_counter(), self._supply.watching_seconds, self._fetches.sending_seconds
         self._telemetry.taken(now - began, size, depth)
         if self._last_take and (self._supply.sure or not self._pace.ahead):
             self._pace.note(now - began - watching, now - self._last_take - watching, sending)

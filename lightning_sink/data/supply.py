@@ -46,7 +46,6 @@ class Supply:
     Attributes:
         sure: Whether a batch may be fetched while another is held: no memory is filled again, as far as is known.
         watching_seconds: What it took to see whether the last fetch drew: the pace is not to go by that.
-        sending_seconds: What it took to send the last batch to a device, if that was done here.
     """
 
     def __init__(
@@ -56,11 +55,10 @@ class Supply:
         self.producer = Producer(options.batches, options.buffer_bytes, self._telemetry)
         self.pace = Pace()
         self._ahead = fetches.weakly()
-        self._probes, self._drawn = _PROBES, 0
-        self._begins, self.draws, self._watched, self._as_of = True, False, 0, fetches.source.changes
-        self.watching_seconds = self.sending_seconds = 0.0
+        self._begins = True
+        self.watching_seconds = 0.0
         self._looks_ahead = not options.early_preload
-        self.sure = False
+        self.look_again()
         if in_step_because:
             self.fetch_when_due(in_step_because)
         self._close = weakref.finalize(self, self.producer.close, 0.0)
@@ -135,7 +133,7 @@ class Supply:
 
     def next(self) -> Found:
         """Returns the next batch, whose turn it is; notices whether a fetch in step draws, but a traversal's first."""
-        began, self.watching_seconds, self.sending_seconds = time.perf_counter(), 0.0, 0.0
+        began, self.watching_seconds, self.fetches.sending_seconds = time.perf_counter(), 0.0, 0.0
         begins, self._begins = self._begins or self.fetches.source.begin_due, False
         if begins or self.pace.ahead or self._watched >= _QUIET_FOR or self.draws or not self._looks_ahead:
             return self._next()
@@ -177,10 +175,13 @@ class Supply:
     def from_ahead(self) -> Found:
         """Takes what the thread has fetched by itself."""
         item = self._get()
-        self._note_draws(item)
         if not isinstance(item.error, NotYet):
+            self._telemetry.batches_ahead += item.error is None
+            self._drawn = self._drawn + 1 if item.drew else 0
+            if self._drawn == _DRAWN_IN_A_ROW:
+                self.producer.running = False
+                self._say_draws(item)
             return _value(item)
-        self.producer.wanted += 1
         found = self._when_due()
         if self.options.timeout is None and self.runs_ahead:
             self.producer.run(self._ahead, self.producer.wanted)
@@ -192,7 +193,6 @@ class Supply:
         self.producer.demand(self._ahead, watch=True)
         item = self._get()
         if isinstance(item.error, NotYet):
-            self.producer.wanted += 1
             return self._when_due()
         self._probes -= 1
         if item.drew:
@@ -221,9 +221,7 @@ class Supply:
     def _in_step(self) -> Found:
         self.producer.wanted -= 1
         try:
-            found = self.fetches.fetch(True)
-            self.sending_seconds = self.fetches.sending_seconds
-            return found
+            return self.fetches.fetch(True)
         except NotYet:
             self.producer.wanted += 1
             raise
@@ -232,27 +230,17 @@ class Supply:
         """Lets the thread fetch one batch while the training waits for it."""
         self.fetches.begin()
         self.producer.demand(self._ahead, watch=not in_turn)
-        item = self._get()
-        if isinstance(item.error, NotYet):
-            self.producer.wanted += 1
-        return _value(item)
+        return _value(self._get())
 
     def _get(self) -> Item:
         item = self.producer.get(self.options.timeout)
         if item is None:
             raise self._late()
+        if isinstance(item.error, NotYet):
+            self.producer.wanted += 1
         return item
 
     # -- what goes with it ------------------------------------------------------------------------------------------
-
-    def _note_draws(self, item: Item) -> None:
-        if isinstance(item.error, NotYet):
-            return
-        self._telemetry.batches_ahead += item.error is None
-        self._drawn = self._drawn + 1 if item.drew else 0
-        if self._drawn == _DRAWN_IN_A_ROW:
-            self.producer.running = False
-            self._say_draws(item)
 
     def _say_draws(self, item: Item) -> None:
         self.draws = True
