@@ -15,7 +15,7 @@ run: it keeps them alive, and must not be grown in place by `resize_`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -135,10 +135,9 @@ class GatherLoader:
         self._row_bytes = sum(column.nbytes // len(column) for column in columns)
         self._is_on_host = any(column.is_cpu for column in columns)
 
-    def go_on(self, others: Sequence[GatherLoader]) -> None:
-        """Goes on with the workers that another one of the same loader stood for, if these persist."""
-        for other in others:
-            self._workers_saw = other._workers_saw if self.loader.persistent_workers else None
+    def go_on(self, other: GatherLoader) -> None:
+        """Goes on with the workers that another one of the same loader stood for; these persist."""
+        self._workers_saw = other._workers_saw
 
     def is_right(self) -> bool:
         """Tells whether the loader would still give the same: one whose workers are there goes on as it began."""

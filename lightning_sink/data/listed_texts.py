@@ -34,18 +34,17 @@ class Looked:
 
     def __init__(self) -> None:
         self.changes = 0
-        self._parts = Parts(frozenset([()]))
-        self._is_known = False
+        self._parts: Parts | None = None  # while nothing is known
 
     def __repr__(self) -> str:
-        return f"Looked({', '.join(sorted(map(repr, self._parts.paths)))})"
+        return f"Looked({'all' if self._parts is None else ', '.join(sorted(map(repr, self._parts.paths)))})"
 
     def see(self, parts: Parts) -> None:
         """Takes the parts at which steps look from now on; those at which others have looked stay."""
         known = self._parts
-        both = Parts(known.paths | parts.paths, known.lengths | parts.lengths) if self._is_known else parts
-        if both != known or not self._is_known:
-            self._parts, self._is_known = both, True
+        both = parts if known is None else Parts(known.paths | parts.paths, known.lengths | parts.lengths)
+        if both != known:
+            self._parts = both
             self.changes += 1
 
     def at(self, path: Path) -> bool:
@@ -53,8 +52,10 @@ class Looked:
 
         The list's own length is the same wherever nobody looks.
         """
+        if self._parts is None or not path:
+            return True
         paths, lengths = self._parts
-        if not path or any(path[: len(other)] == other[: len(path)] for other in paths):
+        if any(path[: len(other)] == other[: len(path)] for other in paths):
             return True
         return any(len(other) > len(path) and other[: len(path)] == path for other in lengths)
 

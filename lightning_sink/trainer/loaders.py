@@ -97,8 +97,9 @@ class TrainingLoaders(CombinedLoader):
             return Road(loader)  # its places share one iterator, which gives each the batches that others leave
         device = self._device if self._options.cache == "device" else None
         fast = gathered(loader, self._horizon, device=device, cache_bytes=self._options.cache_bytes)
-        if fast is not None:
-            fast.go_on([known for known in self._known if known.loader is loader])
+        for known in self._known:
+            if fast is not None and known.loader is loader:
+                fast.go_on(known)
         return Road(loader, fast)
 
     def iterate(self) -> Iterator[Any]:
