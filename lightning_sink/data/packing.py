@@ -13,7 +13,7 @@ import subprocess
 import sysconfig
 from collections.abc import Callable, Sequence
 from ctypes import memmove
-from functools import cache, partial
+from functools import cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -78,42 +78,45 @@ def packer(
     kind, names = type(batch) if is_flat else None, tuple(batch) if is_flat and type(batch) is dict else None
     native = compiled() if is_flat and all(column.places is None for column in columns) else None
     if native is None or len(leaves) > native.MOST or any(type(name) is not str for name in names or ()):
-        return _Packer(kind, names, leaves, partial(flatten, looked=looked), signature, columns)
+        return _in_python(kind, names, leaves, signature, columns, looked)
     packed: Pack = native.Packer(kind, names, Tensor, likeness(leaves), [column[:3] for column in columns])
     return packed
 
 
-class _Packer:
-    """What packs batches in Python.
+def _in_python(
+    kind: type[Any] | None,
+    names: tuple[Any, ...] | None,
+    leaves: list[Tensor],
+    signature: Signature,
+    columns: list[Column],
+    looked: Looked | None,
+) -> Pack:
+    """Returns what packs batches in Python.
 
-    `kind` is the type of a batch that holds tensors and nothing else, None for others, which `flatten` gives the
-    signature of; `names` are the keys of a dict.
+    `kind` is the type of a batch that holds tensors and nothing else, None for others, which are flattened; `names` are
+    the keys of a dict.
     """
+    are_alike = likeness(leaves)
+    keys = None if names is None else [(type(name), name) for name in names]
 
-    def __init__(
-        self,
-        kind: type[Any] | None,
-        names: tuple[Any, ...] | None,
-        leaves: list[Tensor],
-        flatten: Callable[[Any], tuple[list[Tensor], Signature]],
-        signature: Signature,
-        columns: list[Column],
-    ) -> None:
-        self._kind, self._flatten, self._signature, self._columns = kind, flatten, signature, columns
-        self._names = None if names is None else [(type(name), name) for name in names]
-        self._are_alike = likeness(leaves)
+    def leaves_of(batch: Any) -> Sequence[Any] | None:
+        if type(batch) is not kind:
+            found, look = flatten(batch, looked)
+            return found if look == signature else None
+        if keys is None:
+            return batch  # type: ignore[no-any-return]
+        return [*batch.values()] if [(type(name), name) for name in batch] == keys else None
 
-    def __call__(self, batch: Any, number: int) -> bool:
-        """Packs a batch, and looks at each tensor once."""
-        leaves = self._leaves(batch)
-        if leaves is None or len(leaves) != len(self._columns):
+    def pack(batch: Any, number: int) -> bool:
+        tensors = leaves_of(batch)
+        if tensors is None or len(tensors) != len(columns):
             return False
-        for tensor in leaves:
+        for tensor in tensors:  # each is looked at once
             if type(tensor) is not Tensor or tensor.is_nested or tensor.__dict__:
                 return False
-        if not self._are_alike(*leaves):
+        if not are_alike(*tensors):
             return False
-        for tensor, (begin, step, nbytes, places) in zip(leaves, self._columns, strict=True):
+        for tensor, (begin, step, nbytes, places) in zip(tensors, columns, strict=True):
             address = address_of(tensor)
             if places is None:
                 memmove(begin + number * step, address, nbytes)
@@ -121,13 +124,7 @@ class _Packer:
                 places[number].copy_(tensor)
         return True
 
-    def _leaves(self, batch: Any) -> Sequence[Any] | None:
-        if type(batch) is not self._kind:
-            leaves, signature = self._flatten(batch)
-            return leaves if signature == self._signature else None
-        if self._names is None:
-            return batch  # type: ignore[no-any-return]
-        return [*batch.values()] if [(type(name), name) for name in batch] == self._names else None
+    return pack
 
 
 @cache
