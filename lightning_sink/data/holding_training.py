@@ -91,10 +91,7 @@ def _parts(item: Any, hidden: Callable[[Any], Iterable[str]]) -> Iterable[Any]:
 
 
 def holds_training(
-    loaders: Iterable[Any],
-    module: nn.Module,
-    others: Iterable[Any] = (),
-    hidden: Callable[[Any], Iterable[str]] = lambda item: (),
+    loaders: list[Any], module: nn.Module, others: Iterable[Any], hidden: Callable[[Any], Iterable[str]]
 ) -> bool:
     """Tells whether objects reach the module, or what belongs to its training, other than through global variables.
 
@@ -138,6 +135,11 @@ def functions_of(kind: Any) -> dict[str, types.FunctionType]:
     return {name: value for name, value in inner.items() if type(value) is types.FunctionType}
 
 
+def enclosed_by(function: Any) -> list[Any]:
+    """Returns what is in a function's closure."""
+    return [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+
+
 def _inside(value: Any) -> Any:
     """Returns the function of a method or a property; asks nothing of other values, which may fail."""
     if issubclass(type(value), (classmethod, staticmethod)):
@@ -163,8 +165,7 @@ def _held(item: Any) -> list[Any]:
     if issubclass(type(item), type):
         return [*item.__bases__] if is_users(module_of(item)) else []
     if type(item) is types.FunctionType:
-        cells = [cell for cell in item.__closure__ or () if cell != types.CellType()]
-        return [*(cell.cell_contents for cell in cells), *(item.__defaults__ or ())]
+        return [*enclosed_by(item), *(item.__defaults__ or ())]
     if issubclass(type(item), nn.Module):
         return [*item.parameters(), *item.buffers()]  # another model, which may share weights
     if issubclass(type(item), _NOT_INTO) or (issubclass(type(item), (list, tuple, dict, set)) and len(item) > _LARGE):

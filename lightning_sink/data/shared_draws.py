@@ -10,13 +10,13 @@ import inspect
 import random
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 
-from lightning_sink.data.holding_training import functions_of
+from lightning_sink.data.holding_training import enclosed_by, functions_of
 from lightning_sink.held import ABSENT, held_by, slots_of
 from lightning_sink.names import names_in
 from lightning_sink.whose import is_users, module_of
@@ -63,8 +63,7 @@ def _named_by(function: Any) -> list[Any]:
     code = getattr(function, "__code__", None)
     if code is None:
         return []
-    cells = [cell for cell in function.__closure__ or () if cell != CellType()]
-    around, names = [cell.cell_contents for cell in cells], names_in(code)
+    around, names = enclosed_by(function), names_in(code)
     owner = getattr(function, "__self__", None)
     # What a decorator wraps is a method of the same object.
     found = [MethodType(item, owner) if type(item) is FunctionType and owner is not None else item for item in around]
