@@ -11,6 +11,9 @@ the first trial, many are sent at once: what it takes by themselves counts only 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 _CHEAP = 100e-6
 """Seconds of a fetch below which two thread switches cannot pay."""
 
@@ -29,35 +32,33 @@ class Pace:
 
     First a trial in step, then, if a fetch takes long enough to be worth it, one ahead; the faster way is kept until
     the next trial. That one is left out where fetches in step are known to take too little by then.
+
+    Attributes:
+        ahead: Whether to fetch ahead now.
+        settled: Whether no trial is under way.
     """
 
     def __init__(self) -> None:
-        self.ahead = False
-        self._fixed = self._settled = False
+        self.ahead = self.settled = False
         self._in_rows = True  # until it is known; and whether rows came since the last trial
         self._rows = False
         self._count = 0
         self._stay = _FIRST_STAY
-        self._fetches: list[float] = []
-        self._wholes: list[float] = []
+        self._trial: list[tuple[float, float]] = []
         self._in_step = 0.0
         self._seen, self._seen_seconds = 0, 0.0
 
-    @property
-    def settled(self) -> bool:
-        """Whether no trial is under way."""
-        return self._fixed or self._settled
-
     def stay_in_step(self) -> None:
         """Fetches in step from now on, whatever the clock says."""
-        self.ahead, self._fixed = False, True
+        self.ahead, self._stay = False, sys.maxsize
+        self._settle()
 
     def skip(self, batches: int, seconds: float) -> None:
         """Takes note of batches, between two trials, that were fetched while steps ran, in so many seconds.
 
         They may show that a trial would change nothing. One that is due begins with a batch that is noted by itself.
         """
-        if not self._fixed and self._settled:
+        if self.settled:
             self._rows = self._rows or batches > 0
             self._see(batches, seconds)
             if self._count >= self._stay and self._is_cheap():
@@ -72,9 +73,7 @@ class Pace:
             whole: Seconds from the take before it, in the same sink, to this one.
             sending: What of both it took to send the batch to a device.
         """
-        if self._fixed:
-            return
-        if self._settled:
+        if self.settled:
             self._see(1, fetch - sending if self._rows else fetch)
             if self._count >= self._stay:
                 self._stay *= 4
@@ -88,10 +87,9 @@ class Pace:
             fetch, whole = fetch - sending, whole - sending
         self._count += 1
         if self._count > _WARM_UP:
-            self._fetches.append(fetch)
-            self._wholes.append(whole)
-            if len(self._wholes) == _TRIAL:
-                self._decide(_typical(self._fetches), _typical(self._wholes))
+            self._trial.append((fetch, whole))
+            if len(self._trial) == _TRIAL:
+                self._decide(*map(_typical, zip(*self._trial, strict=True)))
 
     def _see(self, batches: int, seconds: float) -> None:
         """Adds up what the batches of a stay's second half took: a loader that has become slow is to be noticed."""
@@ -107,8 +105,7 @@ class Pace:
         return not self.ahead and self._seen_seconds < _CHEAP * self._seen
 
     def _measure(self, ahead: bool) -> None:
-        self.ahead, self._settled, self._count = ahead, False, 0
-        self._fetches, self._wholes = [], []
+        self.ahead, self.settled, self._count, self._trial = ahead, False, 0, []
 
     def _decide(self, fetch: float, whole: float) -> None:
         if self.ahead:
@@ -120,10 +117,10 @@ class Pace:
         self._settle()
 
     def _settle(self) -> None:
-        self._settled, self._rows, self._count = True, False, 0
+        self.settled, self._rows, self._count = True, False, 0
         self._seen, self._seen_seconds = 0, 0.0
 
 
-def _typical(seconds: list[float]) -> float:
+def _typical(seconds: Sequence[float]) -> float:
     """The mean but for the largest two: a step that is compiled says nothing about the way."""
     return sum(sorted(seconds)[:-2]) / (len(seconds) - 2)
