@@ -7,7 +7,7 @@ turn or one for each length of its batches. Read ahead, batches would be overwri
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import is_
@@ -32,7 +32,7 @@ class _Leaf:
     """
 
     tensor: Tensor
-    span: tuple[int, int] | None
+    span: tuple[int, int]
     look: Hashable
     content: Tensor
     written: bool = False
@@ -98,10 +98,10 @@ class Reuse:
 
     def _is_filled_again(self, leaves: list[Tensor]) -> bool:
         """Compares what earlier batches have in this one's memory with what was there."""
-        memory, looks = _Memory(leaves), {_look(leaf) for leaf in leaves}
+        touches, looks = _touching(leaves), {_look(leaf) for leaf in leaves}
         for number, earlier in enumerate(self._kept):
             for leaf in earlier:
-                if memory.touches(leaf.span) and (leaf.written or leaf.holds_another()):
+                if touches(leaf.span) and (leaf.written or leaf.holds_another()):
                     return True
             # What is in this batch, too, is kept with it: a tensor that all batches share is compared once for each.
             self._kept[number] = [leaf for leaf in earlier if leaf.look not in looks]
@@ -131,7 +131,7 @@ def copied(batch: Any) -> Any | None:
     copies = {id(tensor): tensor.clone() for tensor in tensors}
     if any(copies[id(tensor)].stride() != tensor.stride() for tensor in tensors):
         return None  # numbers that do not lie side by side
-    spans = sorted(span for tensor in {id(tensor): tensor for tensor in tensors}.values() if (span := _span(tensor)))
+    spans = sorted(map(_span, filter(_has_numbers, {id(tensor): tensor for tensor in tensors}.values())))
     if any(end > start for (_, end), (start, _) in pairwise(spans)):
         return None  # views of one another
     return rebuild([copies[id(tensor)] for tensor in tensors])
@@ -152,7 +152,7 @@ def _content(tensor: Tensor) -> Tensor:
     """A copy of a tensor's memory, as words of eight bytes; where others lie between, of its own numbers."""
     if not _lies_dense(tensor):
         tensor = tensor.contiguous()
-    begin, (start, end) = tensor.storage_offset() * tensor.element_size(), _span(tensor) or (0, 0)
+    begin, (start, end) = tensor.storage_offset() * tensor.element_size(), _span(tensor)
     lead = min(-begin % 8, end - start)
     count, trail = divmod(end - start - lead, 8)
     storage = tensor.untyped_storage()
@@ -164,29 +164,24 @@ def _content(tensor: Tensor) -> Tensor:
 
 def _lies_dense(tensor: Tensor) -> bool:
     """Tells whether no more memory lies between a tensor's first and last number than it has numbers, or repeats."""
-    start, end = _span(tensor) or (0, 0)
+    start, end = _span(tensor)
     return end - start <= tensor.nbytes
 
 
-class _Memory:
-    """The memory between the first and the last number of each of some tensors, views of one another or not."""
+def _touching(tensors: list[Tensor]) -> Callable[[tuple[int, int]], bool]:
+    """Returns what tells whether a span touches that of one of some tensors, which may be views of one another."""
+    spans = sorted(map(_span, tensors))
+    starts, furthest = [start for start, _ in spans], list(accumulate((end for _, end in spans), max))
 
-    def __init__(self, tensors: list[Tensor]) -> None:
-        spans = sorted(span for tensor in tensors if (span := _span(tensor)) is not None)
-        self._starts = [start for start, _ in spans]
-        self._furthest = list(accumulate((end for _, end in spans), max))
+    def touches(span: tuple[int, int]) -> bool:
+        before = bisect_left(starts, span[1])
+        return before > 0 and furthest[before - 1] > span[0]
 
-    def touches(self, span: tuple[int, int] | None) -> bool:
-        if span is None:
-            return False
-        before = bisect_left(self._starts, span[1])
-        return before > 0 and self._furthest[before - 1] > span[0]
+    return touches
 
 
-def _span(tensor: Tensor) -> tuple[int, int] | None:
-    """The addresses of a tensor's first number and behind its last; None where there is no memory."""
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first number and behind its last."""
     start = tensor.data_ptr()
-    if not start or not tensor.numel():
-        return None
     numbers = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return start, start + numbers * tensor.element_size()
