@@ -123,9 +123,7 @@ def nbytes(batch: Any) -> int:
         return total
     if isinstance(batch, Mapping):
         return sum(map(nbytes, batch.values()))
-    leaves: list[Tensor] = []
-    _walk(batch, leaves, [])
-    return sum(leaf.nbytes for leaf in leaves if leaf.layout is torch.strided)
+    return sum(leaf.nbytes for leaf in flatten(batch)[0] if leaf.layout is torch.strided)
 
 
 def _walk(

@@ -6,6 +6,7 @@ until its turn. What is fetched so counts as held (`Producer.hold`).
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -42,11 +43,10 @@ class LookAhead:
         self._supply, self._lending, self._fetches, self._producer = supply, lending, fetches, supply.producer
         self._device, self._telemetry = fetches.device, fetches.telemetry
         self._room = options.buffer_bytes
-        self._on_thread = options.timeout is not None
         self._looked = looked
         self._early = Early(lambda count, size: self._producer.hold(-count, -size), looked)
         self._filling: Load | None = None  # what batches are packed into at present
-        self._one_copy: int | None = None  # how many are sent at once; None for as many as there are
+        self._one_copy = sys.maxsize  # how many are sent at once
         self._failure: BaseException | None = None
         self.size = 0
 
@@ -76,9 +76,7 @@ class LookAhead:
         return self._early.part(behind, most)
 
     def _look_further(self, batches: int, due: bool) -> None:
-        began, held = time.perf_counter(), len(self._early)
-        if self._one_copy is not None:
-            batches = min(batches, self._one_copy)
+        began, held, batches = time.perf_counter(), len(self._early), min(batches, self._one_copy)
         supply, source = self._supply, self._fetches.source
         if supply.looks_ahead:
             if supply.is_from_ahead():  # on the thread, a draw waits for its turn
@@ -105,7 +103,9 @@ class LookAhead:
             batches -= 1
         batches = min(batches, self._fit())
         has_drawn = None if source.draws_nothing else watch_states()
-        self._look_while_there_is_room(batches, iter(self._demand, None) if self._on_thread else self._fetch(batches))
+        on_thread = self._supply.options.timeout is not None
+        founds = iter(self._demand, None) if on_thread else self._fetch(batches)
+        self._look_while_there_is_room(batches, founds)
         if has_drawn is not None and has_drawn():
             self._supply.draws = True
             warn_at(LATE, "")
@@ -203,7 +203,7 @@ class LookAhead:
             return True
         self._send()
         self._filling = self._load(found, more)
-        self._one_copy = None if self._filling is None else self._filling.fit
+        self._one_copy = sys.maxsize if self._filling is None else self._filling.fit
         return self._filling is not None or self._hold(found)
 
     def _hold(self, found: Found) -> bool:

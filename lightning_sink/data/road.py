@@ -46,7 +46,9 @@ class Road:
 
     @property
     def stacks(self) -> bool:
-        """Whether torch's own collating makes each batch, in whichever process: it allocates it."""
+        """Whether torch's own code makes each batch of samples, in whichever process: it allocates it."""
+        if self.fast is not None:
+            return True
         loader = self.loader
         is_default = type(loader) is DataLoader and "_get_iterator" not in vars(loader)
         return is_default and loader.batch_sampler is not None and loader.collate_fn is default_collate and stacks()
@@ -54,7 +56,7 @@ class Road:
     @property
     def makes_own(self) -> bool:
         """Whether each batch is made for who takes it: of samples by torch, or of what another process has sent."""
-        return self.fast is not None or self.stacks or (type(self.loader) is DataLoader and self.loader.num_workers > 0)
+        return self.stacks or (type(self.loader) is DataLoader and self.loader.num_workers > 0)
 
     @property
     def restarts_workers(self) -> bool:

@@ -107,7 +107,7 @@ class Traversals:
     @property
     def stacks(self) -> bool:
         """Whether torch's own code makes each batch of samples: it allocates it, unless code of theirs interferes."""
-        return all(road.fast is not None or road.stacks for road in self.roads)
+        return all(road.stacks for road in self.roads)
 
     @property
     def makes_own(self) -> bool:
