@@ -1,4 +1,4 @@
-"""What the queue says: lines for the user, the text of a timeout, and the note that tells where an error came from."""
+"""What the queue says: lines for the user, texts of errors, and the note that tells where an error came from."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ LATE = (
 
 HANGS = "{} does not return; the thread that it runs on ends when it does, or with the process"
 """What is left behind at the end, for the name of the stage."""
+
+EMPTY = (
+    "The training data gave no batch: a traversal of the loader ended before its first one. Sinks need at least one"
+    " batch; check the dataset's length, `batch_size` with `drop_last=True`, and that the loader can be iterated again."
+)
+"""Why an endless traversal cannot begin."""
+
+ONCE = (
+    "The training data gave no batch in traversal {}, and did before: an iterator or a generator cannot be iterated"
+    " again. Give something that begins anew, a loader or an object whose `__iter__` is the generator function."
+)
+"""The same, for the number of a traversal that is not the first."""
 
 _NOTE = "[lightning_sink]"
 _ON_THREAD = ", on the queue's thread (`SinkDataModule(..., buffer_size=0)` fetches on the trainer's)"

@@ -18,9 +18,10 @@ from lightning_sink.data.gather import GatherIterator
 from lightning_sink.data.gathered import Gathered
 from lightning_sink.data.generators import Draws, Saved, drawing_from
 from lightning_sink.data.order import set_epoch
-from lightning_sink.data.place import LazyPlace, Place
+from lightning_sink.data.place import LazyPlace, Place, length_of, look_at
 from lightning_sink.data.private import worker_processes
-from lightning_sink.data.road import Road, length_of, look_at, pass_over
+from lightning_sink.data.road import Road, pass_over
+from lightning_sink.data.texts import EMPTY, ONCE
 from lightning_sink.errors import EmptyDatasetError
 
 
@@ -217,7 +218,7 @@ class Traversals:
             if not self.endless:
                 raise
             if self.batch == 0:
-                raise EmptyDatasetError(_ONCE.format(self.traversal) if self.traversal else _EMPTY) from None
+                raise EmptyDatasetError(ONCE.format(self.traversal) if self.traversal else EMPTY) from None
             return self._read(in_turn)
         self.batch += 1
         place = self._place._replace(states=self._states()) if self.keeps_states else self._place
@@ -266,14 +267,3 @@ class Traversals:
     def close(self) -> None:
         """Lets go of the iterator."""
         self.iterator = self._further = None
-
-
-_ONCE = (
-    "The training data gave no batch in traversal {}, and did before: an iterator or a generator cannot be iterated"
-    " again. Give something that begins anew, a loader or an object whose `__iter__` is the generator function."
-)
-
-_EMPTY = (
-    "The training data gave no batch: a traversal of the loader ended before its first one. Sinks need at least one"
-    " batch; check the dataset's length, `batch_size` with `drop_last=True`, and that the loader can be iterated again."
-)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from test_road import DRAWS_LATER, LOADERS, WORKERS, both_ways, plain, road_of, seed_all, states
 from torch.utils.data import DataLoader
 
-from lightning_sink.data.place import place_of
-from lightning_sink.data.road import Road, look_at
+from lightning_sink.data.place import look_at, place_of
+from lightning_sink.data.road import Road
 from lightning_sink.data.traversals import NotYet, Traversals
 from lightning_sink.errors import EmptyDatasetError
 
