@@ -162,10 +162,10 @@ class BatchQueue:
         item, note, size = self._supply.next()
         self._early.size = size
         batch = item.take() if type(item) is Arriving else item
-        now, watching, sending = time.perf_counter(), self._supply.watching_seconds, self._fetches.sending_seconds
+        now = time.perf_counter()
         self._telemetry.taken(now - began, size, depth)
         if self._last_take and (self._supply.sure or not self._pace.ahead):
-            self._pace.note(now - began - watching, now - self._last_take - watching, sending)
+            self._pace.note(now - began, now - self._last_take, self._fetches.sending_seconds)
         self._last_take = now
         self._lending.look_at(batch, size, sent=batch is not item)
         return batch, note

@@ -7,7 +7,6 @@ made on another thread at all (the first two there are probes that the training 
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 
@@ -45,7 +44,6 @@ class Supply:
 
     Attributes:
         sure: Whether a batch may be fetched while another is held: no memory is filled again, as far as is known.
-        watching_seconds: What it took to see whether the last fetch drew: the pace is not to go by that.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class Supply:
         self.pace = Pace()
         self._ahead = fetches.weakly()
         self._begins = True
-        self.watching_seconds = 0.0
         self._looks_ahead = not options.early_preload
         self.look_again()
         if in_step_because:
@@ -133,17 +130,14 @@ class Supply:
 
     def next(self) -> Found:
         """Returns the next batch, whose turn it is; notices whether a fetch in step draws, but a traversal's first."""
-        began, self.watching_seconds, self.fetches.sending_seconds = time.perf_counter(), 0.0, 0.0
+        self.fetches.sending_seconds = 0.0
         begins, self._begins = self._begins or self.fetches.source.begin_due, False
         if begins or self.pace.ahead or self._watched >= _QUIET_FOR or self.draws or not self._looks_ahead:
             return self._next()
         has_drawn = watch_states()
-        fetch_began = time.perf_counter()
         found = self._next()
-        fetch_ended = time.perf_counter()
         self.draws = has_drawn()
         self._watched += 1
-        self.watching_seconds = time.perf_counter() - fetch_ended + fetch_began - began
         return found
 
     def is_from_ahead(self) -> bool:
