@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from lightning_sink.data.reuse import Reuse, copied
 from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
-
-_ENDLESS = 1 << 62
 
 _OF_STACKED = 3
 """Batches to look at of a loader that stacks samples: only code of theirs (`__torch_function__`) fills memory again."""
@@ -52,7 +51,7 @@ class Lending:
         """How many batches in a row may be held, as far as is known; 0 where each has to be trained first."""
         reuse = self._reuse
         if self._sent or reuse.found or self.are_copies or (reuse.ended and self._are_stacked):
-            return _ENDLESS
+            return sys.maxsize
         return reuse.seen - self._fetches.source.reads_further if reuse.ended else 0
 
     @property
