@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, cast
 
 from lightning_sink.data.gather import GatherIterator
@@ -237,16 +237,13 @@ class Traversals:
                     yield self.fetch(False)
             return
         place, end = self._place, int(min(self.batch + max(0, most), self.limit))
+        found: Iterator[tuple[Any, int]] = zip(islice(cast(Iterator[Any], self.iterator), end - self.batch), repeat(1))
         if together and isinstance(self.iterator, GatherIterator):
-            for batch, count in self.iterator.row(end - self.batch):
-                numbers = range(self.batch + 1, self.batch + count + 1)
-                self.batch += count
-                yield batch, [(place, n) for n in numbers] if type(batch) is Gathered else (place, self.batch)
-        else:
-            batches = islice(cast(Iterator[Any], self.iterator), end - self.batch)
-            for number, batch in enumerate(batches, start=self.batch + 1):
-                self.batch = number
-                yield batch, (place, number)
+            found = self.iterator.row(end - self.batch)
+        for batch, count in found:
+            self.batch = last = self.batch + count
+            several = type(batch) is Gathered
+            yield batch, [(place, number) for number in range(last - count + 1, last + 1)] if several else (place, last)
         self._ended = self.batch < end
 
     def retry(self) -> bool:
