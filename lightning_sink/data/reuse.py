@@ -94,7 +94,9 @@ class Reuse:
             self.found = any(leaf.holds_another() for earlier in self._kept for leaf in earlier)
         self._kept.append([_Leaf(leaf, _span(leaf), _look(leaf), _content(leaf)) for leaf in leaves])
         if is_last or self.found:
-            self._end()
+            self.ended, self._last = True, None
+            self._kept.clear()
+            self._containers.clear()
 
     def _is_filled_again(self, leaves: list[Tensor]) -> bool:
         """Compares what earlier batches have in this one's memory with what was there."""
@@ -115,11 +117,6 @@ class Reuse:
             found = found or len(before) != len(held) or not all(map(is_, before, held))
             self._containers[id(container)] = container, held
         return found
-
-    def _end(self) -> None:
-        self.ended, self._last = True, None
-        self._kept.clear()
-        self._containers.clear()
 
 
 def copied(batch: Any) -> Any | None:
@@ -150,9 +147,11 @@ def _has_numbers(tensor: Tensor) -> bool:
 
 def _content(tensor: Tensor) -> Tensor:
     """A copy of a tensor's memory, as words of eight bytes; where others lie between, of its own numbers."""
-    if not _lies_dense(tensor):
+    start, end = _span(tensor)
+    if end - start > tensor.nbytes:  # others may lie between its numbers
         tensor = tensor.contiguous()
-    begin, (start, end) = tensor.storage_offset() * tensor.element_size(), _span(tensor)
+        start, end = _span(tensor)
+    begin = tensor.storage_offset() * tensor.element_size()
     lead = min(-begin % 8, end - start)
     count, trail = divmod(end - start - lead, 8)
     storage = tensor.untyped_storage()
@@ -160,12 +159,6 @@ def _content(tensor: Tensor) -> Tensor:
     words.set_(storage, (begin + lead) // 8, (count,), (1,))
     around = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, begin, (end - start,), (1,))
     return torch.cat([words, around[:lead], around[end - start - trail :]])
-
-
-def _lies_dense(tensor: Tensor) -> bool:
-    """Tells whether no more memory lies between a tensor's first and last number than it has numbers, or repeats."""
-    start, end = _span(tensor)
-    return end - start <= tensor.nbytes
 
 
 def _touching(tensors: list[Tensor]) -> Callable[[tuple[int, int]], bool]:
