@@ -90,8 +90,6 @@ class Producer:
     @property
     def pending(self) -> int:
         """Items that can be taken, and the one that is being fetched."""
-        if self._thread is None:
-            return 0
         with self._changed:
             return len(self._items) + self._busy
 
