@@ -20,13 +20,13 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, StackDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, StackDataset, Subset, TensorDataset
 
 from lightning_sink.data.batch import flatten
 from lightning_sink.data.columns import METHODS, UNGATHERABLE, Cache, Rows, Seen, fetch, gather, look
 from lightning_sink.data.gathered import GatheredRows
 from lightning_sink.data.order import Order
-from lightning_sink.data.private import default_collate_fn_map, has_workers
+from lightning_sink.data.private import default_collate_fn_map, has_workers, is_default
 from lightning_sink.errors import UnsupportedError
 
 # Microseconds for a shuffled batch of 32 by the batches in a run: 7.8 at 16, 6.1 at 64, 5.8 at 128 and at 256. For rows
@@ -67,9 +67,7 @@ def gathered(
 
 def _is_plain(loader: Any) -> bool:
     """Whether a loader does nothing but to index its dataset and to collate by default, in the order of its sampler."""
-    if type(loader) is not DataLoader or "_get_iterator" in vars(loader):
-        return False
-    if loader.collate_fn is not default_collate or loader.batch_sampler is None:
+    if not is_default(loader):
         return False
     if _pins(loader) and torch.accelerator.current_accelerator() == torch.device("mps"):
         return False  # where it says that it does not

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 # A mode is the one way to see the operations of one thread; documented, though the module's name is private.
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 # What `default_collate` does for each type; its documentation lets users change it, and gives no other name for it.
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -114,6 +114,12 @@ def worker_processes(iterator: Any) -> list[Any]:
 def has_workers(loader: Any) -> bool:
     """Tells whether a DataLoader keeps an iterator, whose workers persist. Only `DataLoader._iterator` knows."""
     return loader._iterator is not None
+
+
+def is_default(loader: Any) -> bool:
+    """Tells whether a loader batches and collates by default. `DataLoader._get_iterator` makes its iterators."""
+    is_torchs = type(loader) is DataLoader and "_get_iterator" not in vars(loader)
+    return is_torchs and loader.batch_sampler is not None and loader.collate_fn is default_collate
 
 
 def stacks() -> bool:

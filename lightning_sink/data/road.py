@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, cast
 from weakref import ref
 
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink.data.generators import Saved, drawing_from
 from lightning_sink.data.order import draws
-from lightning_sink.data.private import stacks
+from lightning_sink.data.private import is_default, stacks
 
 
 class Road:
@@ -46,11 +46,7 @@ class Road:
     @property
     def stacks(self) -> bool:
         """Whether torch's own code makes each batch of samples, in whichever process: it allocates it."""
-        if self.fast is not None:
-            return True
-        loader = self.loader
-        is_default = type(loader) is DataLoader and "_get_iterator" not in vars(loader)
-        return is_default and loader.batch_sampler is not None and loader.collate_fn is default_collate and stacks()
+        return self.fast is not None or (is_default(self.loader) and stacks())
 
     @property
     def makes_own(self) -> bool:
