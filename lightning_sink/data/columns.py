@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 
+from lightning_sink.data.containers import is_ordinary
 from lightning_sink.data.cuda import brought
 from lightning_sink.data.gathered import Build
 from lightning_sink.data.private import versions
@@ -104,11 +105,9 @@ def _select(column: Tensor, index: Tensor, pins: bool) -> Tensor:
 
 def _is_column(tensor: Any) -> bool:
     return (
-        type(tensor) is Tensor
-        and tensor.layout is torch.strided
+        is_ordinary(tensor)
         and tensor.dim() > 0
-        and not (tensor.requires_grad or tensor.is_inference() or tensor.is_quantized or tensor.is_nested)
-        and not (tensor.is_conj() or tensor.is_neg())
+        and not tensor.is_inference()
         # Rows of four or five dimensions that are channels-last are stacked to a batch that is neither.
         and (tensor.dim() < 5 or tensor[:1].is_contiguous())
     )

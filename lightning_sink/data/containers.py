@@ -54,6 +54,11 @@ def taken_apart(batch: Any, accepts: Callable[[Any], bool]) -> tuple[list[Tensor
 
 def is_plain(item: Any) -> bool:
     """Tells whether this is a tensor, numbers in memory and no more, attributes of the user's neither."""
-    if type(item) is not Tensor or item.layout is not torch.strided or item.__dict__:
+    return is_ordinary(item) and not item.__dict__
+
+
+def is_ordinary(item: Any) -> bool:
+    """Tells whether this is a tensor that holds its numbers as they are, and asks for no gradient."""
+    if type(item) is not Tensor or item.layout is not torch.strided:
         return False
     return not (item.requires_grad or item.is_quantized or item.is_nested or item.is_conj() or item.is_neg())
