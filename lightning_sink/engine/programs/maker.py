@@ -325,9 +325,10 @@ class ProgramMaker:
         tensors = [binding.tensor for binding in bindings if binding.tensor is not None]
         parts = self._parts
         knowing = self._counts, parts.carried, parts.drawn, parts.optimizer_counts, self._hyper
-        counts = [pair for each in knowing for pair in each.among(tensors)]
+        taken = {id(tensor) for tensor in tensors}
+        counts = [pair for each in knowing for pair in each.inputs() if id(pair[0]) in taken]
         lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
-        held = parts.carried.kept_in(tensors)
+        held = [pair for pair in parts.carried.inputs(written=True) if id(pair[0]) in taken]
         known = {slot.name for binding in bindings for slot in binding.slots}
         recorder = observation.recorder
         bystanders = asked.of_others(self._volatile | known, tensors, recorder.ran.values(), recorder.got)

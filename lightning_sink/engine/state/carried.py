@@ -180,15 +180,10 @@ class Carried:
         """Returns what the recorded step sets, with what gives the value in later steps, and a text."""
         return [(carry, *left) for carry, watch in self._watches if (left := watch.left()) is not None]
 
-    def among(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
-        """Returns those of some tensors that stand for attributes, with what gives their values before each step."""
-        return self._inputs(tensors, written=False)
+    def inputs(self, written: bool = False) -> list[tuple[Tensor, Host]]:
+        """Returns the tensors that stand for attributes, with what gives their values before a step.
 
-    def kept_in(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
-        """Returns those in which programs have what they write, with what gives that before a step."""
-        return self._inputs(tensors, written=True)
-
-    def _inputs(self, tensors: Collection[Tensor], written: bool) -> list[tuple[Tensor, Host]]:
-        asked = {id(tensor) for tensor in tensors}
-        watches = (watch for carry, watch in self._watches if isinstance(watch, TensorWatch) is written)
-        return [pair for watch in watches for pair in watch.inputs if id(pair[0]) in asked]
+        `written`: those in which programs have what they write, and not the others.
+        """
+        watches = (watch for _, watch in self._watches if isinstance(watch, TensorWatch) is written)
+        return [pair for watch in watches for pair in watch.inputs]

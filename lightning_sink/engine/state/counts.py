@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.guards import Host, Uses
 from lightning_sink.engine.numbers.number import Number
 
 
@@ -36,7 +36,6 @@ class Counts:
         number = Number(tensor, present, uses, f"`{name}`", self._getters[name], counts=True, whole=tensor)
         return number.plus(value - present) if value != present else number
 
-    def among(self, tensors: list[Tensor]) -> list[tuple[Tensor, Callable[[], int]]]:
-        """Returns those of some tensors that stand for counters, with what gives their values."""
-        held = ((tensor, self._getters[name]) for name, tensor in self._tensors.items())
-        return [(tensor, get) for tensor, get in held if any(tensor is other for other in tensors)]
+    def inputs(self) -> list[tuple[Tensor, Host]]:
+        """Returns the tensors that stand for counters, with what gives their values before a step."""
+        return [(tensor, self._getters[name]) for name, tensor in self._tensors.items()]

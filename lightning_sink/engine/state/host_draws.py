@@ -7,7 +7,7 @@ names (`from random import random`) are not seen, nor are generators of the user
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from threading import get_ident
@@ -168,10 +168,9 @@ class HostDraws:
             hazard(f"{DRAWN} between parts of the step, too")
         return [(stream, partial(stream.behind, calls), f"draws {calls}") for stream, calls in drawn.items()]
 
-    def among(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
-        """Returns those of some tensors that stand for what was drawn, with what gives their values."""
-        asked = {id(tensor) for tensor in tensors}
-        return [pair for pair in self._inputs if id(pair[0]) in asked]
+    def inputs(self) -> list[tuple[Tensor, Host]]:
+        """Returns the tensors that stand for what was drawn, with what gives their values before a step."""
+        return self._inputs
 
 
 def _is_known(value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -282,10 +282,9 @@ class Hyperparameters:
         """Returns what the recorded step has set, with what gives the value in later steps, and a text."""
         return [(self._left[index], host, text) for index, (host, text) in self._set.items()]
 
-    def among(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
-        """Returns those of some tensors that stand for entries which steps set, with what gives their values."""
-        asked = {id(tensor) for tensor in tensors}
-        return [(self.tensors[i], left.found) for i, left in self._left.items() if id(self.tensors.get(i)) in asked]
+    def inputs(self) -> list[tuple[Tensor, Host]]:
+        """Returns the tensors that stand for entries which steps set, with what gives their values before a step."""
+        return [(self.tensors[index], left.found) for index, left in self._left.items()]
 
     def _number(self, index: int, present: Any, uses: Uses) -> Number:
         value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")

@@ -206,10 +206,9 @@ class OptimizerCounts:
         """Returns what the recorded step sets, with what gives it in later steps, and a text."""
         return self._left
 
-    def among(self, tensors: Collection[Tensor]) -> list[tuple[Tensor, Host]]:
-        """Returns those of some tensors that stand for such numbers, with what gives their values before each step."""
-        asked = {id(tensor) for tensor in tensors}
-        return [(shared.tensor, shared.found) for shared in self._recorded if id(shared.tensor) in asked]
+    def inputs(self) -> list[tuple[Tensor, Host]]:
+        """Returns the tensors that stand for such numbers, with what gives their values before a step."""
+        return [(shared.tensor, shared.found) for shared in self._recorded]
 
 
 def _is_set(now: Any, was: Any) -> bool:

@@ -142,7 +142,7 @@ def test_a_step_finds_what_the_one_before_has_set():
             group["lr"] = group["lr"] * 0.5
         hyper.update()
     ((carry, host, _),) = hyper.set_by_step()
-    ((tensor, found),) = hyper.among(hyper.tensors.values())
+    ((tensor, found),) = hyper.inputs()
     with in_row([carry], follows=False):
         assert (found(), host()) == (0.025, 0.0125)
         carry.set(host())
