@@ -35,8 +35,6 @@ class AttributeWatch:
         own: What the class has itself; `ABSENT` for nothing.
     """
 
-    _one_at_a_time = Lock()
-
     def __init__(self, kind: type, key: str) -> None:
         self._kind, self._key = kind, key
         self._default: Any
@@ -45,12 +43,6 @@ class AttributeWatch:
         self._default = found._default if type(found) is AttributeWatch else found
         self._watchers: dict[int, Watcher] = {}
         type.__setattr__(kind, key, self)
-
-    @classmethod
-    def of(cls, kind: type, key: str) -> AttributeWatch | None:
-        """Returns one; None where another thread has one there."""
-        with cls._one_at_a_time:
-            return None if type(vars(kind).get(key)) is cls else cls(kind, key)
 
     def watch(self, holder: Any, watcher: Watcher) -> None:
         """Watches an object of the class."""
@@ -92,6 +84,33 @@ class AttributeWatch:
             type.__delattr__(self._kind, self._key)
         else:
             type.__setattr__(self._kind, self._key, self.own)
+
+
+_ONE_AT_A_TIME = Lock()
+"""Steps of two threads may be recorded at once, and one of them has a class's attribute."""
+
+
+class AttributeWatches:
+    """Those of one recorded step: one for each attribute of a class, whichever of its objects are watched."""
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[type, str], AttributeWatch] = {}
+
+    def watch(self, holder: Any, key: str, watcher: Watcher) -> AttributeWatch | None:
+        """Watches an object's attribute; returns what stands on the class, None where somebody else has one there."""
+        kind = type(holder)
+        with _ONE_AT_A_TIME:
+            if type(vars(kind).get(key)) is not AttributeWatch:
+                self._all[kind, key] = AttributeWatch(kind, key)
+        found = self._all.get((kind, key))
+        if found is not None:
+            found.watch(holder, watcher)
+        return found
+
+    def end(self) -> None:
+        """Leaves the classes as they were, or as the step has made them."""
+        for watch in self._all.values():
+            watch.end()
 
 
 def is_plain(kind: type, key: str) -> bool:

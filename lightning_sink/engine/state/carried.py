@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.state.ahead import Left
-from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatches, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.carry_watch import AttributeInStep, CarryWatch
 from lightning_sink.engine.state.collected import Place
@@ -141,17 +141,12 @@ class Carried:
     @contextmanager
     def watched(self, step: Looks) -> Iterator[None]:
         """Lets a part of the step use them."""
-        on_class: dict[tuple[type, str], AttributeWatch] = {}
+        watches = AttributeWatches()
         try:
             for carry, watch in self._watches:
                 watch.begin(step)
-                kind = type(carry.holder), carry.key
-                before = on_class.get(kind) or AttributeWatch.of(*kind)
-                if before is None:
+                if watches.watch(carry.holder, carry.key, watch) is None:
                     watch.tell("while something else watches it")
-                    continue
-                on_class[kind] = before
-                before.watch(carry.holder, watch)
             yield
         finally:
             reads_past = bool(step.past) or may_read_past(step.ran.values())
@@ -159,8 +154,7 @@ class Carried:
                 watch.end(reads_past)
                 carry.is_of_tensors |= watch.is_of_tensors
                 carry.is_bounded &= watch.is_bounded
-            for before in on_class.values():
-                before.end()
+            watches.end()
 
     def leave(self) -> list[tuple[Place, Any]]:
         """Returns what the part that is being recorded has set them to, where only a program knows that."""

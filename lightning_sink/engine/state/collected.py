@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 from lightning_sink.engine.numbers.flows import KEYS, TABLES, is_only_added_to
-from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatches, is_plain, may_read_past
 from lightning_sink.engine.state.collectors import ListWatch, Sum
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 from lightning_sink.held import ABSENT
@@ -194,7 +194,7 @@ class Watched:
         self._report = report
         self._lists: dict[int, ListWatch] = {}
         self._list_places: list[tuple[Place, int]] = []
-        self._watches: dict[tuple[type, str], AttributeWatch] = {}
+        self._watches = AttributeWatches()
         self._sums: list[tuple[Place, Sum]] = []
 
     def watch_list(self, place: Place) -> None:
@@ -209,15 +209,11 @@ class Watched:
 
     def watch_sum(self, place: Place) -> None:
         """Puts something before a number."""
-        key = type(place.holder), place.key
-        watch = self._watches.get(key) or AttributeWatch.of(*key)
-        if watch is None:
-            self.tell(place, "while a step of another thread is recorded")
-            return
-        self._watches[key] = watch
         held = Sum(vars(place.holder), place.key, partial(self._take, place), partial(self.tell, place))
-        watch.watch(place.holder, held)
-        self._sums.append((place, held))
+        if self._watches.watch(place.holder, place.key, held) is None:
+            self.tell(place, "while a step of another thread is recorded")
+        else:
+            self._sums.append((place, held))
 
     def has_sum(self, holder: Any, key: str) -> bool:
         """Tells whether an attribute is a number that is watched."""
@@ -247,8 +243,7 @@ class Watched:
                 put_in_place_of(owner[0], owner[0].held)
         for _, held in self._sums:
             held.changed()
-        for watch in self._watches.values():
-            watch.end()
+        self._watches.end()
 
     def _take(self, place: Place, item: Any) -> None:
         self.taken.append((place, item))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.value import PLAINLY
-from lightning_sink.engine.state.attribute_watch import AttributeWatch, is_plain, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatch, AttributeWatches, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.watch import is_user_frame
@@ -93,22 +93,19 @@ class Varying:
         if self._reads_past:  # what stands on a class is seen by who looks at all that there is
             self._count_all(self.names)
         places = [place for place in self._places(holders) if _can_be_watched(*place[1:])] if self.names else []
-        watches: dict[tuple[type, str], AttributeWatch] = {}
+        watches = AttributeWatches()
         seen: dict[str, AttributeWatch] = {}
         try:
             for name, holder, key in places:
-                kind = type(holder), key
-                watch = watches.get(kind) or AttributeWatch.of(*kind)
+                watch = watches.watch(holder, key, _Use(self, name, key, step))
                 if watch is not None:
-                    watches[kind] = seen[name] = watch
-                    watch.watch(holder, _Use(self, name, key, step))
+                    seen[name] = watch
             self._count_all(self.names - seen.keys())  # the step may find that one is not there
             yield
         finally:
             self._reads_past = self._reads_past or bool(step.past) or may_read_past(step.ran.values())
             self._count_all(name for name, watch in seen.items() if self._reads_past or not watch.is_there)
-            for watch in watches.values():
-                watch.end()
+            watches.end()
 
     def takes(self, name: str, value: Any) -> bool:
         """Tells whether there may be a stand-in for the value of an attribute."""

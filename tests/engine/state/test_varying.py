@@ -599,7 +599,7 @@ def test_who_looks_at_the_class():
 def test_another_thread_that_records_sees_the_class_as_it_is():
     module = Net()
     before = class_state(Net)
-    watch = AttributeWatch.of(Net, "begun")
+    watch = AttributeWatch(Net, "begun")
     try:
         assert class_state(Net) == before
     finally:
