@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from threading import Lock
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.held import ABSENT
 from lightning_sink.whose import is_library, is_pythons
 
@@ -26,6 +28,23 @@ class Watcher(Protocol):
 
     def changed(self) -> None:
         """Called when it was set or deleted."""
+
+
+class Looks(NamedTuple):
+    """What those who watch attributes know of the step that is recorded.
+
+    Attributes:
+        ran: Takes the step's code.
+        past: Takes functions that look at all attributes at once.
+        plain: Tells where a stand-in goes to nobody who needs the number itself.
+        is_apart: Tells whether what runs now is run before each step, by whatever runs that.
+    """
+
+    uses: Uses
+    ran: Mapping[int, CodeType]
+    past: list[Any]
+    plain: PlainUses
+    is_apart: Callable[[], bool]
 
 
 class AttributeWatch:

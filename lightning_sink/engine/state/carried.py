@@ -19,11 +19,10 @@ from torch import Tensor
 
 from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.state.ahead import Left
-from lightning_sink.engine.state.attribute_watch import AttributeWatches, is_plain, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatches, Looks, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.carry_watch import AttributeInStep, CarryWatch
 from lightning_sink.engine.state.collected import Place
-from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.state.tensor_watch import TensorWatch
 from lightning_sink.held import ABSENT
 from lightning_sink.whose import is_users

@@ -18,8 +18,8 @@ from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly, is_wide
+from lightning_sink.engine.state.attribute_watch import Looks
 from lightning_sink.engine.state.attributes import SCALARS
-from lightning_sink.engine.state.looks import Looks
 from lightning_sink.held import ABSENT
 
 NUMBERS = frozenset([int, float])

@@ -17,8 +17,8 @@ from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
+from lightning_sink.engine.state.attribute_watch import Looks
 from lightning_sink.engine.state.carry_watch import NUMBERS, AttributeInStep
-from lightning_sink.engine.state.looks import Looks
 from lightning_sink.held import ABSENT
 
 _MOST, _LITTLE = 1 << 46, 1 << 33

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.value import PLAINLY
-from lightning_sink.engine.state.attribute_watch import AttributeWatch, AttributeWatches, is_plain, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatch, AttributeWatches, Looks, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, TENSOR_HOLDERS
-from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.watch import is_user_frame
 from lightning_sink.whose import is_users
 

@@ -29,11 +29,11 @@ from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.private import scaler_steps_by
 from lightning_sink.engine.state.appends import containers_in
+from lightning_sink.engine.state.attribute_watch import Looks
 from lightning_sink.engine.state.attributes import changed_names
 from lightning_sink.engine.state.collected import Place, Watched
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.hyper import Hyperparameters
-from lightning_sink.engine.state.looks import Looks
 from lightning_sink.engine.state.slot import Slot
 from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.step import Tape
