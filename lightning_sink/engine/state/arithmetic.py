@@ -15,13 +15,14 @@ import sys
 import warnings
 from collections.abc import Collection
 from functools import lru_cache, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch.optim import Optimizer
 
 from lightning_sink.engine.source import codes_in
 from lightning_sink.engine.state.attributes import SCALARS
+from lightning_sink.engine.state.insides import function_in
 from lightning_sink.held import ABSENT, held_by
 from lightning_sink.whose import is_library
 
@@ -78,11 +79,9 @@ class _Reader:
             return True
         self._met.add(code)
         given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        try:
-            cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        except ValueError:  # nothing has been assigned to one
+        if is_library(function.__module__ or "") or not all(map(_is_number, given)):
             return False
-        if is_library(function.__module__ or "") or not all(map(_is_number, given)) or not all(map(self._knows, cells)):
+        if any(cell == CellType() or not self._knows(cell.cell_contents) for cell in function.__closure__ or ()):
             return False
         codes = [*codes_in(code)]
         return (self._sets or not any(map(_stores, codes))) and all(
@@ -141,11 +140,7 @@ class _Reader:
         """Tells whether an attribute of this name, of whatever is at hand, is a number, or computes with numbers."""
         if name in self._held:
             return self._has_own(name) or isinstance(self._held[name], Optimizer)
-        found = inspect.getattr_static(self._kind, name, None) if self._held else None
-        if isinstance(found, property):
-            found = found.fget
-        elif isinstance(found, (staticmethod, classmethod)):
-            found = found.__func__
+        found = function_in(inspect.getattr_static(self._kind, name, None)) if self._held else None
         if isinstance(found, FunctionType):
             return self.understands(found)
         is_known = name in self._calls or name in _OF_TABLES or name in _names_of_numbers()

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -20,7 +20,7 @@ from torch import nn
 from lightning_sink.engine.private import own_tensors
 from lightning_sink.engine.state.attributes import Same, fingerprint, is_a, with_bases
 from lightning_sink.engine.state.holders import class_state, python_state
-from lightning_sink.engine.state.insides import CACHED, put_on_function
+from lightning_sink.engine.state.insides import CACHED, function_in, put_on_function
 from lightning_sink.engine.state.referrers import functions_of
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.names import names_in
@@ -81,19 +81,12 @@ def _under(scope: Mapping[str, Any], path: Iterable[str]) -> Any:
     for name in path:
         value = scope.get(name)
         scope = vars(value) if is_a(value, type) else {}
-    return _function_in(value)
+    return function_in(value)
 
 
 def _has_no_values(function: FunctionType) -> bool:
     has_defaults = function.__defaults__ or function.__kwdefaults__
     return not has_defaults and not vars(function) and {*function.__code__.co_freevars} <= {"__class__"}
-
-
-def _function_in(value: Any) -> Any:
-    """Returns the function of a method of a class's, or of a property; other values as they are."""
-    if is_a(value, staticmethod, classmethod):
-        return value.__func__  # type: ignore[attr-defined]
-    return value.fget if is_a(value, property) else value
 
 
 def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -> list[FunctionType]:
@@ -104,7 +97,7 @@ def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -
     values = [value for kind in classes for value in vars(kind).values()]
     values += [value for function in functions for _, value in _variables(function)]
     found: list[FunctionType] = []
-    for value in map(_function_in, values):  # grows
+    for value in map(function_in, values):  # grows
         wrapped = value.__wrapped__ if is_a(value, CACHED) else None
         if not isinstance(wrapped, FunctionType) or wrapped in functions or wrapped in found:
             continue
@@ -175,11 +168,8 @@ def _variables(function: FunctionType) -> Iterable[tuple[str, Any]]:
     yield "code", Same(code)
     yield "defaults", (function.__defaults__, function.__kwdefaults__)
     yield "attributes", put_on_function(function)
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # nothing has been assigned to it yet
-            continue
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
+    yield from ((name, cell.cell_contents) for name, cell in cells if cell != CellType())  # or nothing is in it yet
     for name, scope, key in _scopes(function):
         value = scope.get(key)
         if name == key and is_a(value, ModuleType):

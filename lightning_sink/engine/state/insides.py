@@ -61,6 +61,13 @@ def put_on_function(function: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(function).items() if not name.startswith("__")}
 
 
+def function_in(value: Any) -> Any:
+    """Returns the function of a method of a class's, or of a property; other values as they are, and asked nothing."""
+    if issubclass(type(value), (staticmethod, classmethod)):
+        return value.__func__
+    return value.fget if issubclass(type(value), property) else value
+
+
 def _is_full(cell: Any) -> bool:
     try:
         return cell.cell_contents is not cell
