@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from functools import partial
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar
 from weakref import ProxyTypes, ref
 
 import torch
@@ -55,20 +54,6 @@ _IN_ORDER = frozenset([tuple, list])
 CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set])
 _HOLD_ITEMS: tuple[Any, ...] = (OrderedDict, dict, list, tuple, set, frozenset, deque)
 TENSOR_HOLDERS = frozenset(["_parameters", "_buffers", "_modules"])
-
-
-def random_state() -> Hashable:
-    """Returns the state of Python's and, where it is loaded, numpy's global generator."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), told_apart(None if numpy is None else numpy.random.get_state(legacy=False))
-
-
-def told_apart(state: Any) -> Hashable:
-    """Returns what is equal for two states of a generator of Python's or numpy's that give the same numbers."""
-    if isinstance(state, dict):
-        return tuple((key, told_apart(item)) for key, item in state.items())
-    tobytes = getattr(state, "tobytes", None)
-    return cast(Hashable, state if tobytes is None else tobytes())
 
 
 def fingerprint(value: Any, in_slots: int | None = None, known: Collection[int] = ()) -> Hashable:

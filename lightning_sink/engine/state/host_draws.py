@@ -21,8 +21,7 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.numbers.result_types import is_wide
 from lightning_sink.engine.private import saves_by_hooks
-from lightning_sink.engine.state.attributes import random_state, told_apart
-from lightning_sink.engine.state.positions import Call, Position, Stream, modules, stream_of
+from lightning_sink.engine.state.positions import Call, Position, Stream, modules, random_state, stream_of, told_apart
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 from lightning_sink.engine.watch import DRAWN, unwatched
 

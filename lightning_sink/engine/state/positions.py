@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -96,8 +97,15 @@ class Stream(Left):
         _put(self.generator, self.state(position))
 
     def draw(self, calls: tuple[Call, ...]) -> Any:
-        """Returns what the last of some calls gives in the step that is about to run."""
-        self._draw(self.found(), calls)
+        """Returns what the last of some calls gives in the step that is about to run; makes those not made before."""
+        position, made = self.found(), tuple(call for call, _ in self._made)
+        both = min(len(made), len(calls))
+        if self._at is not position or made[:both] != calls[:both]:
+            self._stand(position)
+        for call in calls[len(self._made) :]:
+            self._at = None  # nobody knows where it stands if this is interrupted
+            self._made.append((call, call.of(self._own)))
+            self._at = position
         return self._made[len(calls) - 1][1]
 
     def behind(self, calls: tuple[Call, ...]) -> Position:
@@ -110,17 +118,6 @@ class Stream(Left):
             return position.state
         self._stand(position)
         return _state(self._own)
-
-    def _draw(self, position: Position, calls: tuple[Call, ...]) -> None:
-        """Makes some calls at a position, where they have not been made."""
-        made = tuple(call for call, _ in self._made)
-        both = min(len(made), len(calls))
-        if self._at is not position or made[:both] != calls[:both]:
-            self._stand(position)
-        for call in calls[len(self._made) :]:
-            self._at = None  # nobody knows where it stands if this is interrupted
-            self._made.append((call, call.of(self._own)))
-            self._at = position
 
     def _stand(self, position: Position) -> None:
         """Brings our own generator to a position."""
@@ -139,6 +136,20 @@ class Stream(Left):
 def modules() -> list[Any]:
     """Returns the modules whose generators a step may draw from."""
     return [random, *([sys.modules["numpy"].random] if "numpy" in sys.modules else [])]
+
+
+def random_state() -> Hashable:
+    """Returns the state of Python's and, where it is loaded, numpy's global generator."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), told_apart(None if numpy is None else numpy.random.get_state(legacy=False))
+
+
+def told_apart(state: Any) -> Hashable:
+    """Returns what is equal for two states of a generator of Python's or numpy's that give the same numbers."""
+    if isinstance(state, dict):
+        return tuple((key, told_apart(item)) for key, item in state.items())
+    tobytes = getattr(state, "tobytes", None)
+    return cast(Hashable, state if tobytes is None else tobytes())
 
 
 def stream_of(module: Any) -> Stream | None:

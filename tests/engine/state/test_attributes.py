@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_sink.engine.state.attributes import fingerprint, nested, random_state
+from lightning_sink.engine.state.attributes import fingerprint, nested
+from lightning_sink.engine.state.positions import random_state
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.tracing.undo import Attributes
 
