@@ -35,8 +35,10 @@ _FEW = 16
 
 _DEEPEST = 12
 
+WITH_SLOTS = (tuple, list, dict)
 DEEPEST_SLOTS, MOST_ABOVE_SLOTS = 3, 64
-"""Containers in each other whose tensors have slots, and items of one that is looked into for others: more is data."""
+"""Containers whose tensors have slots, so many in each other; and items of one that is looked into for others: more is
+data."""
 
 # Of the standard library's objects only these, and those of `insides.py`, are looked into.
 _TRANSPARENT = frozenset(["_thread", "argparse", "collections", "queue", "types"])
@@ -50,6 +52,7 @@ _DATASETS = frozenset(["cumulative_sizes", "dataset", "datasets", "indices", "te
 _PLAIN = frozenset([int, float, bool, complex, str, type(None), list, dict, tuple, set])
 
 SCALARS = frozenset([int, float, bool, complex, str, type(None)])
+NUMBERS = frozenset([int, float])
 _IN_ORDER = frozenset([tuple, list])
 CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set])
 _HOLD_ITEMS: tuple[Any, ...] = (OrderedDict, dict, list, tuple, set, frozenset, deque)
@@ -81,7 +84,7 @@ def fingerprint(value: Any, in_slots: int | None = None, known: Collection[int] 
         looks = len(value) <= MOST_VALUES and any(map(vars, value))
         marked = [fingerprint(item, 0, known) for item in value] if looks else ()
         return kind, "tensors", len(value), tuple(marked)
-    if in_slots and kind in (tuple, list, dict):
+    if in_slots and kind in WITH_SLOTS:
         items = list(value.items()) if kind is dict else list(enumerate(value))
         deeper = in_slots - 1 if len(items) <= MOST_ABOVE_SLOTS else 0
         return kind, tuple((fingerprint(key), fingerprint(item, deeper, known)) for key, item in items)

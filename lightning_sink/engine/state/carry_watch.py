@@ -19,10 +19,8 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly, is_wide
 from lightning_sink.engine.state.attribute_watch import Looks
-from lightning_sink.engine.state.attributes import SCALARS
+from lightning_sink.engine.state.attributes import NUMBERS, SCALARS
 from lightning_sink.held import ABSENT
-
-NUMBERS = frozenset([int, float])
 
 _PLAINLY = "is needed as a plain number, as far as the source shows (not by arithmetic, `self.log`, `math.cos`)"
 _PAST = "and asks for all that there is (`vars()`, `__dict__`)"

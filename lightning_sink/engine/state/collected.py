@@ -19,14 +19,13 @@ from typing import Any
 
 from lightning_sink.engine.numbers.flows import KEYS, TABLES, is_only_added_to
 from lightning_sink.engine.state.attribute_watch import AttributeWatches, is_plain, may_read_past
+from lightning_sink.engine.state.attributes import NUMBERS
 from lightning_sink.engine.state.collectors import ListWatch, Sum
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 from lightning_sink.held import ABSENT
 from lightning_sink.whose import is_pythons
 
 _ASKS = frozenset(["type", "__class__"])
-
-NUMBERS = frozenset([int, float])
 
 _COLLECTED = "what steps collect"
 

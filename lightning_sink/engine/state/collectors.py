@@ -12,7 +12,7 @@ from lightning_sink.engine.numbers.flows import is_only_added_to
 from lightning_sink.engine.numbers.given import given
 from lightning_sink.engine.numbers.passed_on import ADDED
 from lightning_sink.engine.numbers.released import as_they_are
-from lightning_sink.engine.state.attributes import are_the_same
+from lightning_sink.engine.state.attributes import NUMBERS, are_the_same
 from lightning_sink.held import ABSENT
 
 
@@ -101,7 +101,7 @@ class Sum:
 
     def add(self, value: Any, other: Any) -> Any:
         """Returns the sum of what it held when it was asked for and of what is added."""
-        if type(as_they_are(other)) not in (int, float) or self._held.get(self._key, ABSENT) is not value:
+        if type(as_they_are(other)) not in NUMBERS or self._held.get(self._key, ABSENT) is not value:
             self._tell(_READ)  # what is added has set it to another number itself, which is lost
             return value + other
         self._take(given(other))

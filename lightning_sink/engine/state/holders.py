@@ -23,6 +23,7 @@ from lightning_sink.engine.state.attributes import (
     DEEPEST_SLOTS,
     MOST_ABOVE_SLOTS,
     SCALARS,
+    WITH_SLOTS,
     Same,
     fingerprint,
     own_attributes,
@@ -171,7 +172,7 @@ def _in_two_places(parts: Parts, held: Iterable[tuple[str, Any]]) -> Hashable:
     for prefix, holder in held:
         left_out = parts.left_out(holder) | parts.collected.names(holder)
         for name, value in vars(holder).items():
-            if type(value) in (list, dict, tuple) and name not in left_out:
+            if type(value) in WITH_SLOTS and name not in left_out:
                 look(value, prefix + name, DEEPEST_SLOTS - 1)
     return "places", tuple(tuple(names) for names in places.values() if len(names) > 1)
 

@@ -21,6 +21,7 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.numbers.result_types import is_wide
 from lightning_sink.engine.private import saves_by_hooks
+from lightning_sink.engine.state.attributes import NUMBERS
 from lightning_sink.engine.state.positions import Call, Position, Stream, modules, random_state, stream_of, told_apart
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 from lightning_sink.engine.watch import DRAWN, unwatched
@@ -175,4 +176,4 @@ class HostDraws:
 def _is_known(value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Tells whether a call gave one number, and its arguments are numbers."""
     are_plain = all(item is None or isinstance(item, (int, float)) for item in (*args, *kwargs.values()))
-    return are_plain and type(value) in (int, float) and not is_wide(value)
+    return are_plain and type(value) in NUMBERS and not is_wide(value)

@@ -23,7 +23,7 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.ahead import Left
-from lightning_sink.engine.state.attributes import SCALARS, fingerprint
+from lightning_sink.engine.state.attributes import NUMBERS, SCALARS, fingerprint
 from lightning_sink.engine.state.optimizer_form import PLAIN_FORM, move_counts, plain_form
 from lightning_sink.held import ABSENT
 
@@ -235,7 +235,7 @@ class Hyperparameters:
         for index in [index for index in self.tensors if present[index] is not ABSENT]:
             self._put(index, self._number(index, present[index], uses))
         for index, owner in enumerate(self._owners):  # an option that has not changed yet may do so right here
-            if owner in self._spent and index not in self.tensors and type(present[index]) in (int, float):
+            if owner in self._spent and index not in self.tensors and type(present[index]) in NUMBERS:
                 what = f"the optimizer's options (here {self._entries[index][1]!r}) may be other numbers"
                 self._put(index, _spent(present[index], uses, (index, what)))
         for optimizer in self._optimizers:
@@ -264,7 +264,7 @@ class Hyperparameters:
         index, value = found[0] if len(found) == 1 else -1, group[key]
         plain = as_they_are(value)
         host = value.host if type(value) is Number else lambda: plain
-        if type(plain) in (int, float) and host is not None and index not in self.tensors:
+        if type(plain) in NUMBERS and host is not None and index not in self.tensors:
             self._wanted.add((id(group), key))
             self._is_stale = True
         if index not in self.tensors or index in self._tensor_entries or host is None:

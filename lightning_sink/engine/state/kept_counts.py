@@ -21,8 +21,8 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.ahead import Left
+from lightning_sink.engine.state.attributes import NUMBERS
 
-_NUMBERS = frozenset([int, float])
 _NONE = frozenset[Any]()
 
 _MOST = 16
@@ -108,7 +108,7 @@ class OptimizerCounts:
                 if isinstance(state[key], int) and abs(state[key]) >= _TOO_LARGE:
                     return []
                 found[before, type(state[key]), exactly(state[key])].append(parameter)
-        are_numbers = {kind for _, kind, _ in found} <= _NUMBERS and len(found) <= _MOST
+        are_numbers = {kind for _, kind, _ in found} <= NUMBERS and len(found) <= _MOST
         return found.values() if are_numbers else []
 
     def names(self, optimizer: Optimizer) -> frozenset[Any]:
@@ -179,7 +179,7 @@ class OptimizerCounts:
             uses.leak(what)
             return torch.tensor(float(value), dtype=torch.float64)
 
-        return Number(tensor, value, uses, (id(shared), what, value)) if type(value) in _NUMBERS else value
+        return Number(tensor, value, uses, (id(shared), what, value)) if type(value) in NUMBERS else value
 
     def _take(self, shared: Shared, number: Number, uses: Uses) -> None:
         """Takes what a part of the step leaves, and puts the plain numbers there."""
@@ -212,4 +212,4 @@ class OptimizerCounts:
 
 
 def _is_set(now: Any, was: Any) -> bool:
-    return type(now) in _NUMBERS and type(was) is type(now) and now != was
+    return type(now) in NUMBERS and type(was) is type(now) and now != was

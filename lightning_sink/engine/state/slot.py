@@ -12,10 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sink.engine.state.attributes import DEEPEST_SLOTS, MOST_ABOVE_SLOTS, is_a
-
-CONTAINERS = (tuple, list, dict)
-"""Types whose items have slots."""
+from lightning_sink.engine.state.attributes import DEEPEST_SLOTS, MOST_ABOVE_SLOTS, WITH_SLOTS, is_a
 
 
 class Slot:
@@ -130,7 +127,7 @@ class ItemSlot(Slot):
         """Returns the tensor that is there now."""
         value = self._owner.get(self._key)
         for item in self.path:
-            if type(value) not in CONTAINERS:
+            if type(value) not in WITH_SLOTS:
                 return None
             try:
                 value = value[item]
@@ -162,7 +159,7 @@ def places_in(value: Any, left_out: Collection[int], path: tuple[Any, ...] = ())
     """Yields where there are tensors in a container, and in those that it holds."""
     if is_a(value, Tensor):
         yield path
-    elif type(value) in CONTAINERS and len(path) < DEEPEST_SLOTS and id(value) not in left_out:
+    elif type(value) in WITH_SLOTS and len(path) < DEEPEST_SLOTS and id(value) not in left_out:
         for key, item in value.items() if type(value) is dict else enumerate(value):
             if len(value) <= MOST_ABOVE_SLOTS or is_a(item, Tensor):
                 yield from places_in(item, left_out, (*path, key))

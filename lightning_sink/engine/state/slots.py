@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sink.engine.private import MODULE_HOOKS, own_buffers, own_parameters
-from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, is_a
+from lightning_sink.engine.state.attributes import TENSOR_HOLDERS, WITH_SLOTS, is_a
 from lightning_sink.engine.state.carried import Carried
 from lightning_sink.engine.state.collected import Collected
 from lightning_sink.engine.state.host_draws import HostDraws
 from lightning_sink.engine.state.kept_counts import OptimizerCounts
-from lightning_sink.engine.state.slot import CONTAINERS, ItemSlot, Slot, StateSlot, places_in
+from lightning_sink.engine.state.slot import ItemSlot, Slot, StateSlot, places_in
 from lightning_sink.engine.state.varying import Varying
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
@@ -157,8 +157,7 @@ class Parts:
             roots += [(f"{name}{key}.", value) for key, value in vars(other).items() if is_a(value, nn.Module)]
         seen: set[int] = set()
         for prefix, root in roots:
-            for path, submodule in self._within(root, "", seen):
-                yield prefix + path, submodule
+            yield from self._within(root, prefix, seen)
 
     def with_optimizers(self) -> Iterator[tuple[str, Any]]:
         """Yields every object, and every optimizer, with what its attributes' names begin with."""
@@ -169,13 +168,13 @@ class Parts:
         """Returns the submodules that are left out, by name."""
         return [(path, module) for path, module in self.module.named_modules() if self.is_apart(module)]
 
-    def _within(self, module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    def _within(self, module: nn.Module, prefix: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
         if id(module) in seen or self.is_apart(module):
             return
         seen.add(id(module))
-        yield path, module
+        yield prefix, module
         for name, child in module.named_children():
-            yield from self._within(child, f"{path}{name}.", seen)
+            yield from self._within(child, f"{prefix}{name}.", seen)
 
 
 def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
@@ -211,7 +210,7 @@ def _attribute_slots(held: Iterable[tuple[str, Any]], collected: Collected) -> I
         for name, value in attributes.items():
             if is_a(value, Tensor):
                 yield Slot(prefix + name, holder, name)
-            elif type(value) in CONTAINERS and name not in left_out:
+            elif type(value) in WITH_SLOTS and name not in left_out:
                 for path in places_in(value, in_tables):
                     where = "".join(f"[{key!r}]" for key in path)
                     yield ItemSlot(f"{prefix}{name}{where}", attributes, name, path)

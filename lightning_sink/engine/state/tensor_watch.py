@@ -18,7 +18,8 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.attribute_watch import Looks
-from lightning_sink.engine.state.carry_watch import NUMBERS, AttributeInStep
+from lightning_sink.engine.state.attributes import NUMBERS
+from lightning_sink.engine.state.carry_watch import AttributeInStep
 from lightning_sink.held import ABSENT
 
 _MOST, _LITTLE = 1 << 46, 1 << 33
