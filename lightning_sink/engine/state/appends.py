@@ -89,17 +89,17 @@ class Appends:
         """Equal for steps that append the same, but for what is in the tensors."""
         return tuple(tuple(item.key for item in span) for span in self._spans)
 
-    def append(self, tensors: Sequence[Tensor], late: bool | None = None) -> None:
+    def append(self, tensors: Sequence[Tensor], late: bool = False) -> None:
         """Does what one step does, given all tensors that it gave.
 
-        `late`: what comes behind the owner's turn, or the rest; None for both.
+        `late`: of what comes behind the owner's turn, or else of the rest.
         """
         pairs = zip(self._varying, tensors, strict=True)
         given = iter([tensor.item() if isinstance(like, Given) else tensor for like, tensor in pairs])
         for number, span in enumerate(self._spans):
             for item in span:
                 own = [*islice(given, len(item.varying))]
-                if late is None or late == (0 < number == len(self._spans) - 1):
+                if late == (0 < number == len(self._spans) - 1):
                     item.place.take([item.like(own)])
 
     def append_row(self, columns: Sequence[Column], steps: int) -> None:

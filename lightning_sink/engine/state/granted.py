@@ -11,13 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sink.engine.private import global_hooks, names_within, own_modules, own_tensors
-from lightning_sink.engine.state.attributes import (
-    MOST_VALUES,
-    are_the_same,
-    changed_names,
-    is_a,
-    nested,
-)
+from lightning_sink.engine.state.attributes import MOST_VALUES, are_the_same, changed_names, is_a, nested
 from lightning_sink.engine.state.closures import Variables, find_functions, kept_results, outside_state
 from lightning_sink.engine.state.holders import Seen, python_state, users_classes
 from lightning_sink.engine.state.hyper import Hyperparameters
@@ -133,17 +127,10 @@ class Granted:
             held = [Tensor if id(item) in others else item for item in held]
         modules = [*self._module.modules()]
         held += [child for module in modules for _, child in own_modules(module)]
-        tensors = own_tensors(modules)
-        for optimizer in self._optimizers:
-            tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        tensors = self._tensors(modules)
         outside = tuple(self._look_outside().items()) if self._finds_outside else ()
-        marks = [
-            outside,
-            *map(names_within, modules),
-            *map(place_of, tensors),
-            *(tensor.requires_grad for tensor in tensors),
-        ]
-        return [*held, *tensors], marks
+        asks = [tensor.requires_grad for tensor in tensors]
+        return [*held, *tensors], [outside, *map(names_within, modules), *map(place_of, tensors), *asks]
 
     def find_containers(self) -> None:
         """Finds what the next glances look into."""

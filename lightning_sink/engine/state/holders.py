@@ -107,7 +107,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
 
     `seen` is what was seen in other looks at the same training; None where there are none.
     """
-    apart = parts.apart()
+    apart = [(path, module) for path, module in parts.module.named_modules() if parts.is_apart(module)]
     state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in apart}
     held = list(parts.holders())
     holders = {id(holder) for _, holder in held}

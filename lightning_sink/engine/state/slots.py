@@ -34,8 +34,10 @@ PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
 def storages(tensors: Iterable[Tensor | None]) -> list[int | None]:
     """Returns where the memory of each tensor begins; None for one that has none of its own."""
-    held = (tensor if tensor is not None and _has_memory(tensor) else None for tensor in tensors)
-    return [None if tensor is None else tensor.untyped_storage().data_ptr() for tensor in held]
+    return [
+        tensor.untyped_storage().data_ptr() if tensor is not None and _has_memory(tensor) else None
+        for tensor in tensors
+    ]
 
 
 def share_memory(tensors: Iterable[Tensor | None], numbers: Collection[int]) -> bool:
@@ -163,10 +165,6 @@ class Parts:
         """Yields every object, and every optimizer, with what its attributes' names begin with."""
         yield from self.holders()
         yield from ((f"optimizer {number}.", optimizer) for number, optimizer in enumerate(self.optimizers))
-
-    def apart(self) -> list[tuple[str, nn.Module]]:
-        """Returns the submodules that are left out, by name."""
-        return [(path, module) for path, module in self.module.named_modules() if self.is_apart(module)]
 
     def _within(self, module: nn.Module, prefix: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
         if id(module) in seen or self.is_apart(module):
