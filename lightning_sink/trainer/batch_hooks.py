@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_sink.engine.state.attributes import are_the_same
-from lightning_sink.engine.state.holders import Seen
 from lightning_sink.engine.watch import first_line
 from lightning_sink.errors import warn_at
 from lightning_sink.trainer.callback_code import decides_by_counts, overrides, uses
@@ -49,11 +48,9 @@ class Compared:
     """What is known of the callbacks' hooks in a fit.
 
     Attributes:
-        seen: What was seen of the module around them.
         told: What the user has been told of, or need not be.
     """
 
-    seen: Seen = field(default_factory=Seen)
     told: set[str] = field(default_factory=set)
     _counts: Counter[str] = field(default_factory=Counter)
 
@@ -231,7 +228,7 @@ class BatchHooks:
             yield
             return
         reads = self._of_fit.is_due(hook, self._trainer.lightning_module)
-        look = partial(HostState, self._trainer, self._met, batch, self._of_fit.seen, reads)
+        look = partial(HostState, self._trainer, self._met, batch, reads)
         before = look()
         yield
         if not before.differs_from(look()):

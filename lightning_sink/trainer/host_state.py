@@ -16,7 +16,7 @@ from lightning_sink.data.generators import global_states
 from lightning_sink.engine.private import own_tensors, pytree, version
 from lightning_sink.engine.state.attributes import fingerprint, is_a, items_of
 from lightning_sink.engine.state.default_generators import Generators
-from lightning_sink.engine.state.holders import Seen, python_state
+from lightning_sink.engine.state.holders import python_state
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Parts, place_of
 from lightning_sink.engine.waits import may_wait
 from lightning_sink.held import held_by
@@ -43,12 +43,11 @@ class HostState:
     """What a training depends on, at one moment; with what callbacks keep, and the batch that their hook gets.
 
     A tensor or module that a user's callback keeps belongs to it while it is changed in place (an average of the
-    weights is a step behind for each call that is missed); what callbacks count and collect does not. `seen` is what
-    was seen at other moments. Without `contents` a write to memory counts where PyTorch counts it, and not through
-    `tensor.data` or numpy.
+    weights is a step behind for each call that is missed); what callbacks count and collect does not. Without
+    `contents` a write to memory counts where PyTorch counts it, and not through `tensor.data` or numpy.
     """
 
-    def __init__(self, trainer: Any, callbacks: list[Any], batch: Any, seen: Seen, contents: bool) -> None:
+    def __init__(self, trainer: Any, callbacks: list[Any], batch: Any, contents: bool) -> None:
         module = trainer.lightning_module
         parts = list(module.modules())
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
@@ -71,7 +70,7 @@ class HostState:
             trainer.accumulate_grad_batches,
             global_states(),
             [state.tolist() for state in Generators(trainer.strategy.root_device).state()[1:]],
-            python_state(Parts(module, (), parts_of_precision(trainer), is_metric, _OF_LIGHTNING), seen),
+            python_state(Parts(module, (), parts_of_precision(trainer), is_metric, _OF_LIGHTNING)),
         ]
         self._held = tensors  # so that nothing else gets their identities
         self._kept = [tensor for item in callbacks for tensor in _held_by(item)]

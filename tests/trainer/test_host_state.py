@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_sink.engine.state.holders import Seen
 from lightning_sink.trainer.batch_hooks import Compared
 from lightning_sink.trainer.host_state import HostState
 from parity import QUIET, Net, loader
@@ -45,10 +44,9 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_it_is_seen(trained, name):
     trainer, module, keeper, batch = trained
-    seen = Seen()
-    before = HostState(trainer, [keeper], batch, seen, contents=True)
+    before = HostState(trainer, [keeper], batch, contents=True)
     CHANGES[name](trainer, module, keeper, batch)
-    assert before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert before.differs_from(HostState(trainer, [keeper], batch, contents=True))
 
 
 @pytest.mark.parametrize(
@@ -69,22 +67,20 @@ def test_a_list_of_the_modules(trained, change, count, among):
     trainer, module, keeper, batch = trained
     tensors = [torch.zeros(()) for _ in range(count)]
     module.held = among(tensors)
-    seen = Seen()
-    before = HostState(trainer, [keeper], batch, seen, contents=True)
-    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
+    before = HostState(trainer, [keeper], batch, contents=True)
+    assert not before.differs_from(HostState(trainer, [keeper], batch, contents=True))
     change[1](tensors)
-    assert before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert before.differs_from(HostState(trainer, [keeper], batch, contents=True))
 
 
 @pytest.mark.parametrize("place", [0, 100, 255])
 def test_a_module_that_another_one_keeps_in_a_list(trained, place):
     trainer, module, keeper, batch = trained
     module.kept = [*range(place), nn.Linear(2, 2), *range(255 - place)]
-    seen = Seen()
-    before = HostState(trainer, [keeper], batch, seen, contents=True)
-    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
+    before = HostState(trainer, [keeper], batch, contents=True)
+    assert not before.differs_from(HostState(trainer, [keeper], batch, contents=True))
     module.kept[place].weight.data.add_(1)
-    assert before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert before.differs_from(HostState(trainer, [keeper], batch, contents=True))
 
 
 def test_tensors_without_memory_are_left_alone(trained):
@@ -92,20 +88,18 @@ def test_tensors_without_memory_are_left_alone(trained):
     keeper.given_back = torch.randn(4096)
     keeper.given_back.untyped_storage().resize_(0)
     keeper.nowhere = torch.empty(4, device="meta")
-    seen = Seen()
-    before = HostState(trainer, [keeper], batch, seen, contents=True)
+    before = HostState(trainer, [keeper], batch, contents=True)
     others = [torch.full((4096,), float(i)) for i in range(50)]  # what lies elsewhere is no part of it
-    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert not before.differs_from(HostState(trainer, [keeper], batch, contents=True))
     assert len(others) == 50
 
 
 def test_what_a_callback_counts_and_collects_changes_no_training(trained):
     trainer, _, keeper, batch = trained
-    seen = Seen()
-    before = HostState(trainer, [keeper], batch, seen, contents=True)
+    before = HostState(trainer, [keeper], batch, contents=True)
     keeper.seen.append(1)
     keeper.count = 1
-    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert not before.differs_from(HostState(trainer, [keeper], batch, contents=True))
 
 
 @pytest.mark.parametrize(
@@ -121,11 +115,10 @@ def test_what_a_callback_counts_and_collects_changes_no_training(trained):
 def test_one_number_that_no_version_counts_is_seen_whatever_holds_it(tensor, trained):
     trainer, module, keeper, batch = trained
     module.register_buffer("held", tensor.clone())
-    seen = Seen()
-    before = HostState(trainer, [keeper], batch, seen, contents=True)
-    assert not before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
+    before = HostState(trainer, [keeper], batch, contents=True)
+    assert not before.differs_from(HostState(trainer, [keeper], batch, contents=True))
     module.held.data[1] = 1
-    assert before.differs_from(HostState(trainer, [keeper], batch, seen, contents=True))
+    assert before.differs_from(HostState(trainer, [keeper], batch, contents=True))
 
 
 def test_numbers_in_memory_are_compared_seldom_where_there_are_many():

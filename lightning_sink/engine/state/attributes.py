@@ -70,10 +70,10 @@ def fingerprint(value: Any, in_slots: int | None = None, known: Collection[int] 
     kind = type(value)
     if kind in SCALARS:
         return kind, _told_apart(value)
-    if kind in ProxyTypes:
-        return Same(value), 0  # to ask one anything whose object is gone is an error
     if kind in CONTAINERS and not value and not getattr(value, "__dict__", None):
         return kind, ()
+    if kind in ProxyTypes:
+        return Same(value), 0  # to ask one anything whose object is gone is an error
     if kind in _IN_ORDER and (few := _few_scalars(value)) is not None:
         return kind, few
     if kind is FunctionType and value.__closure__ is None and not vars(value):
@@ -114,9 +114,11 @@ def asked_of(tensor: Tensor | None) -> tuple[Any, ...] | None:
 
 def own_attributes(value: Any) -> dict[str, Any]:
     """Returns what somebody has put on a tensor or a dataset, beside what torch itself does."""
-    held = vars(value)
+    held: dict[str, Any] = vars(value)
+    if not held:  # as of nearly all tensors
+        return held
     left_out = (_BUFFERS if "_is_buffer" in held else ()) if is_a(value, Tensor) else _DATASETS
-    return {name: item for name, item in held.items() if name not in left_out} if held and left_out else held
+    return {name: item for name, item in held.items() if name not in left_out} if left_out else held
 
 
 def is_torchs_data(value: Any) -> bool:

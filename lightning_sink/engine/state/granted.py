@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_sink.engine.private import global_hooks, names_within, own_modules, own_tensors
 from lightning_sink.engine.state.attributes import MOST_VALUES, are_the_same, changed_names, is_a, nested
 from lightning_sink.engine.state.closures import Variables, find_functions, kept_results, outside_state
-from lightning_sink.engine.state.holders import Seen, python_state, users_classes
+from lightning_sink.engine.state.holders import python_state, users_classes
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, place_of
 from lightning_sink.whose import is_users, module_of
@@ -76,7 +76,6 @@ class Granted:
         self._finds_outside = False
         self._functions: list[FunctionType] = []
         self._learned: dict[str, Hashable] = {}
-        self._seen = Seen()
 
     def learn(self, codes: Mapping[int, CodeType]) -> None:
         """Looks from now on at the functions with these codes, by identity, too."""
@@ -102,7 +101,7 @@ class Granted:
 
     def python(self) -> dict[str, Hashable]:
         """Returns a fingerprint of the Python values, by the names that users know them by."""
-        return {**python_state(self._parts, self._seen), **self._outside_values()}
+        return {**python_state(self._parts), **self._outside_values()}
 
     def glance(self, replaced: Iterable[Tensor] = ()) -> Glance:
         """Takes a look that is cheap enough for each step: at who is held where; at values only behind the trainer.
@@ -205,8 +204,7 @@ class Granted:
                 )
 
     def forget(self) -> None:
-        """Lets go of the functions, and of what was seen."""
-        self._seen = Seen()
+        """Lets go of the functions, and of what they see."""
         self._codes.clear()
         self._functions.clear()
         self._learned.clear()

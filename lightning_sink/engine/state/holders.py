@@ -7,11 +7,8 @@ module, of its submodules and of the optimizers, hooks among them.
 
 from __future__ import annotations
 
-import weakref
-from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable
 from functools import lru_cache
-from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +19,6 @@ from lightning_sink.engine.state.attributes import (
     CONTAINERS,
     DEEPEST_SLOTS,
     MOST_ABOVE_SLOTS,
-    SCALARS,
     WITH_SLOTS,
     Same,
     fingerprint,
@@ -32,88 +28,19 @@ from lightning_sink.engine.state.slots import Parts
 from lightning_sink.held import ABSENT
 from lightning_sink.whose import is_library, module_of
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""Attributes of torch's own: nobody puts attributes on the ordered dictionaries of hooks that these hold."""
+_OF_EVERY_MODULE, _EMPTY = frozenset(vars(nn.Module())), "empty"
+"""Torch's own attributes, and what is said of those that hold nothing, as most do: a fifth of a look's time."""
 
 
-class Seen:
-    """What objects held when they were last looked at: what cannot have changed since is not looked at again.
-
-    Of a hundred attributes of a small module, all but a few are numbers, or containers with nothing in them.
-    """
-
-    def __init__(self) -> None:
-        self._holders: dict[int, _Held] = {}
-
-    def attributes(
-        self, prefix: str, holder: Any, left_out: Collection[str], known: Collection[int]
-    ) -> dict[str, Hashable]:
-        """Returns the fingerprints of what an object holds, by names that begin with `prefix`."""
-        seen, held = self._holders.get(id(holder)), vars(holder)
-        if seen is None or seen.left_out != left_out or not seen.is_still(prefix, holder, held):
-            seen = self._holders[id(holder)] = _Held(prefix, holder, left_out)
-        state = seen.fixed.copy()
-        for name in seen.open:
-            state[prefix + name] = fingerprint(held[name], DEEPEST_SLOTS, known)
-        return state
-
-    def keep(self, holders: Collection[int]) -> None:
-        """Forgets all objects but these, by identity."""
-        if len(self._holders) > len(holders):
-            self._holders = {key: seen for key, seen in self._holders.items() if key in holders}
-
-
-class _Held:
-    """What one object holds. It keeps neither the object alive nor anything that is large.
-
-    Attributes:
-        fixed: Fingerprints of what stays as it is while it is the same object, by name.
-        open: Names of everything else.
-    """
-
-    def __init__(self, prefix: str, holder: Any, left_out: Collection[str]) -> None:
-        self.fixed: dict[str, Hashable] = {}
-        self.open: list[str] = []
-        self.left_out = left_out
-        self._prefix, self._holder, self._names = prefix, weakref.ref(holder), tuple(vars(holder))
-        self._empty: list[Any] = []
-        self._values: dict[str, Any] = {}
-        for name, value in vars(holder).items():
-            if name in left_out:
-                continue
-            if is_empty := _is_empty(name, value):
-                self._empty.append(value)
-            if is_empty or type(value) in SCALARS:
-                self._values[name] = value
-                self.fixed[prefix + name] = fingerprint(value, DEEPEST_SLOTS)
-            else:
-                self.open.append(name)
-
-    def is_still(self, prefix: str, holder: Any, held: dict[str, Any]) -> bool:
-        """Tells whether it has the same names and, under the fixed ones, the same objects, as empty as they were."""
-        if self._holder() is not holder or self._prefix != prefix or tuple(held) != self._names:
-            return False
-        same = map(is_, map(held.get, self._values), self._values.values())
-        return all(same) and not any(self._empty)
-
-
-def _is_empty(name: str, value: Any) -> bool:
-    kind = type(value)
-    return kind in CONTAINERS and not value and (kind is not OrderedDict or name in _OF_EVERY_MODULE)
-
-
-def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
-    """Returns a fingerprint of all about a training that is no tensor.
-
-    `seen` is what was seen in other looks at the same training; None where there are none.
-    """
+def python_state(parts: Parts) -> dict[str, Hashable]:
+    """Returns a fingerprint of all about a training that is no tensor."""
     apart = [(path, module) for path, module in parts.module.named_modules() if parts.is_apart(module)]
     state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in apart}
     held = list(parts.holders())
     holders = {id(holder) for _, holder in held}
     known = holders | {id(item) for item in (*parts.optimizers, *parts.schedulers())}
     known |= {id(submodule) for _, module in apart for submodule in module.modules()}
-    seen = seen or Seen()
+    places: dict[int, list[str]] = {}
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind, known)
     state |= parts.collected.state() | parts.carried.state(known)
@@ -122,14 +49,20 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
         if isinstance(holder, nn.Module):  # which is a holder by one of its names
             children = tuple([id(child) for _, child in own_modules(holder)])
             state[f"what is in {prefix[:-1] or 'the module'}"] = children, names_within(holder)
-        left_out = parts.left_out(holder)
+        left_out, known_otherwise = parts.left_out(holder), parts.carried.names(holder)
         if parts.collected.places:
             tables = parts.collected.tables(holder)
-            left_out = left_out | parts.collected.names(holder) | tables.keys()
+            left_out, known_otherwise = left_out | parts.collected.names(holder), known_otherwise | tables.keys()
             state |= {prefix + name: fingerprint(table, DEEPEST_SLOTS - 1, known) for name, table in tables.items()}
-        if carried := parts.carried.names(holder):
-            left_out = left_out | carried
-        state |= seen.attributes(prefix, holder, left_out, known)
+        for name, value in vars(holder).items():
+            if name in left_out:
+                continue
+            if type(value) in WITH_SLOTS:
+                _find_places(value, prefix + name, places)
+            if name in _OF_EVERY_MODULE and type(value) in CONTAINERS and not value:
+                state[prefix + name] = _EMPTY
+            elif name not in known_otherwise:
+                state[prefix + name] = fingerprint(value, DEEPEST_SLOTS, known)
         if isinstance(holder, nn.Module):
             for name, parameter in own_parameters(holder):
                 if any(hooks := tensor_hooks(parameter)):
@@ -137,8 +70,7 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
             for name, tensor in (*own_parameters(holder), *own_buffers(holder)):
                 if own := own_attributes(tensor):
                     state[f"attributes of {prefix}{name}"] = fingerprint(own, known=known)
-    seen.keep(holders)
-    state["containers in two places"] = _in_two_places(parts, held)
+    state["containers in two places"] = "places", tuple(tuple(names) for names in places.values() if len(names) > 1)
     state |= parts.optimizer_counts.state()
     for number, optimizer in enumerate(parts.optimizers):
         state[f"optimizer {number}.__class__"] = Same(type(optimizer))
@@ -155,26 +87,15 @@ def python_state(parts: Parts, seen: Seen | None = None) -> dict[str, Hashable]:
     return state
 
 
-def _in_two_places(parts: Parts, held: Iterable[tuple[str, Any]]) -> Hashable:
-    """Returns which places have one list or dictionary in common: what a step puts into it is in all of them."""
-    places: dict[int, list[str]] = {}
-
-    def look(value: Any, name: str, deep: int) -> None:
-        kind = type(value)
-        if kind is list or kind is dict:
-            places.setdefault(id(value), []).append(name)
-        elif kind is not tuple:
-            return
-        if deep and len(value) <= MOST_ABOVE_SLOTS:
-            for key, item in enumerate(value.values() if kind is dict else value):
-                look(item, f"{name} {key}", deep - 1)
-
-    for prefix, holder in held:
-        left_out = parts.left_out(holder) | parts.collected.names(holder)
-        for name, value in vars(holder).items():
-            if type(value) in WITH_SLOTS and name not in left_out:
-                look(value, prefix + name, DEEPEST_SLOTS - 1)
-    return "places", tuple(tuple(names) for names in places.values() if len(names) > 1)
+def _find_places(value: Any, name: str, places: dict[int, list[str]], deep: int = DEEPEST_SLOTS - 1) -> None:
+    """Takes note of where lists and dictionaries are: what a step puts into one is in all places that have it."""
+    kind = type(value)
+    if kind is not tuple:
+        places.setdefault(id(value), []).append(name)
+    if deep and len(value) <= MOST_ABOVE_SLOTS:
+        for key, item in enumerate(value.values() if kind is dict else value):
+            if type(item) in WITH_SLOTS:
+                _find_places(item, f"{name} {key}", places, deep - 1)
 
 
 def users_classes(holders: Iterable[Any]) -> Collection[type]:
