@@ -80,9 +80,6 @@ class Carried:
         self._left_out: set[str] = set()
         self._watches: list[tuple[Carry, AttributeInStep]] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._all)
-
     def has(self, holder: Any, key: str) -> bool:
         """Tells whether an attribute of an object is one of them."""
         return key in self.names(holder)
