@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_sink.engine.private import pytree
-from lightning_sink.engine.state.appends import Appends, tensors_in
+from lightning_sink.engine.state.appends import Appends
 from lightning_sink.engine.state.attributes import own_attributes
 from lightning_sink.engine.state.slot import ItemSlot, Kept, Slot
 from lightning_sink.engine.state.slots import Snapshot, shape_of, share_memory, storages
@@ -96,12 +95,12 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     _look_at_containers(recorder, before, after)
     hidden = _check_gradients(recorder, after, leaves, filled)
     _check_aliases(recorder, after, filled)
-    appends, collected = Appends(recorder.taken), tensors_in(chain.from_iterable(recorder.taken))
-    _check_collected(recorder, after, appends, collected)
+    appends = Appends(recorder.taken)
+    _check_collected(recorder, after, appends)
     placed = [(f"`{slot.name}`", after.tensors[slot.name]) for slot in filled]
-    placed += [(f"`{name}`", tensor) for name, tensor in zip(appends.names, collected, strict=True)]
+    placed += [(f"`{name}`", tensor) for name, tensor in zip(appends.names, appends.tensors, strict=True)]
     _check_attributes(recorder, [*placed, *(("what it returns", tensor) for tensor in tensors)])
-    outputs = [*tensors, *result.logged, *collected, *(after.tensors[slot.name] for slot in filled)]
+    outputs = [*tensors, *result.logged, *appends.tensors, *(after.tensors[slot.name] for slot in filled)]
     recording = recorder.finish([tensor for tensor in outputs if tensor is not None])
     constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
     loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
@@ -182,12 +181,12 @@ def _check_aliases(recorder: Recorder, after: Snapshot, filled: list[Slot]) -> N
             recorder.hazard(f"{slot.name} shares its memory with a tensor that the step writes to")
 
 
-def _check_collected(recorder: Recorder, after: Snapshot, appends: Appends, collected: list[Tensor]) -> None:
+def _check_collected(recorder: Recorder, after: Snapshot, appends: Appends) -> None:
     """A program appends copies: what is written to later would be seen through the tensor itself."""
     if appends.problem is not None:
         recorder.hazard(appends.problem)
     held = {place for place in storages(after.tensors.values()) if place is not None} | recorder.recording.written
-    for name, place in zip(appends.names, storages(collected), strict=True):
+    for name, place in zip(appends.names, storages(appends.tensors), strict=True):
         if place in held:
             recorder.hazard(f"the step appends to `{name}` what shares its memory with a tensor of the training's")
 

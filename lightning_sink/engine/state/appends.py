@@ -68,7 +68,8 @@ class Appends:
         taken: What each part of a recorded step collected, and where; the last one comes behind the owner's turn.
 
     Attributes:
-        names: For each tensor in that, what users call the attribute.
+        tensors: What a program gives for it, in order.
+        names: For each of these, what users call the attribute.
         problem: Why no program can do the same; None where one can.
     """
 
@@ -76,6 +77,7 @@ class Appends:
         self._spans = [[_Item(place, item) for place, item in span] for span in taken]
         self._items = [item for span in self._spans for item in span]
         self._varying = [leaf for item in self._items for leaf in item.varying.values()]
+        self.tensors = _tensors(self._varying)
         self.names = [item.place.name for item in self._items for _ in item.varying]
         odd = ((item.place.name, type(value)) for item in self._items for value in item.constants)
         found = (f"the step appends a `{kind.__name__}` to `{name}`" for name, kind in odd if kind not in SCALARS)
@@ -145,11 +147,6 @@ def containers_in(items: Iterable[Any]) -> Iterator[Any]:
             yield item
         if isinstance(item, (list, tuple, dict)):
             yield from containers_in(item.values() if isinstance(item, dict) else item)
-
-
-def tensors_in(taken: Iterable[tuple[Place, Any]]) -> list[Tensor]:
-    """Returns the tensors that a program gives for what was collected, in order."""
-    return _tensors(pytree.tree_leaves([item for _, item in taken]))
 
 
 def _tensors(leaves: Iterable[Any]) -> list[Tensor]:

@@ -7,7 +7,7 @@ from test_collected import Holder, learned
 
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
-from lightning_sink.engine.state.appends import Appends, tensors_in
+from lightning_sink.engine.state.appends import Appends
 from lightning_sink.engine.state.collected import Collected
 
 
@@ -15,7 +15,8 @@ def appended_by(holder, item):
     lists = learned(holder)
     with lists.watched(lambda text: None) as watched:
         holder.kept.append(item)
-    return Appends([watched.taken]), tensors_in(watched.taken)
+    appends = Appends([watched.taken])
+    return appends, appends.tensors
 
 
 def test_programs_append_copies_in_the_structure_that_was_recorded():
@@ -63,7 +64,8 @@ def summed_by(holder, loss):
     collected.learn([("", holder)], [holder.outs], {(id(vars(holder)), "total")}, [Sums.step.__code__])
     with collected.watched(lambda text: None) as watched:
         holder.step(loss)
-    return Appends([watched.taken]), tensors_in(watched.taken)
+    appends = Appends([watched.taken])
+    return appends, appends.tensors
 
 
 def item(value):
