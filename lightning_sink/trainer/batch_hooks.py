@@ -97,9 +97,10 @@ class BatchHooks:
         """Whether a callback has something to do at a sink's end."""
         return any(overrides(item, END) for item in self._met)
 
-    def end_steps(self, module: Any) -> bool:
-        """Tells whether code of the user's ends each step, of the module's or of callbacks that belong to steps."""
-        return is_overridden(END, module) or any(overrides(item, END) for item in self.of_step)
+    @property
+    def end_steps(self) -> bool:
+        """Whether code of the user's ends each step, of the module's or of callbacks that belong to steps."""
+        return is_overridden(END, self._trainer.lightning_module) or any(overrides(item, END) for item in self.of_step)
 
     @property
     def look_at_batch(self) -> bool:
@@ -132,18 +133,14 @@ class BatchHooks:
         yield from self._turns.groups(START, {Turn.STEP, *self._who_sees_start(first)}, with_new=True)
 
     def start(self, turn: Turn, callbacks: list[Any], batch: Any, batch_idx: int) -> None:
-        """Shows some callbacks on the host, whose turn it is, that a step begins."""
+        """A step begins, for some callbacks whose turn it is."""
         with self._compared(START, callbacks, batch) if turn is Turn.MET else nullcontext():
             self._call(START, callbacks, batch, batch_idx)
 
-    def begin_step(self, callbacks: list[Any], *arguments: Any) -> None:
-        """A step begins, for some callbacks that belong to it."""
-        self._call(START, callbacks, *arguments)
-
-    def begin_all(self, *arguments: Any) -> None:
+    def start_step(self, batch: Any, batch_idx: int) -> None:
         """A step begins, for all callbacks that belong to it, and for who comes by them."""
         for _, callbacks in self._turns.groups(START, {Turn.STEP}, with_new=True) if self.of_step else ():
-            self._call(START, callbacks, *arguments)
+            self._call(START, callbacks, batch, batch_idx)
 
     # -- where a batch ends -----------------------------------------------------------------------------------------
 
@@ -154,34 +151,19 @@ class BatchHooks:
         """
         yield from self._turns.groups(END, {*Turn} if last else {Turn.STEP, Turn.SHOWN}, with_new=last and not late)
 
-    def end_step(self, callbacks: list[Any], *arguments: Any) -> None:
-        """A step ends, for some callbacks that belong to it."""
-        self._call(END, callbacks, *arguments)
-
-    def show(self, callbacks: list[Any], output: Any, batch: Any, batch_idx: int) -> None:
-        """Shows a batch to some of those that are wrong unless they see every one."""
-        self._showed = batch_idx
-        self._call(END, callbacks, output, batch, batch_idx)
-
-    def show_all(self, output: Any, batch: Any, batch_idx: int) -> None:
-        """Shows a batch, which is not the sink's last one, to all of those."""
-        for turn, callbacks in self.ends(last=False):
-            if turn is Turn.SHOWN:
-                self.show(callbacks, output, batch, batch_idx)
-
-    def meet(self, callbacks: list[Any], output: Any, batch: Any, batch_idx: int) -> None:
-        """Shows the sink's last batch to callbacks that see no other."""
-        with self._compared(END, callbacks, batch):
+    def end(self, turn: Turn, callbacks: list[Any], output: Any, batch: Any, batch_idx: int) -> None:
+        """A step ends, for some callbacks whose turn it is."""
+        if turn is Turn.SHOWN:
+            self._showed = batch_idx
+        with self._compared(END, callbacks, batch) if turn is Turn.MET else nullcontext():
             self._call(END, callbacks, output, batch, batch_idx)
 
-    def end(self, output: Any, batch: Any, batch_idx: int, late: bool = False) -> None:
-        """The last batch of the sink has been trained; `late` as for `ends`."""
+    def end_on_host(self, output: Any, batch: Any, batch_idx: int, *, last: bool = True, late: bool = False) -> None:
+        """A batch has been trained: those on the host see it who have not yet; `last` and `late` as for `ends`."""
         is_new = self._showed != batch_idx
-        for turn, callbacks in self.ends(last=True, late=late):
-            if turn is Turn.MET:
-                self.meet(callbacks, output, batch, batch_idx)
-            elif turn is Turn.SHOWN and is_new:
-                self.show(callbacks, output, batch, batch_idx)
+        for turn, callbacks in self.ends(last, late):
+            if turn is Turn.MET or (turn is Turn.SHOWN and is_new):
+                self.end(turn, callbacks, output, batch, batch_idx)
 
     # -- what both share --------------------------------------------------------------------------------------------
 

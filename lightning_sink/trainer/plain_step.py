@@ -12,8 +12,9 @@ Private names of Lightning (2.6), each because the order of events has no public
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.trainer import call
@@ -26,6 +27,7 @@ from lightning_sink.trainer.metric_watch import keep_metrics, noted
 from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.reads import lifted_counters
 from lightning_sink.trainer.schedules import keep_schedules, may_change_more, stepped_behind_steps
+from lightning_sink.trainer.turns import Turn
 
 _IN_BETWEEN = (
     "code of yours that steps a schedule (`lr_scheduler_step`, a `LambdaLR`) may change what `on_train_batch_end` sees"
@@ -74,43 +76,63 @@ class PlainStep:
     def begin_callbacks(self, callbacks: list[Any]) -> None:
         """Calls the `on_train_batch_start` of callbacks that belong to the step, as otherwise `train` does."""
         self._has_begun = True
-        self._tape.span(lambda: self._begin_callbacks(callbacks), self._rewind(self.schedulers))
+        self._span(self.schedulers, partial(self._hooks.start, Turn.STEP, callbacks, self._batch))
 
     def train(self) -> Any:
         """Trains the batch; returns what the step put out, None where `on_train_batch_start` ends the epoch."""
-        return self._tape.span(self._train, self._rewind(self.schedulers))
+        return self._span(self.schedulers, self._train)
 
     def end_callbacks(self, callbacks: list[Any], output: Any) -> None:
         """Calls the `on_train_batch_end` of callbacks that belong to the step."""
         self._see_schedules()
-        self._tape.span(lambda: self._end_callbacks(callbacks, output), self._rewind(self.late_schedulers))
+        self._span(self.late_schedulers, partial(self._hooks.end, Turn.STEP, callbacks, output, self._batch))
 
     def end(self, output: Any) -> None:
         """Calls the module's `on_train_batch_end`."""
         self._see_schedules()
-        self._tape.span(lambda: self._end(output), self._rewind(self.late_schedulers))
+        hook = partial(call._call_lightning_module_hook, self._trainer, "on_train_batch_end", output, self._batch)
+        self._span(self.late_schedulers, hook)
 
     def _see_schedules(self) -> None:
         """Schedules have been stepped since the step trained."""
         if self._tape.records and stepped_behind_steps(self._trainer):
             self._tape.options_may_be_others()
-            if self._hooks.end_steps(self._trainer.lightning_module) and may_change_more(self._trainer):
+            if self._hooks.end_steps and may_change_more(self._trainer):
                 self._tape.hazard(_IN_BETWEEN)
 
-    def _train(self) -> Any:
+    def _train(self, batch_idx: Any) -> Any:
         loop, trainer, batch = self._loop, self._trainer, self._batch
-        with self._watched(self.schedulers) as batch_idx:
-            if not self._has_begun:
-                self._hooks.begin_all(batch, batch_idx)
-            if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
-                return None
-            call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)
-            loop.batch_progress.increment_started()
-            kwargs = loop._build_kwargs(OrderedDict(), batch, batch_idx)
-            with trainer.profiler.profile("run_training_batch"):
-                if trainer.lightning_module.automatic_optimization:
-                    return loop.automatic_optimization.run(trainer.optimizers[0], self._batch_idx, kwargs)
-                return loop.manual_optimization.run(kwargs)
+        if not self._has_begun:
+            self._hooks.start_step(batch, batch_idx)
+        if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
+            return None
+        call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)
+        loop.batch_progress.increment_started()
+        kwargs = loop._build_kwargs(OrderedDict(), batch, batch_idx)
+        with trainer.profiler.profile("run_training_batch"):
+            if trainer.lightning_module.automatic_optimization:
+                return loop.automatic_optimization.run(trainer.optimizers[0], self._batch_idx, kwargs)
+            return loop.manual_optimization.run(kwargs)
+
+    def _span(self, stepped: list[Any], part: Callable[[Any], Any]) -> Any:
+        """Runs a part of the step, given the batch's index as the user's code sees it.
+
+        What is logged and which counters are read is noted; `stepped` takes the schedulers that are stepped by hand.
+        """
+        trainer, tape = self._trainer, self._tape
+
+        def watched() -> Any:
+            module, log = trainer.lightning_module, self.log
+            with ExitStack() as stack:
+                stack.enter_context(captured(trainer, module, log, tape))
+                if type(tape) is not Tape:  # also where a step is compared with a program's
+                    stack.enter_context(noted(log.metrics, module, tape))
+                batch_idx = tape.watched("batch_idx", self._batch_idx)
+                if tape.records:
+                    stack.enter_context(lifted_counters(trainer, tape, stepped, self._options.recorded(tape)))
+                return part(batch_idx)
+
+        return tape.span(watched, self._rewind(stepped))
 
     def _rewind(self, stepped: list[Any]) -> Callable[[], None]:
         """Returns what goes back to here, for a span that has to be run once more."""
@@ -129,29 +151,3 @@ class PlainStep:
             stepped.clear()
 
         return rewind
-
-    def _begin_callbacks(self, callbacks: list[Any]) -> None:
-        with self._watched(self.schedulers) as batch_idx:
-            self._hooks.begin_step(callbacks, self._batch, batch_idx)
-
-    def _end_callbacks(self, callbacks: list[Any], output: Any) -> None:
-        with self._watched(self.late_schedulers) as batch_idx:
-            self._hooks.end_step(callbacks, output, self._batch, batch_idx)
-
-    def _end(self, output: Any) -> None:
-        with self._watched(self.late_schedulers) as batch_idx:
-            call._call_lightning_module_hook(self._trainer, "on_train_batch_end", output, self._batch, batch_idx)
-
-    @contextmanager
-    def _watched(self, stepped: list[Any]) -> Iterator[Any]:
-        """Notes what is logged and which counters are read; gives the batch's index as the user's code sees it."""
-        trainer, tape = self._trainer, self._tape
-        module, log = trainer.lightning_module, self.log
-        with ExitStack() as stack:
-            stack.enter_context(captured(trainer, module, log, tape))
-            if type(tape) is not Tape:  # also where a step is compared with a program's
-                stack.enter_context(noted(log.metrics, module, tape))
-            batch_idx = tape.watched("batch_idx", self._batch_idx)
-            if tape.records:
-                stack.enter_context(lifted_counters(trainer, tape, stepped, self._options.recorded(tape)))
-            yield batch_idx

@@ -97,9 +97,7 @@ class TrainerSink(Sink):
         configs = self._trainer.lr_scheduler_configs
         self._schedulers = bool(configs)
         self._by_step = bool(stepped_behind_steps(self._trainer))
-        self._ends_otherwise = self._hooks.end_steps(self._module) and any(
-            config.interval == "epoch" for config in configs
-        )
+        self._ends_otherwise = self._hooks.end_steps and any(config.interval == "epoch" for config in configs)
         by_users_code = steps_by_users_code(self._trainer) or self._fetcher.changes
         self.disturbed = by_users_code or not self._transfer.is_plain or self._hooks.shows_users
 
@@ -302,19 +300,17 @@ class TrainerSink(Sink):
         for turn, callbacks in self._hooks.ends(self._last):
             if turn is Turn.STEP:
                 plain.end_callbacks(callbacks, output)
-            elif turn is Turn.MET and callbacks:
-                self._hooks.meet(callbacks, output, batch, batch_idx)
-            elif callbacks:
-                self._hooks.show(callbacks, output, batch, batch_idx)
+            else:
+                self._hooks.end(turn, callbacks, output, batch, batch_idx)
         if self._ends.plan_changed and not self._last:  # by one of these
             self._last = True
-            self._hooks.end(output, batch, batch_idx)
+            self._hooks.end_on_host(output, batch, batch_idx)
         early = len(plain.log.calls)
         plain.end(output)
         if self._ends.plan_changed and not self._last:
             # A hook stopped the training, or planned it otherwise, after the callbacks' turn.
             self._last = True
-            self._hooks.end(output, batch, batch_idx, late=True)
+            self._hooks.end_on_host(output, batch, batch_idx, late=True)
         log = plain.log
         for hazard in log.hazards:
             tape.hazard(hazard)
@@ -370,7 +366,7 @@ class TrainerSink(Sink):
         if not self._last and self._hooks.shown:
             self._batch.announce()
             with self.logs.users_turn(), told_of_logs(self._module, self.logs.all):
-                self._hooks.show_all(result().output, self._batch.get(), loop.batch_idx)
+                self._hooks.end_on_host(result().output, self._batch.get(), loop.batch_idx, last=False)
         if not self._last and self._ends.is_due(note.optimizer_steps):
             # A hook on the host stopped the training or planned it otherwise, or something waits for a step by hand.
             self._batch.announce()
@@ -391,7 +387,7 @@ class TrainerSink(Sink):
             loop._batches_that_stepped += steps
             return
         self.logs.all()
-        self._hooks.end(result().output, self._batch.get(), loop.batch_idx)
+        self._hooks.end_on_host(result().output, self._batch.get(), loop.batch_idx)
         self._step_behind(note)
         self.logs.add(late, number)
         self.logs.all()
@@ -423,8 +419,7 @@ class TrainerSink(Sink):
         self._processed()
         self.history.add(None, [])
         for turn, callbacks in self._hooks.ends(self._last):
-            of = {Turn.STEP: self._hooks.end_step, Turn.SHOWN: self._hooks.show, Turn.MET: self._hooks.meet}
-            of[turn](callbacks, None, None, loop.batch_idx)
+            self._hooks.end(turn, callbacks, None, None, loop.batch_idx)
         call._call_lightning_module_hook(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)
         self._completed()
 
@@ -447,5 +442,5 @@ class TrainerSink(Sink):
         loop._batches_that_stepped -= stepped
         with self._counters.as_before(announced):
             self._trainer._logger_connector.on_batch_end()
-            self._hooks.end(self._result().output, self._trained.batch, loop.batch_idx, late=True)
+            self._hooks.end_on_host(self._result().output, self._trained.batch, loop.batch_idx, late=True)
         loop._batches_that_stepped += stepped
