@@ -67,8 +67,6 @@ class LoopSink(TrainerSink):
 
     def turns(self) -> int:
         """Returns the steps of an accumulation window; 0 in the midst of one, 1 where nothing is accumulated."""
-        if self._kind_of_all is not None:
-            return 1
         count = self._trainer.accumulate_grad_batches
         return count if (self._loop.batch_idx + 1) % count == 0 else 0
 
@@ -79,8 +77,8 @@ class LoopSink(TrainerSink):
         options, last = cast(Kind, kinds[-1])[2], len(kinds) - 1
         if options != self._options():
             return None
-        if all(kind == self._kind_of_all for kind in kinds):
-            return TurnsNote.of(notes, 1, layouts)
+        if self._trainer.accumulate_grad_batches == 1:
+            return TurnsNote.of(notes, 1, layouts) if len({*kinds}) == 1 else None
         if any(kind != (turn == 0, turn == last, options) for turn, kind in enumerate(kinds)):
             return None
         return TurnsNote.of(notes, len(kinds), layouts)
@@ -118,7 +116,7 @@ class LoopSink(TrainerSink):
 
     def _is_attended(self, note: Note | TurnsNote) -> bool:
         """Tells whether the host has something to do after every step."""
-        if self._last or self.disturbed or (self._kind_of_all is None and len(note.turns) == 1):
+        if self._last or self.disturbed or (self._trainer.accumulate_grad_batches > 1 and len(note.turns) == 1):
             return True
         return bool(self._hooks.shown) or self._ends.is_asked_for
 

@@ -81,7 +81,6 @@ class TrainerSink(Sink):
         self._meets_end = (self._option_hooks.leave_end and self._hooks.are_met) or self._hooks.ends_inside
         self.sets_options, self.option_names = self._option_hooks.sets, self._option_hooks.asked
         self._take_back: Callable[[], None] | None = None
-        self._kind_of_all: Kind | None = None
         self._index = 0
         self._first = self._last = True
         self._starts_inside = False  # whether callbacks on the host see the present step begin in its midst
@@ -115,15 +114,13 @@ class TrainerSink(Sink):
 
     def steps(self) -> Iterator[Step]:
         """Yields each step with its counters and events up to the user's code done."""
-        loop, interrupt = self._loop, self._interrupt
-        progress, started = loop.batch_progress, False
+        progress, interrupt = self._loop.batch_progress, self._interrupt
         while self._index < self._length:
             raw = self._next()
             if raw is _END:
                 return
             self._index += 1
             progress.is_last_batch = self._fetcher.done
-            self._first = not started
             self._last = self._index == self._length or progress.is_last_batch or self._ends.is_asked_for
             self.progress.tell()
             self._batch.take(raw)
@@ -140,7 +137,6 @@ class TrainerSink(Sink):
             if batch is None:
                 self._pass_over()
             else:
-                started = True
                 self._starts_inside = False
                 if self._first or self._hooks.is_start_seen():
                     self._see_start(batch)
@@ -150,8 +146,8 @@ class TrainerSink(Sink):
                 is_met = is_met or self._starts_inside
                 # What the step's last hook sees is behind the schedule there, and a program has one rate of each.
                 is_met = is_met or (self._ends_otherwise and progress.is_last_batch)
-                step = Step(batch, leaves, signature, kind, is_met)
-                yield step
+                yield Step(batch, leaves, signature, kind, is_met)
+                self._first = False
             if self._last or self.skip_epoch or interrupt.requested:
                 self.logs.all()
                 return
@@ -200,15 +196,12 @@ class TrainerSink(Sink):
         try:
             self._catch_up()
         finally:
-            self._let_go(failed)
-
-    def _let_go(self, failed: bool) -> None:
-        if failed:
-            self.logs.before_step()
-        self.logs.buffer.deliver()
-        # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory by these.
-        self._result, self._trained = lambda: Result(None, []), None
-        self._batch = PresentBatch(self._trainer, self._transfer)
+            if failed:
+                self.logs.before_step()
+            self.logs.buffer.deliver()
+            # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory.
+            self._result, self._trained = lambda: Result(None, []), None
+            self._batch = PresentBatch(self._trainer, self._transfer)
 
     def _catch_up(self) -> None:
         """Sees to what steps left for later: nothing here."""
@@ -237,12 +230,9 @@ class TrainerSink(Sink):
         self._take_back = self._option_hooks.set(self._loop.batch_idx, self._kind()[1], seen)
 
     def _kind(self) -> Kind:
-        if self._kind_of_all is not None and not self.disturbed:
-            return self._kind_of_all
         accumulate, options = self._trainer.accumulate_grad_batches, self._options()
         if accumulate == 1:
-            self._kind_of_all = self._automatic, True, options
-            return self._kind_of_all
+            return self._automatic, True, options
         return self._loop.batch_idx % accumulate == 0, not self._loop._should_accumulate(), options
 
     @property
@@ -264,7 +254,6 @@ class TrainerSink(Sink):
         self._catch_up()
         self.logs.before_step()
         self._batch.announce()
-        self._kind_of_all = None  # the user's code may set the trainer's options
         loop = self._loop
         batch, batch_idx = self._batch.get(), loop.batch_idx
         # What hooks of the user's give may be anything that is there.
