@@ -34,18 +34,17 @@ class PresentBatch:
         self._connector = trainer._logger_connector
         self._transfer = transfer
         self.yielded: Any = None
-        self._raw: Any = _NOTHING
         self._batch: Any = None
         self._announced = False
 
     def take(self, raw: Any) -> None:
         """The loader has yielded another batch."""
-        self.yielded, self._raw, self._batch, self._announced = raw, raw, None, False
+        self.yielded, self._batch, self._announced = raw, _NOTHING, False
 
     def get(self) -> Any:
         """Returns the batch as the user's hooks see it, transferred once."""
-        if self._raw is not _NOTHING:
-            self._raw, self._batch = _NOTHING, self._transfer(self._raw)
+        if self._batch is _NOTHING:
+            self._batch = self._transfer(self.yielded)
         return self._batch
 
     def announce(self) -> None:
