@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -89,9 +89,7 @@ class SinkStrategy(SingleDeviceStrategy):
         self._queue: BatchQueue | None = None
         self._queue_report = QueueReport()
         self._engine: Engine | None = None
-        self._engine_optimizers: list[Optimizer] = []
-        self._engine_callbacks: list[Callback] = []
-        self._engine_precision: Any = None
+        self._engine_parts: list[Any] = []
         self._engine_objects: list[Any] = []
         self._active_engine = "eager"
         self.present_sink: LoopSink | None = None
@@ -154,12 +152,11 @@ class SinkStrategy(SingleDeviceStrategy):
         if self._engine is not None and not self._fits(trainer):
             self._close_engine()
         if self._engine is None:
-            optimizers, callbacks = list(self.optimizers), in_step(trainer)
             objects = own_objects(module, trainer.callbacks)
             parts = Parts(
                 module,
-                optimizers,
-                others=[*callbacks, *parts_of_precision(trainer), *objects],
+                list(self.optimizers),
+                others=[*in_step(trainer), *parts_of_precision(trainer), *objects],
                 is_apart=is_metric,
                 ignore=machinery(),
                 counters=counters(trainer),
@@ -168,20 +165,18 @@ class SinkStrategy(SingleDeviceStrategy):
                 schedulers=partial(schedulers_of, trainer),
             )
             self._engine = make_engine(self._asked(module), parts)
-            self._engine_optimizers, self._engine_callbacks, self._engine_objects = optimizers, callbacks, objects
-            self._engine_precision = trainer.precision_plugin
+            self._engine_parts, self._engine_objects = self._parts_of_step(trainer), objects
         return self._engine
 
+    def _parts_of_step(self, trainer: Any) -> list[Any]:
+        """Returns who is part of the step; `trainer.optimizers` may have been replaced, say."""
+        return [*self.optimizers, trainer.precision_plugin, *in_step(trainer)]
+
     def _fits(self, trainer: Any) -> bool:
-        """Tells whether optimizers, and who else is part of the step, are those the engine was made for."""
-        if self._engine_optimizers != self.optimizers:
-            return False  # `trainer.optimizers` has been replaced
-        if self._engine_precision is not trainer.precision_plugin:
-            return False
-        held = vars(trainer.lightning_module).values() if self._engine_objects else ()
-        if any(not any(item is other for other in held) for item in self._engine_objects):
-            return False  # another one has taken an object's place
-        return are_the_same(in_step(trainer), self._engine_callbacks)
+        """Tells whether they are those the engine was made for, and none has taken the place of a module's object."""
+        held = {*map(id, vars(trainer.lightning_module).values())}
+        are_held = all(id(item) in held for item in self._engine_objects)
+        return are_held and are_the_same(self._parts_of_step(trainer), self._engine_parts)
 
     @property
     def queue_options(self) -> QueueOptions:
