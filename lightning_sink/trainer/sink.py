@@ -75,7 +75,6 @@ class TrainerSink(Sink):
         self._ends = Ends(self._trainer, self._counters, interrupt)
         self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.compared)
         self._automatic = self._module.automatic_optimization
-        self._may_skip = is_overridden("on_train_batch_start", self._module)
         self._option_hooks = OptionHooks(self._trainer)
         # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
         self._meets_end = (self._option_hooks.leave_end and self._hooks.are_met) or self._hooks.ends_inside
@@ -89,16 +88,12 @@ class TrainerSink(Sink):
         self._trained: Step | None = None
         self._result: Callable[[], Result] = lambda: Result(None, [])
         fetcher.queue.looked.see(loop.batch_reads.parts(self._trainer))
-        self._look_at_schedules()
+        self._look_for_users_code()
 
-    def _look_at_schedules(self) -> None:
-        """Sees which there are, again wherever the user's code has run: it may change that."""
-        configs = self._trainer.lr_scheduler_configs
-        self._schedulers = bool(configs)
-        self._by_step = bool(stepped_behind_steps(self._trainer))
-        self._ends_otherwise = self._hooks.end_steps and any(config.interval == "epoch" for config in configs)
-        by_users_code = steps_by_users_code(self._trainer) or self._fetcher.changes
-        self.disturbed = by_users_code or not self._transfer.is_plain or self._hooks.shows_users
+    def _look_for_users_code(self) -> None:
+        """Sees whether any runs between steps, again wherever some has run: it may change that."""
+        is_stepped = steps_by_users_code(self._trainer) or self._fetcher.changes
+        self.disturbed = is_stepped or not self._transfer.is_plain or self._hooks.shows_users
 
     @property
     def owns_batch(self) -> bool:
@@ -145,7 +140,7 @@ class TrainerSink(Sink):
                 is_met = self._meets_end and (self._last or self._ends.may_be_due())
                 is_met = is_met or self._starts_inside
                 # What the step's last hook sees is behind the schedule there, and a program has one rate of each.
-                is_met = is_met or (self._ends_otherwise and progress.is_last_batch)
+                is_met = is_met or (progress.is_last_batch and self._ends_otherwise())
                 yield Step(batch, leaves, signature, kind, is_met)
                 self._first = False
             if self._last or self.skip_epoch or interrupt.requested:
@@ -165,7 +160,11 @@ class TrainerSink(Sink):
                 self._hooks.start(turn, callbacks, batch, self._loop.batch_idx)
         if self._first:
             self._last = self._last or self._ends.plan_changed
-            self._look_at_schedules()
+            self._look_for_users_code()
+
+    def _ends_otherwise(self) -> bool:
+        """Tells whether code of the user's that ends the epoch's last step may see another rate there."""
+        return self._hooks.end_steps and any(each.interval == "epoch" for each in self._trainer.lr_scheduler_configs)
 
     def _next(self) -> Any:
         """Fetches a batch. Ctrl-C takes effect here at once; elsewhere it waits until the step has ended."""
@@ -217,7 +216,7 @@ class TrainerSink(Sink):
     def schedules(self, note: Note | TurnsNote) -> bool:
         """Tells whether schedulers are stepped between two steps, by Lightning or by the step itself."""
         by_hand = any(of.schedulers or of.late_schedulers for of in note.turns)
-        return bool(self._by_step or self._option_hooks or by_hand)
+        return bool(stepped_behind_steps(self._trainer) or self._option_hooks or by_hand)
 
     def sets_any(self, names: Collection[str], note: Note | TurnsNote) -> bool:
         """Tells whether a hook, or a scheduler between two steps, may set options of these names."""
@@ -259,7 +258,7 @@ class TrainerSink(Sink):
         # What hooks of the user's give may be anything that is there.
         tape.gets(batch, self._batch.yielded if self._transfer.is_plain else batch)
         counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
-        forget_log = keep_results(loop) if self._may_skip else lambda: None
+        forget_log = keep_results(loop) if is_overridden("on_train_batch_start", self._module) else lambda: None
         if self._starts_inside:
             self._start_inside(plain, batch)
             tape.is_no_example()  # others of its kind are not met there
@@ -349,7 +348,7 @@ class TrainerSink(Sink):
             # Before a scheduler of the user's looks at it, or one fails; a logger gets it with what comes late.
             self.logs.begin(early, number)
         finally:  # a metric may refuse what it gets: the step counts nevertheless
-            if self._schedulers:
+            if self._trainer.lr_scheduler_configs:
                 with self.logs.users_turn():
                     step_schedulers(loop)
         if not self._last and self._hooks.shown:
@@ -398,7 +397,7 @@ class TrainerSink(Sink):
         connector.update_train_step_metrics()
         if not self._last:
             loop.end_inner_step()
-            self._look_at_schedules()
+            self._look_for_users_code()
 
     def _pass_over(self) -> None:
         """A batch of None: plain Lightning warns and counts it."""
