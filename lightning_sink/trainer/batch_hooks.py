@@ -24,15 +24,11 @@ from torch.nn.parameter import is_lazy
 from lightning_sink.engine.state.attributes import are_the_same
 from lightning_sink.engine.watch import first_line
 from lightning_sink.errors import warn_at
-from lightning_sink.trainer.callback_code import decides_by_counts, overrides, uses
+from lightning_sink.trainer.callback_code import decides_by_counts, overrides, uses_batch
 from lightning_sink.trainer.host_state import HostState
 from lightning_sink.trainer.step_callback import StepCallback
 from lightning_sink.trainer.turns import END, ON_HOST, START, Groups, Turn, Turns, runs_users
 from lightning_sink.whose import is_library
-
-_BATCH = {START: 2, END: 3}
-"""Where the batch is among the arguments of a callback's hooks."""
-
 
 _FEW, _FEW_OF_MANY = 8, 2
 """Sinks around whose hooks all numbers in memory are compared; behind them fewer and fewer, at no regular distance, so
@@ -106,7 +102,7 @@ class BatchHooks:
     def look_at_batch(self) -> bool:
         """Whether a callback looks at a batch that it is shown, or may keep it for later."""
         own = self._turns.having(ON_HOST)
-        return any(overrides(item, hook) and uses(item, hook, place) for item in own for hook, place in _BATCH.items())
+        return any(overrides(item, hook) and uses_batch(item, hook) for item in own for hook in (START, END))
 
     # -- where a batch begins ---------------------------------------------------------------------------------------
 

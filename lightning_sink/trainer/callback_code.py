@@ -22,11 +22,15 @@ def overrides(callback: Callback, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
 
 
-def uses(callback: Callback, hook: str, number: int) -> bool:
-    """Tells whether a callback's hook may look at one of its arguments; true where its code does not say."""
+_BATCH = {"on_train_batch_start": 2, "on_train_batch_end": 3}
+"""Where the batch is among the arguments of a hook, behind the callback itself; its index is the next one."""
+
+
+def uses_batch(callback: Callback, hook: str) -> bool:
+    """Tells whether a callback's hook may look at the batch; true where its code does not say."""
     method = getattr(callback, hook)
     function = getattr(method, "__func__", method)
-    number += function is not method
+    number = _BATCH[hook] + (function is not method)
     code = getattr(function, "__code__", None)
     if code is None or code.co_argcount <= number:
         return True
@@ -49,8 +53,6 @@ def function_of(callback: Callback, hook: str) -> Any:
 
 
 _COUNTS = {"batch_idx", "global_step"}
-_PLACES = {"on_train_batch_start": 4, "on_train_batch_end": 5}
-"""Where the batch's index is among the arguments of a hook, behind the callback itself."""
 
 
 def decides_by_counts(callback: Callback, hook: str) -> bool:
@@ -58,7 +60,7 @@ def decides_by_counts(callback: Callback, hook: str) -> bool:
 
     A sink's first batch, and an epoch's last, are always shown to it.
     """
-    return _decides(function_of(callback, hook), {_PLACES[hook]}, callback, hook, set(), True)
+    return _decides(function_of(callback, hook), {_BATCH[hook] + 2}, callback, hook, set(), True)
 
 
 def _decides(

@@ -27,7 +27,7 @@ class Delivery:
     """
 
     def __init__(self, trainer: Any, catch_up: Callable[[], None]) -> None:
-        self.buffer = LogBuffer(trainer, trainer.lightning_module)
+        self.buffer = LogBuffer(trainer)
         self._trainer, self._catch_up = trainer, catch_up
         self._under_way = 0  # rows of the step that is
         self._asks: int | None = None  # the thread on which the user's code may run between two steps now

@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -57,9 +57,8 @@ _MOST_ROWS = 512
 class LogBuffer:
     """Values that compiled steps logged and Lightning has not seen yet."""
 
-    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
-        self._trainer = trainer
-        self._module = module
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._module = trainer, trainer.lightning_module
         self._rows: list[_Rows] = []
         self._begins_epoch = False
 

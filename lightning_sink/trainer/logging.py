@@ -72,12 +72,13 @@ def numbers_in(calls: Iterable[LogCall], values: Iterable[Any]) -> list[tuple[st
 
 
 @contextmanager
-def captured(trainer: Trainer, module: LightningModule, log: StepLog, tape: Tape) -> Iterator[None]:
-    """Notes what `module.log` is called with; Lightning sees the calls as ever.
+def captured(trainer: Trainer, log: StepLog, tape: Tape) -> Iterator[None]:
+    """Notes what `self.log` of the module is called with; Lightning sees the calls as ever.
 
     Shadows the method on the instance, so that an overridden `log` is called as the user wrote it. The tape does not
     see what Lightning makes of the value: for steps that a program runs, `LogBuffer` does that.
     """
+    module = trainer.lightning_module
     original = module.log
     for method in ("log", "log_dict"):
         if getattr(getattr(module, method), "__func__", None) is vars(LightningModule)[method]:

@@ -165,9 +165,8 @@ class LoopSink(TrainerSink):
         loop, before, turns = self._loop, cast(Step, self._trained), note.turns
         first = self._fetcher.fetched
         batch = self._fetcher.skip(steps)
-        times = [len(range(turn, steps, len(turns))) for turn in range(len(turns))]
         if not self.passages.end():
-            pairs = [*zip(times, turns, strict=True)]
+            pairs = [(len(range(turn, steps, len(turns))), of) for turn, of in enumerate(turns)]
             cleared = sum(count * of.clearings for count, of in pairs)
             self._counters.passed(steps, cleared, sum(count * of.optimizer_steps for count, of in pairs))
         number = loop._batches_that_stepped

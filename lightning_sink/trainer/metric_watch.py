@@ -30,15 +30,10 @@ _METHODS = ("update", "forward", "compute", "reset")
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 
 
-@contextmanager
-def noted(calls: MetricCalls, module: LightningModule, tape: Tape) -> Iterator[None]:
+def noted(calls: MetricCalls, module: LightningModule, tape: Tape) -> AbstractContextManager[None]:
     """Notes the calls of the module's metrics, which are made as ever."""
     calls.metrics = [item for item in module.modules() if is_metric(item)]
-    if not calls.metrics:
-        yield
-        return
-    with _Watcher(calls, tape).watching():
-        yield
+    return _Watcher(calls, tape).watching()
 
 
 def _words(metric: nn.Module, method: str) -> str:

@@ -122,11 +122,10 @@ class PlainStep:
         trainer, tape = self._trainer, self._tape
 
         def watched() -> Any:
-            module, log = trainer.lightning_module, self.log
             with ExitStack() as stack:
-                stack.enter_context(captured(trainer, module, log, tape))
+                stack.enter_context(captured(trainer, self.log, tape))
                 if type(tape) is not Tape:  # also where a step is compared with a program's
-                    stack.enter_context(noted(log.metrics, module, tape))
+                    stack.enter_context(noted(self.log.metrics, trainer.lightning_module, tape))
                 batch_idx = tape.watched("batch_idx", self._batch_idx)
                 if tape.records:
                     stack.enter_context(lifted_counters(trainer, tape, stepped, self._options.recorded(tape)))

@@ -95,8 +95,8 @@ class SinkProgress:
             listener.on_sink_progress(self._progress.current.ready - waiting, self._queue.ready)
 
     def end(self, ran_seconds: float) -> None:
-        """The sink is over, if it was not, and its steps ran this long: its time stands still from now on."""
-        self._whole = self._whole or self._times(ran_seconds)
+        """The sink is over, and its steps ran this long: its time stands still from now on."""
+        self._whole = self._times(ran_seconds)
 
     def _times(self, ran_seconds: float) -> tuple[float, float]:
         return time.perf_counter() - self._began, self._queue.lost_seconds(ran_seconds)

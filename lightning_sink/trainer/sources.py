@@ -45,6 +45,4 @@ def held(value: Any, path: Sequence[str]) -> Any:
 
 def variable(function: FunctionType, name: str) -> Any:
     """Returns a global variable as a function sees it, or what is built in; `ABSENT` where there is none."""
-    builtins = function.__globals__.get("__builtins__", {})
-    kept = builtins if isinstance(builtins, dict) else vars(builtins)
-    return function.__globals__.get(name, kept.get(name, ABSENT))
+    return function.__globals__.get(name, function.__builtins__.get(name, ABSENT))  # type: ignore[attr-defined]
