@@ -103,6 +103,11 @@ class SinkStrategy(SingleDeviceStrategy):
             " [for the Trainer of the package `lightning` (`import lightning`), not of `pytorch_lightning`]"
         )
 
+    @property
+    def _trainer(self) -> Any:
+        """The Trainer that it serves; None before `connect`."""
+        return None if self.lightning_module is None else self.lightning_module.trainer
+
     # -- what users look at -----------------------------------------------------------------------------------------
 
     @property
@@ -146,9 +151,8 @@ class SinkStrategy(SingleDeviceStrategy):
     @property
     def engine(self) -> Engine:
         """The engine of this fit."""
-        module = self.lightning_module
-        assert module is not None  # noqa: S101 - connect() has run
-        trainer: Any = module.trainer
+        trainer = self._trainer
+        module = trainer.lightning_module
         if self._engine is not None and not self._fits(trainer):
             self._close_engine()
         if self._engine is None:
@@ -181,15 +185,11 @@ class SinkStrategy(SingleDeviceStrategy):
     @property
     def queue_options(self) -> QueueOptions:
         """How batches are fetched ahead: what a `SinkDataModule` says, or the defaults."""
-        module = self.lightning_module
-        datamodule = getattr(module.trainer if module is not None else None, "datamodule", None)
-        return options_of(datamodule) or QueueOptions()
+        return options_of(getattr(self._trainer, "datamodule", None)) or QueueOptions()
 
     def make_queue(self, loaders: TrainingLoaders) -> BatchQueue:
         """Returns the queue of this fit."""
-        module, options = self.lightning_module, self.queue_options
-        assert module is not None  # noqa: S101 - connect() has run
-        transfer = Transfer(module.trainer)
+        options, transfer = self.queue_options, Transfer(self._trainer)
         # Hooks of the user's are given what the loader yields; what they return is on the device.
         sends = transfer.is_plain and not options.transfer_ahead
         self._queue = BatchQueue(
@@ -197,7 +197,7 @@ class SinkStrategy(SingleDeviceStrategy):
             options,
             device=sender(self.root_device) if sends else None,
             prepare=transfer.ahead if options.transfer_ahead else None,
-            in_step_because=in_step_reason(module.trainer),
+            in_step_because=in_step_reason(self._trainer),
             say=self.say,
         )
         return self._queue
@@ -254,9 +254,8 @@ class SinkStrategy(SingleDeviceStrategy):
     def setup_environment(self) -> None:
         """Shows progress within sinks, now that the module's own callbacks are there too."""
         super().setup_environment()
-        module = self.lightning_module
-        if self.dataset_sink_mode and module is not None:
-            show_progress(module.trainer)
+        if self.dataset_sink_mode and self._trainer is not None:
+            show_progress(self._trainer)
 
     def setup(self, trainer: Trainer) -> None:
         """Sets up as ever, then refuses what cannot be right in a sink."""
@@ -275,8 +274,7 @@ class SinkStrategy(SingleDeviceStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Adds the place in the data; everything else in the file is Lightning's."""
         checkpoint = as_they_are(checkpoint)  # one that a step saves may hold stand-ins for numbers
-        module = self.lightning_module
-        loop = module.trainer.fit_loop if module is not None else None
+        loop = getattr(self._trainer, "fit_loop", None)
         place = loop.place() if isinstance(loop, SinkFitLoop) else None
         if place is not None and "loops" in checkpoint:
             checkpoint[_CHECKPOINT_KEY] = place.saved()
@@ -285,9 +283,8 @@ class SinkStrategy(SingleDeviceStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Loads a checkpoint and keeps the place in the data for when that is set up."""
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
-        module = self.lightning_module
-        saved = checkpoint.get(_CHECKPOINT_KEY)
-        if isinstance(saved, Mapping) and module is not None and module.trainer.state.fn == TrainerFn.FITTING:
+        trainer, saved = self._trainer, checkpoint.get(_CHECKPOINT_KEY)
+        if isinstance(saved, Mapping) and trainer is not None and trainer.state.fn == TrainerFn.FITTING:
             self.resume_position = dict(saved)
         return checkpoint
 
