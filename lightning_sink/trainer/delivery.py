@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_sink.trainer.log_buffer import LogBuffer
 from lightning_sink.trainer.logged_turns import LoggedTurns
-from lightning_sink.trainer.logging import Logged
+from lightning_sink.trainer.logging import LogCall
 
 
 class Delivery:
@@ -32,15 +32,14 @@ class Delivery:
         self._under_way = 0  # rows of the step that is
         self._asks: int | None = None  # the thread on which the user's code may run between two steps now
 
-    def add(self, pairs: Logged, number: int, selects: int = 0) -> None:
+    def add(self, calls: tuple[LogCall, ...], values: list[Any], number: int, selects: int = 0) -> None:
         """Takes what a step logged, whose number for loggers it is; they get each that `selects` selects."""
-        calls, values = tuple(entry for entry, _ in pairs), [value for _, value in pairs]
         self.buffer.add([LoggedTurns(calls, values)], number, 1, selects)
 
-    def begin(self, early: Logged, number: int) -> None:
+    def begin(self, calls: tuple[LogCall, ...], values: list[Any], number: int) -> None:
         """Takes what a step logged before its last hook: it is under way until `finish`."""
-        self.add(early, number)
-        self._under_way = bool(early)
+        self.add(calls, values, number)
+        self._under_way = bool(calls)
 
     def finish(self) -> None:
         """The step is no longer under way."""

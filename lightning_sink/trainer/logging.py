@@ -40,10 +40,6 @@ class LogCall:
     source: Source | None = None
 
 
-Logged = list[tuple[LogCall, Any]]
-"""Calls and their values."""
-
-
 @dataclass
 class StepLog:
     """What one step logged.

@@ -343,10 +343,8 @@ class TrainerSink(Sink):
         self._catch_up()
         try:
             values = note.values(logged)
-            pairs = list(zip(calls, values, strict=True))
-            early, late = pairs[: note.early], pairs[note.early :]
             # Before a scheduler of the user's looks at it, or one fails; a logger gets it with what comes late.
-            self.logs.begin(early, number)
+            self.logs.begin(calls[: note.early], values[: note.early], number)
         finally:  # a metric may refuse what it gets: the step counts nevertheless
             if self._trainer.lr_scheduler_configs:
                 with self.logs.users_turn():
@@ -362,8 +360,9 @@ class TrainerSink(Sink):
         if self._last:
             self.logs.before_step()
         self.logs.finish()
+        late = calls[note.early :], values[note.early :]
         if not self._last:
-            self.logs.add(late, number, self._selects if steps else 0)
+            self.logs.add(*late, number, self._selects if steps else 0)
             if self.logs.buffer.is_full:
                 self.logs.all()
         self.history.add(loss, numbers_in(calls, values) if calls else [])
@@ -377,7 +376,7 @@ class TrainerSink(Sink):
         self.logs.all()
         self._hooks.end_on_host(result().output, self._batch.get(), loop.batch_idx)
         self._step_behind(note)
-        self.logs.add(late, number)
+        self.logs.add(*late, number)
         self.logs.all()
         self._completed()
 
