@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.aggregation import SumMetric
 
 from lightning_sink import SinkStrategy
-from lightning_sink.trainer.metric_reads import SinkLoggerConnector
+from lightning_sink.trainer.delivery import SinkLoggerConnector
 from parity import QUIET, Net, Rows, assert_parity, both, loader
 
 KINDS = ["callback_metrics", "logged_metrics", "progress_bar_metrics"]

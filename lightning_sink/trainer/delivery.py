@@ -2,6 +2,12 @@
 
 `Delivery` owns the buffer of what a sink's steps logged. A program's step logs before its last hook and in it; where
 the step is under way in between, the first part is not to be handed over with what steps before it logged.
+
+Between two steps a scheduler of the user's, a transfer hook or a dataset may look at `trainer.callback_metrics` and its
+like. `SinkLoggerConnector` tells the sink of such a read, which hands over first what waits.
+
+Private names of Lightning (2.6): `_LoggerConnector`, behind those properties of `Trainer`, and its
+`_progress_bar_metrics`, `_callback_metrics` and `_logged_metrics`, where they are kept.
 """
 
 from __future__ import annotations
@@ -10,6 +16,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 
 from lightning_sink.trainer.log_buffer import LogBuffer
 from lightning_sink.trainer.logged_turns import LoggedTurns
@@ -69,3 +78,45 @@ class Delivery:
         """Delivers what steps logged before the user's code looks at it. At other times nobody waits for it."""
         if self._asks == threading.get_ident():
             self.all()
+
+
+class SinkLoggerConnector(_LoggerConnector):
+    """Lightning's logger connector, whose metrics are those of the last step whenever the user's code may ask."""
+
+    sink_strategy: Any
+
+    def _tell(self) -> None:
+        sink = self.sink_strategy.present_sink
+        if sink is not None:
+            sink.logs.is_read()
+
+    def take_over(self) -> None:
+        """Keeps the metrics as they are now, as `on_batch_end` does, without an end of the batch."""
+        metrics: Any = self.metrics
+        self._progress_bar_metrics.update(metrics["pbar"])
+        self._callback_metrics.update(metrics["callback"])
+        self._logged_metrics.update(metrics["log"])
+
+    @property
+    def callback_metrics(self) -> Any:
+        """The metrics for callbacks."""
+        self._tell()
+        return super().callback_metrics
+
+    @property
+    def logged_metrics(self) -> Any:
+        """The metrics that were sent to loggers."""
+        self._tell()
+        return super().logged_metrics
+
+    @property
+    def progress_bar_metrics(self) -> Any:
+        """The metrics for progress bars."""
+        self._tell()
+        return super().progress_bar_metrics
+
+
+def tell_of_reads(trainer: Trainer, strategy: Any) -> None:
+    """Has a trainer's sinks told of reads; they are those of a `SinkStrategy`, which this room may not import."""
+    connector: Any = trainer._logger_connector
+    connector.__class__, connector.sink_strategy = SinkLoggerConnector, strategy

@@ -30,10 +30,10 @@ from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
 from lightning_sink.trainer.batch_hooks import Compared
 from lightning_sink.trainer.batch_reads import BatchReads
+from lightning_sink.trainer.delivery import tell_of_reads
 from lightning_sink.trainer.fetcher import SinkFetcher
 from lightning_sink.trainer.loaders import TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
-from lightning_sink.trainer.metric_reads import tell_of_reads
 
 _CHECK = "Sinks need at least one batch; check the dataset's length and `batch_size` with `drop_last=True`."
 
