@@ -30,6 +30,7 @@ from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits
 from lightning_sink.trainer.option_hooks import OptionHooks
+from lightning_sink.trainer.transfer import HOOKS
 from lightning_sink.trainer.turns import START, Turns, in_step
 
 
@@ -152,12 +153,11 @@ def _others(trainer: Any) -> Iterator[Any]:
     """Yields what steps change besides the module: the trainer, and generators of the user's own."""
     yield trainer
     data, parts = trainer.datamodule, [*trainer.lightning_module.modules(), *in_step(trainer), *trainer.optimizers]
-    transfers = [method for method in methods_of(data) if method.__name__ in _TRANSFER_HOOKS]
+    transfers = [method for method in methods_of(data) if method.__name__ in HOOKS]
     steps = (method for part in parts for method in methods_of(part) if method.__name__ not in _OF_DATA)
     yield from drawn_from([*transfers, *steps])
 
 
-_TRANSFER_HOOKS = frozenset(["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
 _OF_DATA = frozenset(
     ["__init__", "prepare_data", "setup", "train_dataloader", "val_dataloader", "configure_optimizers"]
 )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 _NOTHING = object()
 
-_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class PresentBatch:
@@ -72,7 +72,7 @@ class Transfer:
         self._plain = (moves and converts) and all(
             getattr(type(selector.get_instance(hook)), hook) is getattr(LightningModule, hook)
             and hook not in vars(selector.get_instance(hook))
-            for hook in _HOOKS
+            for hook in HOOKS
         )
 
     @property
@@ -96,7 +96,7 @@ class Transfer:
         beside it would read that.
         """
         trainer: Any = self._trainer
-        hook = {name: getattr(self._selector.get_instance(name), name) for name in _HOOKS}
+        hook = {name: getattr(self._selector.get_instance(name), name) for name in HOOKS}
         batch = hook["on_before_batch_transfer"](trainer.precision_plugin.convert_input(batch), 0)
         batch = hook["transfer_batch_to_device"](batch, self._device, 0)
         return hook["on_after_batch_transfer"](batch, 0)
