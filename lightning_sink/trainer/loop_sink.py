@@ -162,7 +162,7 @@ class LoopSink(TrainerSink):
         note: Note | TurnsNote,
     ) -> None:
         """Does Lightning's part of steps that a program ran in a row."""
-        loop, before, turns = self._loop, cast(Step, self._trained), note.turns
+        loop, turns = self._loop, note.turns
         first = self._fetcher.fetched
         batch = self._fetcher.skip(steps)
         if not self.passages.end():
@@ -174,8 +174,9 @@ class LoopSink(TrainerSink):
         self._index += steps
         parts = note.together(logged, steps)
         self.history.add(loss, () if note.measures else numbers_in_row(parts, steps).items(), steps)
-        self._result, self._trained = result, replace(before, batch=batch, leaves=flatten(batch)[0])
-        self.progress.trained(self._trained, steps)
+        step = replace(cast(tuple[Step, object], self._trained)[0], batch=batch, leaves=flatten(batch)[0])
+        self._trained = step, result
+        self.progress.trained(step, steps)
         self._batch.take(batch)
         if not note.measures:
             self.logs.buffer.add(parts, number, steps, self._selects, note.stretch)

@@ -85,8 +85,7 @@ class TrainerSink(Sink):
         self._starts_inside = False  # whether callbacks on the host see the present step begin in its midst
         self._is_here = False  # whether the present batch came as the step sees it
         self._batch = PresentBatch(self._trainer, self._transfer)
-        self._trained: Step | None = None
-        self._result: Callable[[], Result] = lambda: Result(None, [])
+        self._trained: tuple[Step, Callable[[], Result]] | None = None  # the last one, and what makes its result
         fetcher.queue.looked.see(loop.batch_reads.parts(self._trainer))
         self._look_for_users_code()
 
@@ -199,7 +198,7 @@ class TrainerSink(Sink):
                 self.logs.before_step()
             self.logs.buffer.deliver()
             # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory.
-            self._result, self._trained = lambda: Result(None, []), None
+            self._trained = None
             self._batch = PresentBatch(self._trainer, self._transfer)
 
     def _catch_up(self) -> None:
@@ -275,7 +274,7 @@ class TrainerSink(Sink):
         result = Result(output, [], loss=loss)
         if self.skip_epoch:
             return result
-        self._result, self._trained = lambda: result, step
+        self._trained = step, lambda: result
         cleared, made = (now - then for now, then in zip(self._counters.optimization, counted, strict=True))
         self._ends.learn(made)
         self._last = self._last or self._ends.is_due(made)
@@ -367,7 +366,7 @@ class TrainerSink(Sink):
                 self.logs.all()
         self.history.add(loss, numbers_in(calls, values) if calls else [])
         self.progress.trained(step)
-        self._result, self._trained = result, step
+        self._trained = step, result
         if not self._last:
             self._step_behind(note)
             self._counters.completed()
@@ -425,9 +424,10 @@ class TrainerSink(Sink):
         self.logs.all()
         if self._trained is None:
             return
-        loop, stepped = self._loop, cast(Kind, self._trained.kind)[1]
+        loop, (step, result) = self._loop, self._trained
+        stepped = cast(Kind, step.kind)[1]
         loop._batches_that_stepped -= stepped
         with self._counters.as_before(announced):
             self._trainer._logger_connector.on_batch_end()
-            self._hooks.end_on_host(self._result().output, self._trained.batch, loop.batch_idx, late=True)
+            self._hooks.end_on_host(result().output, step.batch, loop.batch_idx, late=True)
         loop._batches_that_stepped += stepped
