@@ -17,6 +17,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
+from lightning_sink.engine.source import path_of
 from lightning_sink.engine.state.attributes import SCALARS
 from lightning_sink.trainer.sources import held, source_of, variable
 from lightning_sink.whose import is_library
@@ -85,7 +86,7 @@ class _Reader:
         understood = all(map(body.understands, source.body))
         return (body.returns or {NOTHING}).pop() if understood and len(body.returns) < 2 else ""
 
-    def attribute(self, path: list[str], depth: int) -> str:
+    def attribute(self, path: Sequence[str], depth: int) -> str:
         """Returns what an attribute of the module is, or one of what that holds."""
         if path[0] == "trainer":
             known = {"optimizers": OPTIMIZERS, **dict.fromkeys(_OF_TRAINER, NUMBER)}
@@ -194,14 +195,12 @@ class _Body:
         kind = self.kind(node.value) if not isinstance(node.value, ast.Name) or node.value.id in self._names else ""
         if kind == OPTIMIZER:
             return {"param_groups": GROUPS, "optimizer": OPTIMIZER}.get(node.attr, "")
-        path, owner = [node.attr], node.value
-        while isinstance(owner, ast.Attribute):
-            path, owner = [owner.attr, *path], owner.value
-        if not isinstance(owner, ast.Name):
+        if not (names := path_of(node)):
             return ""
-        if self._names.get(owner.id) == SELF:
+        owner, path = names[0], names[1:]
+        if self._names.get(owner) == SELF:
             return self._reader.attribute(path, self._depth)
-        known = None if owner.id in self._names else variable(self._function, owner.id)
+        known = None if owner in self._names else variable(self._function, owner)
         return _kind_of(held(known, path))
 
     def _call(self, node: ast.Call) -> str:
