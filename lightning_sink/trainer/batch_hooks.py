@@ -69,7 +69,6 @@ class BatchHooks:
 
     Attributes:
         logs: Whether somebody is to be shown the start of every step that the loggers are.
-        of_step: Those who belong to the step.
         shown: Those who are shown every batch on the host.
         shows_users: Whether it is code of the user's to which they are shown.
         ends_inside: Whether the end of the sink's last step is met in the step's midst (`Turns.inside`).
@@ -80,7 +79,7 @@ class BatchHooks:
         self._looks = {START: late or not alone, END: not alone}
         self._selects = trainer.log_every_n_steps if trainer.loggers else 0
         self._turns = Turns(trainer, alone)
-        self.of_step, self.shown = self._turns.having({Turn.STEP}), self._turns.having({Turn.SHOWN})
+        self._of_step, self.shown = self._turns.having({Turn.STEP}), self._turns.having({Turn.SHOWN})
         self._met = self._turns.having({Turn.LOGGED, Turn.MET})
         self.logs = bool(self._turns.having({Turn.LOGGED}))
         self.shows_users = any(not is_library(type(item).__module__) for item in self.shown)
@@ -96,7 +95,7 @@ class BatchHooks:
     @property
     def end_steps(self) -> bool:
         """Whether code of the user's ends each step, of the module's or of callbacks that belong to steps."""
-        return is_overridden(END, self._trainer.lightning_module) or any(overrides(item, END) for item in self.of_step)
+        return is_overridden(END, self._trainer.lightning_module) or any(overrides(item, END) for item in self._of_step)
 
     @property
     def look_at_batch(self) -> bool:
@@ -135,7 +134,7 @@ class BatchHooks:
 
     def start_step(self, batch: Any, batch_idx: int) -> None:
         """A step begins, for all callbacks that belong to it, and for who comes by them."""
-        for _, callbacks in self._turns.groups(START, {Turn.STEP}, with_new=True) if self.of_step else ():
+        for _, callbacks in self._turns.groups(START, {Turn.STEP}, with_new=True) if self._of_step else ():
             self._call(START, callbacks, batch, batch_idx)
 
     # -- where a batch ends -----------------------------------------------------------------------------------------

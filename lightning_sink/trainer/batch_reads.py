@@ -21,7 +21,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_sink.data.listed_texts import Parts, Path
 from lightning_sink.engine.source import SHOW_VARIABLES, scope_of
 from lightning_sink.held import ABSENT
-from lightning_sink.trainer.sources import source_of, variable
+from lightning_sink.trainer.sources import arguments_of, source_of, variable
 from lightning_sink.trainer.step_callback import StepCallback
 
 ALL = Parts(frozenset([()]))
@@ -102,7 +102,7 @@ class _Reader:
             return
         self._read.add(key)
         source = source_of(function) if isinstance(function, FunctionType) else None
-        names = [each.arg for each in source.args.args] if source is not None else []
+        names = arguments_of(source) if source is not None else []
         name = argument if isinstance(argument, str) else names[argument] if argument < len(names) else ""
         if source is None or name not in names:
             self._paths.add(path)
@@ -222,13 +222,13 @@ class _Body:
         """Returns the function that is called, and how many arguments it is given before those in the call."""
         if isinstance(func, ast.Name):
             return self._global(func.id), 0
-        arguments, module = self._source.args.args, self._module
+        arguments, module = arguments_of(self._source), self._module
         if not isinstance(func, ast.Attribute) or not arguments:
             return ABSENT, 0
         name, of = func.attr, func.value
         if not _is_method_of(self._function, module):
             return ABSENT, 0
-        if isinstance(of, ast.Name) and of.id == arguments[0].arg and not _stores(self._own, of.id):
+        if isinstance(of, ast.Name) and of.id == arguments[0] and not _stores(self._own, of.id):
             return self._reader.find(partial(_method, module, name)), 1
         if isinstance(of, ast.Call) and isinstance(of.func, ast.Name) and of.func.id == "super" and not of.args:
             cells = dict(zip(self._function.__code__.co_freevars, self._function.__closure__ or (), strict=True))
@@ -237,7 +237,7 @@ class _Body:
         return ABSENT, 0
 
     def _global(self, name: str) -> Any:
-        if _stores(self._own, name) or name in {each.arg for each in self._source.args.args}:
+        if _stores(self._own, name) or name in arguments_of(self._source):
             return ABSENT
         return self._reader.find(partial(variable, self._function, name))
 

@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from lightning_sink.engine.source import source_of
-from lightning_sink.trainer.sources import variable
+from lightning_sink.trainer.sources import arguments_of, variable
 from lightning_sink.whose import is_users
 
 
@@ -84,7 +84,7 @@ def _decides(
     source = None if file is None else file.function(function.__code__)
     if source is None:
         return False
-    given = [each.arg for each in source.args.args]
+    given = arguments_of(source)
     names = _COUNTS | {name for place, name in enumerate(given) if {place, name} & counts}
     nodes = [*ast.walk(source)]
     for node in nodes:

@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule
 
 from lightning_sink.engine.source import path_of
 from lightning_sink.engine.state.attributes import SCALARS
-from lightning_sink.trainer.sources import held, source_of, variable
+from lightning_sink.trainer.sources import arguments_of, held, source_of, variable
 from lightning_sink.whose import is_library
 
 # What an expression may be; anything else is "", which is not understood.
@@ -69,7 +69,7 @@ class _Reader:
         source = source_of(function)
         if source is None or len(source.args.args) != 1 + len(kinds):
             return False
-        body = _Body(self, function, dict(zip(_names(source), (SELF, *kinds), strict=True)), _DEEPEST)
+        body = _Body(self, function, dict(zip(arguments_of(source), (SELF, *kinds), strict=True)), _DEEPEST)
         steps = [statement for statement in source.body if body.is_step(statement)]
         others = [statement for statement in source.body if statement not in steps]
         ends = [node for node in ast.walk(source) if isinstance(node, ast.Return)]
@@ -82,7 +82,7 @@ class _Reader:
         source = source_of(function) if isinstance(function, FunctionType) and depth else None
         if source is None or len(source.args.args) != len(kinds):
             return ""
-        body = _Body(self, function, dict(zip(_names(source), kinds, strict=True)), depth - 1)
+        body = _Body(self, function, dict(zip(arguments_of(source), kinds, strict=True)), depth - 1)
         understood = all(map(body.understands, source.body))
         return (body.returns or {NOTHING}).pop() if understood and len(body.returns) < 2 else ""
 
@@ -250,10 +250,6 @@ def _kind_of(value: Any) -> str:
         items = value.values() if type(value) is dict else value
         return TABLE if all(type(item) in SCALARS for item in items) else ""
     return ""
-
-
-def _names(source: ast.FunctionDef) -> list[str]:
-    return [argument.arg for argument in source.args.args]
 
 
 def _text(node: ast.expr) -> str:

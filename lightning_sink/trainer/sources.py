@@ -31,6 +31,11 @@ def _is_property(decorator: ast.expr) -> bool:
     return isinstance(decorator, ast.Name) and decorator.id == "property"
 
 
+def arguments_of(source: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Returns the names of a function's plain arguments."""
+    return [argument.arg for argument in source.args.args]
+
+
 def held(value: Any, path: Sequence[str]) -> Any:
     """Returns what is found behind names, without running code of the user's; `ABSENT` where there is nothing."""
     for name in path:
