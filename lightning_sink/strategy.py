@@ -151,11 +151,11 @@ class SinkStrategy(SingleDeviceStrategy):
     @property
     def engine(self) -> Engine:
         """The engine of this fit."""
-        trainer = self._trainer
-        module = trainer.lightning_module
-        if self._engine is not None and not self._fits(trainer):
+        if self._engine is not None and not self._fits():
             self._close_engine()
         if self._engine is None:
+            trainer = self._trainer
+            module = trainer.lightning_module
             objects = own_objects(module, trainer.callbacks)
             parts = Parts(
                 module,
@@ -169,18 +169,18 @@ class SinkStrategy(SingleDeviceStrategy):
                 schedulers=partial(schedulers_of, trainer),
             )
             self._engine = make_engine(self._asked(module), parts)
-            self._engine_parts, self._engine_objects = self._parts_of_step(trainer), objects
+            self._engine_parts, self._engine_objects = self._parts_of_step(), objects
         return self._engine
 
-    def _parts_of_step(self, trainer: Any) -> list[Any]:
+    def _parts_of_step(self) -> list[Any]:
         """Returns who is part of the step; `trainer.optimizers` may have been replaced, say."""
-        return [*self.optimizers, trainer.precision_plugin, *in_step(trainer)]
+        return [*self.optimizers, self.precision_plugin, *in_step(self._trainer)]
 
-    def _fits(self, trainer: Any) -> bool:
+    def _fits(self) -> bool:
         """Tells whether they are those the engine was made for, and none has taken the place of a module's object."""
-        held = {*map(id, vars(trainer.lightning_module).values())}
+        held = {*map(id, vars(self.lightning_module).values())}
         are_held = all(id(item) in held for item in self._engine_objects)
-        return are_held and are_the_same(self._parts_of_step(trainer), self._engine_parts)
+        return are_held and are_the_same(self._parts_of_step(), self._engine_parts)
 
     @property
     def queue_options(self) -> QueueOptions:
