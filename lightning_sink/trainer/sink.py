@@ -154,12 +154,18 @@ class TrainerSink(Sink):
         if not self._first:
             self._catch_up()
             self.logs.before_step()
-        for turn, callbacks in self._hooks.starts(self._first):
-            if turn is not Turn.STEP:
-                self._hooks.start(turn, callbacks, batch, self._loop.batch_idx)
+        self._start(batch)
         if self._first:
             self._last = self._last or self._ends.plan_changed
             self._look_for_users_code()
+
+    def _start(self, batch: Any, inside: PlainStep | None = None) -> None:
+        """Calls those callbacks; where they are `inside` of a step, also its own, which have their turn among them."""
+        for turn, callbacks in self._hooks.starts(self._first):
+            if turn is not Turn.STEP:
+                self._hooks.start(turn, callbacks, batch, self._loop.batch_idx)
+            elif inside is not None:
+                inside.begin_callbacks(callbacks)
 
     def _ends_otherwise(self) -> bool:
         """Tells whether code of the user's that ends the epoch's last step may see another rate there."""
@@ -199,7 +205,7 @@ class TrainerSink(Sink):
             self.logs.buffer.deliver()
             # Who keeps the sink, as an error's traceback does, would keep programs, weights and a device's memory.
             self._trained = None
-            self._batch = PresentBatch(self._trainer, self._transfer)
+            self._batch.take(None)
 
     def _catch_up(self) -> None:
         """Sees to what steps left for later: nothing here."""
@@ -259,21 +265,18 @@ class TrainerSink(Sink):
         counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
         forget_log = keep_results(loop) if is_overridden("on_train_batch_start", self._module) else lambda: None
         if self._starts_inside:
-            self._start_inside(plain, batch)
+            self._start(batch, plain)
             tape.is_no_example()  # others of its kind are not met there
         output = plain.train()
         if output is None:
-            self.skip_epoch = self._last = True
             tape.is_no_example()
-            self._end_skipped(forget_log)
-            loop.batch_progress.increment_by(0, is_last_batch=True)
-        elif not output and self._automatic:
+            self._skip(forget_log)
+            return Result(None, [])
+        if not output and self._automatic:
             tape.hazard("the step returned no loss")
         self._processed()
         loss = output.get("loss") if isinstance(output, dict) else None
         result = Result(output, [], loss=loss)
-        if self.skip_epoch:
-            return result
         self._trained = step, lambda: result
         cleared, made = (now - then for now, then in zip(self._counters.optimization, counted, strict=True))
         self._ends.learn(made)
@@ -307,13 +310,6 @@ class TrainerSink(Sink):
         stepped = tuple(plain.schedulers), tuple(plain.late_schedulers)
         result.note = Note(tuple(log.calls), tuple(log.metrics.calls), early, cleared, made, *stepped)
         return result
-
-    def _start_inside(self, plain: PlainStep, batch: Any) -> None:
-        for turn, callbacks in self._hooks.starts(self._first):
-            if turn is Turn.STEP:
-                plain.begin_callbacks(callbacks)
-            else:
-                self._hooks.start(turn, callbacks, batch, self._loop.batch_idx)
 
     def begun(self, step: Step) -> None:
         """Counts what Lightning has counted by the time at which the module's own code fails."""
@@ -409,12 +405,15 @@ class TrainerSink(Sink):
         call._call_lightning_module_hook(self._trainer, "on_train_batch_end", None, None, loop.batch_idx)
         self._completed()
 
-    def _end_skipped(self, forget_log: Callable[[], None]) -> None:
-        """Calls what is due behind the batch before: with what it logged, and not what the one that is skipped did."""
+    def _skip(self, forget_log: Callable[[], None]) -> None:
+        """Ends the epoch with the batch before: callbacks see what that logged, and not what the skipped one did."""
+        self.skip_epoch = self._last = True
         restore = keep_results(self._loop)
         forget_log()
         self._end_without_batch(announced=1)
         restore()
+        self._loop.batch_progress.increment_by(0, is_last_batch=True)
+        self._processed()
 
     def _end_without_batch(self, announced: int) -> None:
         """No further batch is trained where more were announced: the one before was the last, its callbacks are due.
