@@ -13,7 +13,6 @@ from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher, _profile_nothing
 
-from lightning_sink.data.holding_training import Holding
 from lightning_sink.data.place import place_of
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.run import Part
@@ -26,22 +25,16 @@ class SinkFetcher(_DataFetcher):
     Args:
         loaders: The loaders, of which a traversal has begun.
         queue: The queue, which fetches from them.
-        holding: Whether they hold the training.
 
     Attributes:
         fetched: Batches of the epoch that were taken. Lightning adds those that were trained before a restart.
     """
 
-    def __init__(self, loaders: TrainingLoaders, queue: BatchQueue, holding: Holding) -> None:
+    def __init__(self, loaders: TrainingLoaders, queue: BatchQueue) -> None:
         super().__init__()
-        self._loaders, self.queue, self._holding = loaders, queue, holding
+        self._loaders, self.queue = loaders, queue
         self.setup(loaders)
         self._begin()
-
-    @property
-    def changes(self) -> bool:
-        """Whether a fetch may change what the steps take for granted."""
-        return self._holding.found
 
     def __iter__(self) -> SinkFetcher:
         """Begins an epoch."""

@@ -88,7 +88,7 @@ class SinkFitLoop(_FitLoop):
         if before is not None:
             before.let_go()
         self.see_loaders()
-        self._data_fetcher = SinkFetcher(loaders, self.queue, self.holding)
+        self._data_fetcher = SinkFetcher(loaders, self.queue)
         loaders.traversals.on_restart = self._say_restart
         if loaders.traversals.doubt:
             warn_at(loaders.traversals.doubt, user_line())

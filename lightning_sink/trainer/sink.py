@@ -91,8 +91,9 @@ class TrainerSink(Sink):
 
     def _look_for_users_code(self) -> None:
         """Sees whether any runs between steps, again wherever some has run: it may change that."""
-        is_stepped = steps_by_users_code(self._trainer) or self._fetcher.changes
-        self.disturbed = is_stepped or not self._transfer.is_plain or self._hooks.shows_users
+        # A fetch from loaders that hold the training may change what steps take for granted, too.
+        runs = steps_by_users_code(self._trainer) or self._trainer.fit_loop.holding.found
+        self.disturbed = runs or not self._transfer.is_plain or self._hooks.shows_users
 
     @property
     def owns_batch(self) -> bool:
