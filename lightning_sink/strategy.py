@@ -249,7 +249,7 @@ class SinkStrategy(SingleDeviceStrategy):
         """Puts loops with sinks into the Trainer before anything asks it for its data."""
         super().connect(model)
         if self.dataset_sink_mode and model.trainer.state.fn == TrainerFn.FITTING:
-            take_over(model.trainer, self)
+            take_over(model.trainer)
 
     def setup_environment(self) -> None:
         """Shows progress within sinks, now that the module's own callbacks are there too."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 
 from lightning_sink.trainer.log_buffer import LogBuffer
@@ -83,10 +82,9 @@ class Delivery:
 class SinkLoggerConnector(_LoggerConnector):
     """Lightning's logger connector, whose metrics are those of the last step whenever the user's code may ask."""
 
-    sink_strategy: Any
-
     def _tell(self) -> None:
-        sink = self.sink_strategy.present_sink
+        strategy: Any = self.trainer.strategy
+        sink = strategy.present_sink
         if sink is not None:
             sink.logs.is_read()
 
@@ -114,9 +112,3 @@ class SinkLoggerConnector(_LoggerConnector):
         """The metrics for progress bars."""
         self._tell()
         return super().progress_bar_metrics
-
-
-def tell_of_reads(trainer: Trainer, strategy: Any) -> None:
-    """Has a trainer's sinks told of reads; they are those of a `SinkStrategy`, which this room may not import."""
-    connector: Any = trainer._logger_connector
-    connector.__class__, connector.sink_strategy = SinkLoggerConnector, strategy

@@ -30,7 +30,7 @@ from lightning_sink.plan import Position, next_sink
 from lightning_sink.trainer import demands
 from lightning_sink.trainer.batch_hooks import Compared
 from lightning_sink.trainer.batch_reads import BatchReads
-from lightning_sink.trainer.delivery import tell_of_reads
+from lightning_sink.trainer.delivery import SinkLoggerConnector
 from lightning_sink.trainer.fetcher import SinkFetcher
 from lightning_sink.trainer.loaders import TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
@@ -38,29 +38,29 @@ from lightning_sink.trainer.loop_sink import LoopSink
 _CHECK = "Sinks need at least one batch; check the dataset's length and `batch_size` with `drop_last=True`."
 
 
-def take_over(trainer: Trainer, strategy: Any) -> None:
-    """Makes a trainer's fit loop and epoch loop loops with sinks; does nothing the second time.
-
-    The strategy is a `SinkStrategy`, which this room may not import.
-    """
+def take_over(trainer: Trainer) -> None:
+    """Makes a trainer's fit loop and epoch loop loops with sinks; does nothing the second time."""
     if isinstance(trainer.fit_loop, SinkFitLoop):
         return
     fit_loop: Any = trainer.fit_loop
     fit_loop.__class__, fit_loop.epoch_loop.__class__ = SinkFitLoop, SinkEpochLoop
-    fit_loop.sink_strategy = fit_loop.epoch_loop.sink_strategy = strategy
     fit_loop.epoch_loop.compared, fit_loop.epoch_loop.batch_reads = Compared(), BatchReads()
-    tell_of_reads(trainer, strategy)
+    trainer._logger_connector.__class__ = SinkLoggerConnector
 
 
 class SinkFitLoop(_FitLoop):
     """Lightning's fit loop over data that comes through a queue and may be one endless traversal."""
 
-    sink_strategy: Any
     loaders: TrainingLoaders | None = None
     queue: BatchQueue | None = None
     holding: Holding
     said_restart = False
     last_place: Place | None = None
+
+    @property
+    def _strategy(self) -> Any:
+        """The trainer's `SinkStrategy`, which this room may not import."""
+        return self.trainer.strategy
 
     def setup_data(self) -> None:
         """Prepares the training data; the queue takes the place of Lightning's fetcher."""
@@ -82,7 +82,7 @@ class SinkFitLoop(_FitLoop):
     def _put_queue(self, loaders: TrainingLoaders) -> None:
         before, self.loaders = self.loaders, loaders
         if self.queue is None:
-            self.queue, self.holding = self.sink_strategy.make_queue(loaders), Holding()
+            self.queue, self.holding = self._strategy.make_queue(loaders), Holding()
         else:
             self.queue.restart(loaders.traversals)
         if before is not None:
@@ -102,19 +102,19 @@ class SinkFitLoop(_FitLoop):
     def _say_restart(self, seconds: float) -> None:
         if not self.said_restart:
             self.said_restart = True
-            self.sink_strategy.say(
+            self._strategy.say(
                 f"each traversal of the training data starts the loader's workers anew, {seconds:.2f} s this time, in"
                 " which the training stands still; `DataLoader(persistent_workers=True)` keeps them."
             )
 
     def _adopt(self, loader: Any) -> TrainingLoaders:
-        strategy = self.sink_strategy
+        strategy = self._strategy
         loaders = TrainingLoaders(
             loader,
             strategy.sink_size if strategy.is_endless else None,
             strategy.queue_options,
             self._horizon,
-            self.trainer.strategy.root_device,
+            strategy.root_device,
             self._place_taken,
             self.loaders,
         )
@@ -166,7 +166,6 @@ class SinkFitLoop(_FitLoop):
 class SinkEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop, a sink at a time."""
 
-    sink_strategy: Any
     compared: Compared
     many = False  # whether the last sink was of many steps
 
@@ -199,7 +198,8 @@ class SinkEpochLoop(_TrainingEpochLoop):
             self.val_loop.increment_progress_to_evaluation_end()
         self.val_loop.restarting = False
 
-        trainer, strategy = self.trainer, self.sink_strategy
+        trainer: Any = self.trainer
+        strategy = trainer.strategy
         limits = demands.limits(trainer, strategy.sink_size)
         position = Position(
             epoch_batches=self.batch_progress.current.ready,
