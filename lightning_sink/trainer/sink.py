@@ -87,10 +87,11 @@ class TrainerSink(Sink):
         self._batch = PresentBatch(self._trainer, self._transfer)
         self._trained: tuple[Step, Callable[[], Result]] | None = None  # the last one, and what makes its result
         fetcher.queue.looked.see(loop.batch_reads.parts(self._trainer))
-        self._look_for_users_code()
+        self._look_at_schedules()
 
-    def _look_for_users_code(self) -> None:
-        """Sees whether any runs between steps, again wherever some has run: it may change that."""
+    def _look_at_schedules(self) -> None:
+        """Sees what is stepped between steps, again wherever the user's code has run: it may change that."""
+        self._by_step = bool(stepped_behind_steps(self._trainer))  # asked for at each row of steps
         # A fetch from loaders that hold the training may change what steps take for granted, too.
         runs = steps_by_users_code(self._trainer) or self._trainer.fit_loop.holding.found
         self.disturbed = runs or not self._transfer.is_plain or self._hooks.shows_users
@@ -158,7 +159,7 @@ class TrainerSink(Sink):
         self._start(batch)
         if self._first:
             self._last = self._last or self._ends.plan_changed
-            self._look_for_users_code()
+            self._look_at_schedules()
 
     def _start(self, batch: Any, inside: PlainStep | None = None) -> None:
         """Calls those callbacks; where they are `inside` of a step, also its own, which have their turn among them."""
@@ -222,7 +223,7 @@ class TrainerSink(Sink):
     def schedules(self, note: Note | TurnsNote) -> bool:
         """Tells whether schedulers are stepped between two steps, by Lightning or by the step itself."""
         by_hand = any(of.schedulers or of.late_schedulers for of in note.turns)
-        return bool(stepped_behind_steps(self._trainer) or self._option_hooks or by_hand)
+        return bool(self._by_step or self._option_hooks or by_hand)
 
     def sets_any(self, names: Collection[str], note: Note | TurnsNote) -> bool:
         """Tells whether a hook, or a scheduler between two steps, may set options of these names."""
@@ -392,7 +393,7 @@ class TrainerSink(Sink):
         connector.update_train_step_metrics()
         if not self._last:
             loop.end_inner_step()
-            self._look_for_users_code()
+            self._look_at_schedules()
 
     def _pass_over(self) -> None:
         """A batch of None: plain Lightning warns and counts it."""
