@@ -173,11 +173,11 @@ class SinkStrategy(SingleDeviceStrategy):
         return self._engine
 
     def _parts_of_step(self) -> list[Any]:
-        """Returns who is part of the step; `trainer.optimizers` may have been replaced, say."""
+        """Returns what an engine is made for beside the module: `trainer.optimizers` may be replaced, say."""
         return [*self.optimizers, self.precision_plugin, *in_step(self._trainer)]
 
     def _fits(self) -> bool:
-        """Tells whether they are those the engine was made for, and none has taken the place of a module's object."""
+        """Tells whether these are what they were, and no other has taken the place of an object of the module's."""
         held = {*map(id, vars(self.lightning_module).values())}
         are_held = all(id(item) in held for item in self._engine_objects)
         return are_held and are_the_same(self._parts_of_step(), self._engine_parts)

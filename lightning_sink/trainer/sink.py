@@ -162,7 +162,7 @@ class TrainerSink(Sink):
             self._look_at_schedules()
 
     def _start(self, batch: Any, inside: PlainStep | None = None) -> None:
-        """Calls those callbacks; where they are `inside` of a step, also its own, which have their turn among them."""
+        """Calls the callbacks that see a step begin; `inside` of one, those that belong to it too, in their turn."""
         for turn, callbacks in self._hooks.starts(self._first):
             if turn is not Turn.STEP:
                 self._hooks.start(turn, callbacks, batch, self._loop.batch_idx)
