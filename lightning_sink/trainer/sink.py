@@ -44,8 +44,6 @@ from lightning_sink.trainer.schedules import (
 from lightning_sink.trainer.transfer import PresentBatch, Transfer
 from lightning_sink.trainer.turns import Turn
 
-_END = object()
-
 Kind = tuple[bool, bool, Hashable]
 """Of a step: whether gradients are cleared before it, whether the optimizer steps, and the options of the Trainer."""
 
@@ -111,15 +109,12 @@ class TrainerSink(Sink):
     def steps(self) -> Iterator[Step]:
         """Yields each step with its counters and events up to the user's code done."""
         progress, interrupt = self._loop.batch_progress, self._interrupt
-        while self._index < self._length:
-            raw = self._next()
-            if raw is _END:
-                return
+        while self._index < self._length and self._next():
+            raw = self._batch.yielded
             self._index += 1
             progress.is_last_batch = self._fetcher.done
             self._last = self._index == self._length or progress.is_last_batch or self._ends.is_asked_for
             self.progress.tell()
-            self._batch.take(raw)
             self._is_here = self._transfer.is_identity(raw)
             inner = not self._first and not self._last and self._is_here
             batch = raw
@@ -173,8 +168,8 @@ class TrainerSink(Sink):
         """Tells whether code of the user's that ends the epoch's last step may see another rate there."""
         return self._hooks.end_steps and any(each.interval == "epoch" for each in self._trainer.lr_scheduler_configs)
 
-    def _next(self) -> Any:
-        """Fetches a batch. Ctrl-C takes effect here at once; elsewhere it waits until the step has ended."""
+    def _next(self) -> bool:
+        """Fetches a batch, if there is one. Ctrl-C takes effect here at once; elsewhere when the step has ended."""
         self._interrupt.held = False
         try:
             with self.logs.users_turn():
@@ -184,17 +179,18 @@ class TrainerSink(Sink):
         except StopIteration:
             self.exhausted = True
             self._end_without_batch(announced=0)
-            return _END
+            return False
         except KeyboardInterrupt as error:
             self._interrupt.raised = error
             self._end_without_batch(announced=0)
-            return _END
+            return False
         except Exception:
             self._end_without_batch(announced=0)
             raise
         finally:
             self._interrupt.held = True
-        return batch
+        self._batch.take(batch)
+        return True
 
     def close(self, failed: bool) -> None:
         """Delivers what was logged before an error; a sink that ended by itself has nothing left."""
