@@ -37,7 +37,7 @@ class Blocks:
         self, graphs: Graphs, refuse: Callable[[Exception], None] | None, unroll: Callable[[str], None] | None
     ) -> None:
         self.graphs, self._refuse, self._unroll = graphs, refuse, unroll
-        self._why_no_loop, self._is_capturable, self._most = "", False, _SIZES[0][0]
+        self._is_capturable, self._most = False, _SIZES[0][0]
         self._known: dict[tuple[int, ...], Block] = {}
         self._marks: tuple[Any, Any] | None = None
         self._seconds: float | None = None
@@ -51,7 +51,7 @@ class Blocks:
         """
         if not all(own.captures for own in steps):
             return None
-        unrolled = any(own._unroll is None or own._why_no_loop for own in steps)
+        unrolled = any(own._unroll is None for own in steps)
         blocks = cls(steps[0].graphs, steps[0]._refuse, None if unrolled else steps[0]._unroll)
         blocks._most = max(1, blocks._most // len(steps))
         blocks._seconds = sum(own._took() for own in steps)
@@ -141,14 +141,14 @@ class Blocks:
             loop = BlockLoop(step, size, turns)
             loop.capture(self.graphs)
         except Exception as error:  # nothing depends on it: blocks take its place
-            self._why_no_loop = in_short(error)
-            if self._unroll is not None:
-                self._unroll(self._why_no_loop)
+            unroll, self._unroll = self._unroll, None
+            if unroll is not None:
+                unroll(in_short(error))
             return None
         return loop
 
     def _turns(self, step: BlockStep, size: int) -> int:
         """Returns how many turns a loop may have; 0 where there is to be none."""
-        if size != _TURN or self._unroll is None or self._why_no_loop or not self.graphs.repeats():
+        if size != _TURN or self._unroll is None or not self.graphs.repeats():
             return 0
         return min(_TURNS, _LINE // max(1, size * step.nbytes))

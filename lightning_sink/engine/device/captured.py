@@ -226,31 +226,6 @@ class CapturedStep(CompiledStep):
         """Returns what runs this step and others, of which each has its turn."""
         return CapturedTurns([cast(CapturedStep, step) for step in steps])
 
-    def of_round(
-        self,
-        steps: Sequence[CapturedStep],
-        function: Callable[..., Outputs],
-        placement: Placement,
-        layouts: list[Layout],
-    ) -> CapturedStep | None:
-        """Returns a step that is a round of steps, all of which have been called; None where they are not captured.
-
-        Nor are those that assume something: each says by itself whether it was right.
-
-        Args:
-            steps: The steps, of which this is the first.
-            function: Runs all of them, with the inputs of the round, and what they draw on the host.
-            placement: What the round has on the host.
-            layouts: What its outputs look like.
-        """
-        draws = [draw for step in steps for draw in step.on_host]
-        blocks = None if any(step.assumes for step in steps) else Blocks.of_rounds([step.blocks for step in steps])
-        if blocks is None:
-            return None
-        step = CapturedStep(function, blocks, placement, draws)
-        step.layouts = layouts
-        return step
-
     def row(self, turns: list[Turn], steps: int) -> Row:
         """Returns steps in a row, to be run: of one turn, all of them alike."""
         (turn,) = turns

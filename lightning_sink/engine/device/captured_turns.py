@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_sink.engine.compiler.loop import TurnTaking
 from lightning_sink.engine.compiler.row import Outputs, Repeated, Row, Turn
 from lightning_sink.engine.device.block_memory import memory_places
+from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.placement import Placement
 from lightning_sink.engine.state.slots import place_of, share_memory
 from lightning_sink.engine.step import Column
@@ -151,13 +152,23 @@ class CapturedTurns(TurnTaking):
         return _Rounds(self._step.row([turn], steps // len(turns)), len(turns), first)
 
     def _step_for(self, found: Round) -> CapturedStep | None:
-        """Returns what runs a round; None where there can be none."""
+        """Returns what runs a round; None where there can be none, or its steps are not captured."""
+        from lightning_sink.engine.device.captured import CapturedStep  # which makes what is here
+
         steps, placement = self._captured, found.placement(self._captured)
         if share_memory(found.fixed, placement.inputs & placement.written):
             return None  # one would not see on the device what another one has left there
+        if any(step.assumes for step in steps):
+            return None  # each says by itself whether it was right
+        blocks = Blocks.of_rounds([step.blocks for step in steps])
+        if blocks is None:
+            return None
+        draws = [draw for step in steps for draw in step.on_host]
+        of_round = CapturedStep(found.run_by(steps), blocks, placement, draws)
         layouts = [step.layouts or [] for step in steps]
         kept = [own[index] for own, wanted in zip(layouts, found.kept, strict=True) for index in wanted]
-        return steps[0].of_round(steps, found.run_by(steps), placement, [*chain(*layouts), *kept])
+        of_round.layouts = [*chain(*layouts), *kept]
+        return of_round
 
 
 class _Rounds(Row):
