@@ -32,6 +32,7 @@ class BlockStep:
     Attributes:
         run: Runs it.
         fixed: The inputs that are the same each time, all on the device; None for those that are not.
+        places: Where these begin.
         positions: Which are not.
         first: Those of one step, to know what they are like.
         kept: Outputs of which every step's is wanted, with what they look like.
@@ -39,6 +40,7 @@ class BlockStep:
 
     run: Callable[..., Outputs]
     fixed: list[Tensor | None]
+    places: list[int | None]
     positions: list[int]
     first: list[Tensor]
     kept: dict[int, Layout]
@@ -68,9 +70,8 @@ class Block:
     """
 
     def __init__(self, step: BlockStep, size: int) -> None:
-        self.size, self._step, self._fixed = size, step.run, step.fixed
+        self.size, self._step, self._fixed, self.places = size, step.run, step.fixed, step.places
         self._positions, self._kept = step.positions, [*step.kept]
-        self.places = places_of(step.fixed)
         self.varying = [Varying(tensor, size) for tensor in step.first]
         self.device = next(tensor.device for tensor in (*step.first, *step.fixed) if tensor is not None)
         layouts = step.kept.values()
@@ -139,8 +140,3 @@ class Block:
         if self._copies is None or not self.is_captured:
             self._copies = OutputCopies(self._outputs, self._fixed)
         return self._copies.make()
-
-
-def places_of(tensors: list[Tensor | None]) -> list[int | None]:
-    """Returns where tensors begin."""
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]

@@ -70,14 +70,8 @@ class Blocks:
         """Takes note of how long a step took."""
         self._seconds = seconds
 
-    def find(self, step: BlockStep, places: list[int | None], steps: int) -> list[Launch]:
-        """Returns what runs steps in a row, one launch behind the other.
-
-        Args:
-            step: One of them.
-            places: Where the inputs lie that are the same for each.
-            steps: How many steps.
-        """
+    def find(self, step: BlockStep, steps: int) -> list[Launch]:
+        """Returns what runs so many steps in a row, one launch behind the other."""
         found, left = list[Launch](), steps
         for size, seconds in _SIZES:
             if size > self._most or (size > 1 and not self.take_less(seconds)):
@@ -87,21 +81,21 @@ class Blocks:
                 continue
             count, left = divmod(left, size)
             if count:
-                block = self._get(step, places, size)
+                block = self._get(step, size)
                 if block is None:
-                    return self.find(step, places, steps)
+                    return self.find(step, steps)
                 found += block.launches(count) if isinstance(block, BlockLoop) else [block] * count
         return found
 
-    def _get(self, step: BlockStep, places: list[int | None], size: int) -> Block | None:
+    def _get(self, step: BlockStep, size: int) -> Block | None:
         """Returns a block that has been made, or makes it; None where it cannot be captured, and is not to be."""
         key = size, len(step.positions), *step.positions, *step.kept
         block = self._known.pop(key, None)
-        if block is not None and block.places != places:
+        if block is not None and block.places != step.places:
             block = None  # before another one takes memory
         if block is None:
             turns = self._turns(step, size)
-            if turns > 1 and not self._is_capturable and self._get(step, places, 1) is None:
+            if turns > 1 and not self._is_capturable and self._get(step, 1) is None:
                 return None  # what cannot be captured at all is found out without a loop
             block = (self._loop(step, size, turns) if turns > 1 else None) or self._block(step, size)
         if block is not None:

@@ -20,7 +20,7 @@ from lightning_sink.engine.compiler.loop import CompiledStep
 from lightning_sink.engine.compiler.masks import draw_in_a_row
 from lightning_sink.engine.compiler.row import Layout, Outputs, Row, Turn, layout_of
 from lightning_sink.engine.device.assumed import AssumingRow, Before
-from lightning_sink.engine.device.block import Block, BlockStep, places_of
+from lightning_sink.engine.device.block import Block, BlockStep
 from lightning_sink.engine.device.block_loop import Launch
 from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured_row import CapturedRow
@@ -51,7 +51,7 @@ class _Fixed:
 
     def __init__(self, fixed: list[Tensor | None], given: list[Tensor | None], written: frozenset[int]) -> None:
         self._fixed, self.given = fixed, given
-        self.places = places_of(given)
+        self.places = [None if tensor is None else tensor.data_ptr() for tensor in given]
         memory = storages(fixed)
         self._memory = {place for place in memory if place is not None}
         self._written = {memory[number] for number in written} - {None}
@@ -141,17 +141,17 @@ class CapturedStep(CompiledStep):
     def _run_once(self, inputs: Sequence[Tensor]) -> Outputs:
         graphs, counterparts = self.graphs, self.counterparts
         given = cast(list[Tensor], counterparts.instead(inputs))
-        outputs, ran = Outputs(), False
+        outputs: Outputs | None = None
         counterparts.launch(inputs)
         try:
             drawn = graphs.bring([draw() for draw in self.on_host])
             begin = graphs.mark()
-            outputs, ran = self.run_there(*given, *drawn), True
+            outputs = self.run_there(*given, *drawn)
             self.blocks.ran(begin, graphs.mark())
             if self.layouts is None:
                 self.layouts = [layout_of(output) for output in outputs]
         finally:
-            outputs = self._end(inputs, outputs, ran=ran)
+            outputs = self._end(inputs, outputs)
         return outputs
 
     def run_there(self, *given: Tensor) -> Outputs:
@@ -174,32 +174,28 @@ class CapturedStep(CompiledStep):
         differ = frozenset(positions)
         fixed = [None if number in differ else tensor for number, tensor in enumerate(inputs)]
         same = self._same(fixed, positions)
-        if not self._stay(same) or not self._may_stage_and_write(same, inputs, positions):
+        before, self._places = self._places, same.places  # a graph is for inputs that stay where they are
+        if before != same.places or not self._may_stage_and_write(same, inputs, positions):
             return self(*inputs)
         found, varying = self._find(same, positions, [[inputs[position]] for position in positions], kept, 1)
         block = cast(Block, found[0])
-        outputs, ran = Outputs(), False
+        outputs: Outputs | None = None
         self.counterparts.launch(fixed)
         try:
             block.run(varying)
-            ran = True
+            outputs = Outputs()  # it counts, also where there is no memory for the rest
             block.write_back({number: inputs[number] for number in positions if number in self.placement.written})
             outputs = block.outputs()
         finally:
-            outputs = self._end(fixed, outputs, ran=ran)
+            outputs = self._end(fixed, outputs)
         return outputs
 
-    def _end(self, inputs: Sequence[Tensor | None], outputs: Outputs, *, ran: bool) -> Outputs:
-        """Brings back what a step left: it counts where it ran, also where there is no memory for the rest."""
-        if ran:
+    def _end(self, inputs: Sequence[Tensor | None], outputs: Outputs | None) -> Outputs:
+        """Brings back what a step left, if it ran: None for the outputs of one that did not."""
+        if outputs is not None:
             return self.counterparts.bring_back(inputs, outputs)
         self.counterparts.give_up()
-        return outputs
-
-    def _stay(self, same: _Fixed) -> bool:
-        """Tells whether the inputs that are the same lie where they did for the step before, which a graph is for."""
-        before, self._places = self._places, same.places
-        return self._places == before
+        return Outputs()
 
     def _may_stage_and_write(self, same: _Fixed, inputs: list[Tensor], positions: list[int]) -> bool:
         """Tells whether a step may work on copies of the inputs that differ, and write to them, and be what it is."""
@@ -253,9 +249,9 @@ class CapturedStep(CompiledStep):
         varying = self._bring([*columns, *draw_in_a_row(self.on_host, steps)])
         layouts = self.layouts or []
         wanted = {index: layouts[index] for index in kept}
-        places = [*positions, *range(len(same.given) - len(self.on_host), len(same.given))]
-        step = BlockStep(self.run_there, same.given, places, [column[0] for column in varying], wanted)
-        return self.blocks.find(step, same.places, steps), varying
+        differ = [*positions, *range(len(same.given) - len(self.on_host), len(same.given))]
+        step = BlockStep(self.run_there, same.given, same.places, differ, [column[0] for column in varying], wanted)
+        return self.blocks.find(step, steps), varying
 
     def _bring(self, columns: list[Column]) -> list[Column]:
         """Returns inputs that differ on the device, those of the host's by few copies."""
