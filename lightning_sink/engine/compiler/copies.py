@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,11 @@ def copy_of(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided or packed.stride() == tensor.stride():
         return packed
     return memory_of(tensor).clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def is_in_one_piece(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Tells whether tensors with these strides lie as new ones of the shape do."""
+    return tuple(stride) == torch.empty(shape, device="meta").stride()
 
 
 def memory_of(tensor: Tensor) -> Tensor:

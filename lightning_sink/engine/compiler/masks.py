@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_sink.engine.compiler.copies import is_in_one_piece
 from lightning_sink.engine.compiler.native import NativeLoop
 from lightning_sink.engine.tracing.draws import Draw
 
@@ -60,8 +61,7 @@ def probability_of_ones(draw: Draw) -> float | None:
     if draw.target is not torch.ops.aten.bernoulli_.float or draw.layout is None or draw.options:
         return None
     shape, stride, dtype, device = draw.layout
-    lies_in_one_piece = tuple(stride) == torch.empty(shape, device="meta").stride()
-    if not lies_in_one_piece or dtype != torch.float32 or device.type != "cpu" or 0 in shape:
+    if not is_in_one_piece(shape, stride) or dtype != torch.float32 or device.type != "cpu" or 0 in shape:
         return None
     probability = draw.arguments[0] if draw.arguments else 0.5
     return probability if isinstance(probability, float) else None

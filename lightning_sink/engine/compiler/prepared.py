@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lightning_sink.engine.compiler.copies import is_in_one_piece
 from lightning_sink.engine.compiler.recomputed import compute_late
 from lightning_sink.engine.compiler.value_checks import keep_value_checks
 from lightning_sink.engine.tracing.recording import Recording
@@ -60,7 +61,7 @@ def copy_joins_of_one(graph: fx.Graph) -> None:
         shape, stride, dtype, _ = node.meta["layout"]
         # The shapes are those that tensors had when they were made: an empty one may have been filled since.
         is_one = len(full) == 1 and (full[0].meta["layout"][0], full[0].meta["layout"][2]) == (shape, dtype)
-        if not is_one or stride != torch.empty(shape, device="meta").stride():
+        if not is_one or not is_in_one_piece(shape, stride):
             continue
         with graph.inserting_before(node):
             copy = graph.call_function(_aten.clone.default, (full[0],), {"memory_format": torch.contiguous_format})

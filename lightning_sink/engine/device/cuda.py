@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.compiler.copies import memory_of
+from lightning_sink.engine.compiler.copies import is_in_one_piece, memory_of
 from lightning_sink.engine.compiler.row import Outputs
 from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.private import can_repeat_graphs, capture_repeated, end_allocating_to_pool
@@ -144,7 +144,7 @@ class CudaGraphs(Graphs):
             if tensor.is_cpu:
                 alike.setdefault((tensor.dtype, tensor.shape, tensor.stride()), []).append(place)
         for (dtype, shape, stride), places in alike.items():
-            if stride == torch.empty(shape, device="meta").stride():
+            if is_in_one_piece(shape, stride):
                 pinned = torch.empty((len(places), *shape), dtype=dtype, device="cpu", pin_memory=True)
                 torch.stack([tensors[place] for place in places], out=pinned)
                 parts = pinned.to(self._device, non_blocking=True).unbind()

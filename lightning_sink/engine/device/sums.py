@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lightning_sink.engine.compiler.copies import is_in_one_piece
+
 _aten = torch.ops.aten
 
 _PRODUCT = 1 << 22
@@ -114,7 +116,8 @@ def _gradient(graph: fx.Graph, node: fx.Node) -> bool:
     if not mask[1] or 1 not in parts or not is_plain or not is_small:  # type: ignore[index]
         return False
     # Whoever reads these takes them to lie as they did.
-    if any(not _in_one_piece(parts[number]) for number in parts.keys() - {0}):
+    layouts = [parts[number].meta.get("layout") for number in parts.keys() - {0}]
+    if any(layout is None or not is_in_one_piece(*layout[:2]) for layout in layouts):
         return False
     steps = ([*each] * (2 // len(each)) for each in (stride, padding))  # type: ignore[misc,arg-type]
     share = share_of(*shapes)
@@ -127,11 +130,6 @@ def _gradient(graph: fx.Graph, node: fx.Node) -> bool:
     else:
         graph.erase_node(node)
     return True
-
-
-def _in_one_piece(node: fx.Node) -> bool:
-    layout = node.meta.get("layout")
-    return layout is not None and layout[1] == torch.empty(layout[0], device="meta").stride()
 
 
 def _replace(node: fx.Node, instead: fx.Node) -> None:
