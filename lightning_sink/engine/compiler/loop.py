@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.compiler.masks import RowDraws, draw_in_a_row
+from lightning_sink.engine.compiler.masks import RowDraws
 from lightning_sink.engine.compiler.native import NativeLoop
 from lightning_sink.engine.compiler.row import Layout, NativeRow, Outputs, Row, Turn, layout_of, on_one_thread
 from lightning_sink.engine.failures import AssumptionFailedError
@@ -33,11 +33,14 @@ class CompiledStep:
         assumes: Whether it may find out that the step goes another way; it changes nothing then, nor where it fails.
 
     Attributes:
+        draws: As given.
         rounding: By how much of a gradient's largest number its gradients may differ from the step's, where that is
             more than what types round.
+        overlaps: Whether rows run beside the thread that launches them.
+        waits: Whether a row is launched only when the one before it is known to have been right.
     """
 
-    rounding = 0.0
+    rounding, overlaps, waits = 0.0, False, False
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class CompiledStep:
         one_thread: bool = False,
         assumes: bool = False,
     ) -> None:
-        self._function, self._draws, self.one_thread, self.assumes = function, draws, one_thread, assumes
+        self._function, self.draws, self.one_thread, self.assumes = function, draws, one_thread, assumes
 
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step.
@@ -65,7 +68,7 @@ class CompiledStep:
             raise AssumptionFailedError(str(error)) from error
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Outputs:
-        drawn = [draw() for draw in self._draws]
+        drawn = [draw() for draw in self.draws]
         with on_one_thread() if self.one_thread else nullcontext():
             return self._function(*inputs, *drawn)
 
@@ -76,16 +79,6 @@ class CompiledStep:
         wanted in a row.
         """
         return self(*inputs)
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether rows run beside the thread that launches them."""
-        return False
-
-    @property
-    def waits(self) -> bool:
-        """Whether a row is launched only when the one before it is known to have been right."""
-        return False
 
     def in_turns(self, steps: Sequence[CompiledStep]) -> TurnTaking:
         """Returns what runs this step and others, of which each has its turn."""
@@ -103,37 +96,31 @@ class NativeStep(CompiledStep):
     """A step with its loop in machine code, around the same code as the function; else as `CompiledStep`.
 
     Attributes:
-        layouts: What its outputs look like that lie in one piece; None until it has been called.
+        layouts: What its outputs look like that lie in one piece; known when it has been called.
     """
 
     def __init__(
         self, function: Callable[..., Outputs], loop: NativeLoop, draws: Sequence[Draw] = (), **options: bool
     ) -> None:
         super().__init__(function, draws, **options)
-        self.draws, self.loop = draws, loop
-        self.layouts: dict[int, Layout] | None = None
+        self.loop = loop
+        self.layouts: dict[int, Layout] = {}
+        # Those of several threads would wait for each other longer (`Producer.retire` says why).
+        self.overlaps = self.one_thread and loop.is_bare
         self._alone: TurnTaking | None = None
 
     def __call__(self, *inputs: Tensor) -> Outputs:
         """Runs one step."""
         outputs = super().__call__(*inputs)
-        if self.layouts is None:
+        if not self.layouts:
             self.layouts = {i: layout_of(t) for i, t in enumerate(outputs) if t.is_contiguous()}
         return outputs
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether rows run beside the thread that launches them.
-
-        Those of several threads do not: they would wait for each other longer (`Producer.retire` says why).
-        """
-        return self.one_thread and self.loop.is_bare and self.layouts is not None
-
     def row(self, turns: list[Turn], steps: int) -> Row:
         """Returns steps in a row, to be run: of one turn, all of them alike."""
-        if self._alone is None and self.layouts is not None:
+        if self._alone is None:
             self._alone = TurnTaking([self])
-        return super().row(turns, steps) if self._alone is None else self._alone.row(turns, steps)
+        return self._alone.row(turns, steps)
 
     def rest(self) -> None:
         """Ends the thread for rows beside others."""
@@ -143,25 +130,24 @@ class NativeStep(CompiledStep):
 class TurnTaking:
     """Steps that take turns in a row, one of each turn, all of which have been called."""
 
+    waits = False
+    """As for a step."""
+
     def __init__(self, steps: Sequence[CompiledStep]) -> None:
         self._steps = steps
-        native = [step for step in steps if isinstance(step, NativeStep) and step.layouts is not None]
+        native = [step for step in steps if isinstance(step, NativeStep)]
         self._native = native if len(native) == len(steps) else []
-        self._row_draws = RowDraws([draw for step in native for draw in step.draws], native[0].loop) if native else None
+        draws = [draw for step in self._native for draw in step.draws]
+        self._row_draws = RowDraws(draws, native[0].loop) if self._native else None
 
     @property
     def overlaps(self) -> bool:
         """Whether rows run beside the thread that launches them."""
         return all(step.overlaps for step in self._steps)
 
-    @property
-    def waits(self) -> bool:
-        """As for a step."""
-        return False
-
     def row(self, turns: list[Turn], steps: int) -> Row:
         """Returns steps in a row, to be run: whole rounds of turns, in which nothing is drawn yet."""
-        if not self._native or self._row_draws is None:
+        if self._row_draws is None:
             return Row(turns, steps)
         native = self._native
         generator = torch.get_rng_state() if self._row_draws else None
@@ -170,12 +156,13 @@ class TurnTaking:
         def draw_again(steps: int) -> None:
             torch.set_rng_state(cast(Tensor, generator))
             for number in range(steps):
-                draw_in_a_row(native[number % len(native)].draws, 1)
+                for draw in native[number % len(native)].draws:
+                    draw()
 
         return NativeRow(
             [_with_draws(turn, [*islice(drawn, len(step.draws))]) for turn, step in zip(turns, native, strict=True)],
             [step.loop for step in native],
-            [step.layouts or {} for step in native],
+            [step.layouts for step in native],
             steps,
             one_thread=all(step.one_thread for step in native),
             beside=self.overlaps,

@@ -67,8 +67,7 @@ class NativeLoop:
         function.argtypes, function.restype = arguments, returns
         return function
 
-    @staticmethod
-    def prepare(turns: Sequence[NativeTurn], steps: int) -> Any:
+    def prepare(self, turns: Sequence[NativeTurn], steps: int) -> Any:
         """Returns a handle of steps in a row: whole rounds of turns."""
         pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
         described = []
@@ -76,7 +75,7 @@ class NativeLoop:
             capsules = iter(pack([tensor for tensor in turn.fixed if tensor is not None]))
             inputs = [None if tensor is None else next(capsules) for tensor in turn.fixed]
             described.append((turn.loop._step, inputs, pack(turn.varying), turn.positions, turn.kept, turn.links))
-        return turns[0].loop._prepare(described, steps)
+        return self._prepare(described, steps)
 
     def launch(self, run: Any, beside: bool) -> None:
         """Runs them; `beside` the caller's thread, on one that ends with `rest`, behind those launched before.

@@ -84,7 +84,7 @@ class CapturedStep(CompiledStep):
         placement: As given.
         counterparts: What the step has on the host.
         on_host: The draws that are made there.
-        layouts: What its outputs look like; None until it has been called.
+        layouts: What its outputs look like; known when it has been called.
         blocks: The graphs.
         last: The row that was launched last, unless nobody has it any more.
     """
@@ -99,12 +99,13 @@ class CapturedStep(CompiledStep):
         generators: Generators | None = None,
     ) -> None:
         super().__init__(function, draws, assumes=generators is not None)
+        self.overlaps, self.waits = True, self.assumes
         self._generators = generators
         self.graphs, self.blocks, self.placement = blocks.graphs, blocks, placement
         self.counterparts = Counterparts(self.graphs, placement)
         self.last: Callable[[], CapturedRow | None] = lambda: None
         self.on_host = [draw for number, draw in enumerate(draws) if number in placement.draws]
-        self.layouts: list[Layout] | None = None
+        self.layouts: list[Layout] = []
         self._fixed: dict[tuple[int, ...], _Fixed] = {}
         self._alone = 0
         self._places: list[int | None] = []
@@ -148,7 +149,7 @@ class CapturedStep(CompiledStep):
             begin = graphs.mark()
             outputs = self.run_there(*given, *drawn)
             self.blocks.ran(begin, graphs.mark())
-            if self.layouts is None:
+            if not self.layouts:
                 self.layouts = [layout_of(output) for output in outputs]
         finally:
             outputs = self._end(inputs, outputs)
@@ -158,13 +159,8 @@ class CapturedStep(CompiledStep):
         """Runs one step there, on inputs that are there, and behind them what was drawn on the host."""
         count = len(given) - len(self.on_host)
         hosts = iter(given[count:])
-        drawn = [next(hosts) if number in self.placement.draws else draw() for number, draw in enumerate(self._draws)]
+        drawn = [next(hosts) if number in self.placement.draws else draw() for number, draw in enumerate(self.draws)]
         return self._function(*given[:count], *drawn)
-
-    @property
-    def num_outputs(self) -> int:
-        """How many outputs it has; known when it has been called."""
-        return len(self.layouts or ())
 
     def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
         """Runs one step, by a graph of its own where steps are often run so and their launch counts."""
@@ -208,16 +204,6 @@ class CapturedStep(CompiledStep):
         alone = all(counts[place] == 1 for place in targets) and not same.hold(targets)
         return alone and written.isdisjoint(self.placement.inputs)
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether rows run beside the thread that launches them."""
-        return True
-
-    @property
-    def waits(self) -> bool:
-        """Whether a row is launched only when the one before it is known to have been right."""
-        return self.assumes
-
     def in_turns(self, steps: Sequence[CompiledStep]) -> CapturedTurns:
         """Returns what runs this step and others, of which each has its turn."""
         return CapturedTurns([cast(CapturedStep, step) for step in steps])
@@ -228,7 +214,7 @@ class CapturedStep(CompiledStep):
         same = self._same(turn.fixed, turn.positions)
         tensors = chain.from_iterable([column] if isinstance(column, Tensor) else column for column in turn.columns)
         may_stage = self.placement.written.isdisjoint(turn.positions) and same.leave(storages(tensors))
-        if self.layouts is None or not may_stage:
+        if not may_stage:
             return super().row(turns, steps)
         if self.assumes:
             turn = replace(turn, kept=[*turn.kept, len(self.layouts) - 1])
@@ -247,8 +233,7 @@ class CapturedStep(CompiledStep):
     ) -> tuple[list[Launch], list[Column]]:
         """Returns blocks for steps in a row, and the inputs that differ, on the device, with what the host draws."""
         varying = self._bring([*columns, *draw_in_a_row(self.on_host, steps)])
-        layouts = self.layouts or []
-        wanted = {index: layouts[index] for index in kept}
+        wanted = {index: self.layouts[index] for index in kept}
         differ = [*positions, *range(len(same.given) - len(self.on_host), len(same.given))]
         step = BlockStep(self.run_there, same.given, same.places, differ, [column[0] for column in varying], wanted)
         return self.blocks.find(step, steps), varying

@@ -75,7 +75,7 @@ class Round:
             own = step.placement
             inputs |= {place for i in own.inputs if isinstance(place := sources[i], int)}
             written |= {place for i in own.written if isinstance(place := sources[i], int)}
-            outputs += [i in own.outputs for i in range(step.num_outputs)]
+            outputs += [i in own.outputs for i in range(len(step.layouts))]
             kept += [i in own.outputs for i in wanted]
         drawn = range(sum(len(step.on_host) for step in steps))
         hosts = (number for number, on_host in enumerate(outputs + kept) if on_host)
@@ -146,7 +146,7 @@ class CapturedTurns(TurnTaking):
             self._step, self._sources = self._step_for(found), found.sources
         if self._step is None or not self._captures:
             return Row(turns, steps)
-        first = sum(step.num_outputs for step in self._captured)
+        first = sum(len(step.layouts) for step in self._captured)
         kept = [first + index for index in range(sum(map(len, found.kept)))]
         turn = Turn(self._step, found.fixed, found.positions, found.columns, kept)
         return _Rounds(self._step.row([turn], steps // len(turns)), len(turns), first)
@@ -165,7 +165,7 @@ class CapturedTurns(TurnTaking):
             return None
         draws = [draw for step in steps for draw in step.on_host]
         of_round = CapturedStep(found.run_by(steps), blocks, placement, draws)
-        layouts = [step.layouts or [] for step in steps]
+        layouts = [step.layouts for step in steps]
         kept = [own[index] for own, wanted in zip(layouts, found.kept, strict=True) for index in wanted]
         of_round.layouts = [*chain(*layouts), *kept]
         return of_round
