@@ -29,8 +29,9 @@ def call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     Anything else that refuses a tensor gets the plain number.
     """
     kwargs = dict(kwargs)
-    numbers_given = [item for item in (*args, *kwargs.values()) if is_value(item)]
-    if all(item.uses.closed for item in numbers_given) or any(item.is_needed_plainly for item in numbers_given):
+    given = [*args, *kwargs.values()]
+    numbers = [item for item in given if is_value(item)]
+    if all(number.uses.closed for number in numbers) or any(number.is_needed_plainly for number in numbers):
         return func(*released(args), **released(kwargs))
     name = getattr(func, "__name__", "")
     if (
@@ -39,9 +40,8 @@ def call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         and (one := getattr(Tensor, name.removeprefix("_foreach_"), None)) is not None
     ):
         return _one_by_one(one, args, kwargs)
-    given = [*args, *kwargs.values()]
     tensors = [item for item in given if isinstance(item, Tensor)]
-    values = [item.value for item in given if is_value(item)]
+    values = [number.value for number in numbers]
     whole = are_whole(tensors, values)
     if whole and {"alpha", "value"} & kwargs.keys():  # what does not fit their type is an error
         return func(*released(args), **released(kwargs))

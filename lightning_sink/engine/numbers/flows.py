@@ -113,13 +113,18 @@ def got(frames: list[FrameType], receivers: Iterable[Receiver | Returned]) -> li
         if isinstance(receiver, Receiver):
             found.append(getter(receiver, scopes_of(frames)))
             continue
-        caller, code = frames[0].f_back, frames[0].f_code
-        follows = caller is not None and is_user_frame(caller) and not gives_later(code)
-        getters = _getters(caller, receiver, code) if follows and caller is not None else []
+        caller = caller_of(frames[0])
+        getters = [] if caller is None else _getters(caller, receiver, frames[0].f_code)
         if not getters:
             return []
         found += getters
     return found
+
+
+def caller_of(frame: FrameType) -> FrameType | None:
+    """Returns the user's frame that gets what one returns; None where that is another one's, or nobody's who calls."""
+    caller = frame.f_back
+    return caller if caller is not None and is_user_frame(caller) and not gives_later(frame.f_code) else None
 
 
 def gives_later(code: CodeType) -> bool:

@@ -34,11 +34,7 @@ class Guard:
         """Tells whether it would come out the same in the step that is about to run."""
         try:
             return bool(self.decide() == self.outcome)
-        except (
-            ArithmeticError,
-            ValueError,
-            TypeError,
-        ):  # the user's expression has no value in that step; running it says so
+        except (ArithmeticError, ValueError, TypeError):  # the user's expression has no value then; running it says so
             return False
 
 

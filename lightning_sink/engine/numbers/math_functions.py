@@ -60,9 +60,9 @@ def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
     if name == "pow" and len(arguments) == 2 and _is_share(arguments[0]) and type(arguments[1]) is Number:
         return operator.pow(float(arguments[0]), arguments[1])
     number = arguments[0] if len(arguments) == 1 else None
-    if type(number) is Number and name in TRUTHS:
-        return number.decided(name, plain, TRUTHS[name])
     if type(number) is Number:
+        if name in TRUTHS:
+            return number.decided(name, plain, TRUTHS[name])
         computed = number.computed(name, plain, _FUNCTIONS[name], _DOMAINS[name])
         if computed is not None:
             return computed

@@ -16,11 +16,10 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from lightning_sink.engine.numbers.flows import Getter, gives_later, is_of, scopes_of, value_at
+from lightning_sink.engine.numbers.flows import Getter, caller_of, is_of, scopes_of, value_at
 from lightning_sink.engine.numbers.handed import Handed
 from lightning_sink.engine.numbers.source_uses import SourceUses, Way
 from lightning_sink.engine.source import Source, instruction_at
-from lightning_sink.engine.watch import is_user_frame
 
 
 class PlainUses:
@@ -44,21 +43,21 @@ class PlainUses:
         source, node = value_at([frame])
         is_named = isinstance(node, ast.Attribute) and node.attr == attribute
         is_asked_for = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr"
-        return node is not None and (is_named or is_asked_for) and self._has(frame, source, node)
+        return (is_named or is_asked_for) and self._has(frame, source, node)
 
     def gives(self, frame: FrameType) -> bool:
         """Tells whether what a frame's instruction gives is used so."""
         source, span = instruction_at([frame])
         node = None if source is None else source.value(span) or source.augmented(span)
-        return node is not None and self._has(frame, source, node)
+        return self._has(frame, source, node)
 
     def keeps(self, frame: FrameType) -> bool:
         """Tells whether what a frame's call gives is used so, decides nothing, and goes to an attribute."""
         (source, node), way = value_at([frame]), Way(follows=True)
-        return node is not None and self._has(frame, source, node, way) and way.is_kept and not way.decides
+        return self._has(frame, source, node, way) and way.is_kept and not way.decides
 
-    def _has(self, frame: FrameType, source: Source | None, node: ast.AST, way: Way | None = None) -> bool:
-        if source is None or not self.handed.sees_calls:
+    def _has(self, frame: FrameType, source: Source | None, node: ast.AST | None, way: Way | None = None) -> bool:
+        if source is None or node is None or not self.handed.sees_calls:
             return False
         way = way or Way()
         uses = SourceUses(
@@ -76,8 +75,9 @@ class PlainUses:
 
     def _is_returned(self, frame: FrameType, way: Way) -> bool:
         """Tells whether the line that calls a frame's function, or asks for its property, uses what it returns so."""
-        code, caller = frame.f_code, frame.f_back
-        if caller is None or not is_user_frame(caller) or gives_later(code):
+        caller = caller_of(frame)
+        if caller is None:
             return False
         source, value = value_at([caller])
-        return value is not None and is_of(value, scopes_of([caller]), code) and self._has(caller, source, value, way)
+        is_its_call = value is not None and is_of(value, scopes_of([caller]), frame.f_code)
+        return is_its_call and self._has(caller, source, value, way)

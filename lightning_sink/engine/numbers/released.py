@@ -15,7 +15,7 @@ def released(value: Any) -> Any:
         return value.freeze()
     if type(value) is tuple:
         items = [released(item) for item in value]
-        return value if all(a is b for a, b in zip(items, value, strict=True)) else tuple(items)
+        return value if all(map(operator.is_, items, value)) else tuple(items)
     if type(value) in (list, dict):
         for key, item in list(value.items() if type(value) is dict else enumerate(value)):
             plain = released(item)
