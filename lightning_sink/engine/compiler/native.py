@@ -7,34 +7,11 @@ Inductor's own wrapper does. `tests/engine/compiler/test_generated.py` fails wit
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-
-
-@dataclass
-class NativeTurn:
-    """Those of some steps in a row that are alike (`row.Turn`), as machine code takes them.
-
-    Attributes:
-        loop: What runs them.
-        fixed: The inputs; None for those that differ from step to step, and those that another turn gives.
-        varying: Those that differ, step after step.
-        positions: Where they go.
-        kept: For each output of which every step's value is wanted: its index, the address for the first, and the bytes
-            of one.
-        links: For each input that an earlier turn gives: its position, that turn, and the output's index.
-    """
-
-    loop: NativeLoop
-    fixed: list[Tensor | None]
-    varying: list[Tensor]
-    positions: list[int]
-    kept: list[int]
-    links: list[int]
 
 
 class NativeLoop:
@@ -43,12 +20,13 @@ class NativeLoop:
     It is made of the library that the step was compiled to (`step.cpp`), and the one that is the same for all steps.
 
     Attributes:
+        prepare: Returns a handle of steps in a row: whole rounds of turns, of what describes each, and how many.
         is_bare: Whether steps run on plain memory, without torch, and so on any thread.
     """
 
     def __init__(self, step: ctypes.PyDLL, runtime: ctypes.PyDLL) -> None:
         objects, pointer = ctypes.py_object, ctypes.c_void_p
-        self._prepare = self._function(runtime, "prepare", objects, ctypes.c_int64)
+        self.prepare = self._function(runtime, "prepare", objects, ctypes.c_int64)
         self._launch = self._function(runtime, "launch", objects, objects)
         self._wait = self._function(runtime, "wait", objects)
         self._make_worker = self._function(runtime, "worker")
@@ -67,15 +45,28 @@ class NativeLoop:
         function.argtypes, function.restype = arguments, returns
         return function
 
-    def prepare(self, turns: Sequence[NativeTurn], steps: int) -> Any:
-        """Returns a handle of steps in a row: whole rounds of turns."""
+    def turn(
+        self,
+        fixed: list[Tensor | None],
+        varying: list[Tensor],
+        positions: list[int],
+        kept: list[int],
+        links: list[int],
+    ) -> Any:
+        """Returns those of some steps in a row that are alike (`row.Turn`), as `prepare` takes them, which it has to.
+
+        Args:
+            fixed: The inputs; None for those that differ from step to step, and those that another turn gives.
+            varying: Those that differ, step after step.
+            positions: Where they go.
+            kept: For each output of which every step's value is wanted: its index, the address for the first, and the
+                bytes of one.
+            links: For each input that an earlier turn gives: its position, that turn, and the output's index.
+        """
         pack = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-        described = []
-        for turn in turns:
-            capsules = iter(pack([tensor for tensor in turn.fixed if tensor is not None]))
-            inputs = [None if tensor is None else next(capsules) for tensor in turn.fixed]
-            described.append((turn.loop._step, inputs, pack(turn.varying), turn.positions, turn.kept, turn.links))
-        return self._prepare(described, steps)
+        capsules = iter(pack([tensor for tensor in fixed if tensor is not None]))
+        inputs = [None if tensor is None else next(capsules) for tensor in fixed]
+        return self._step, inputs, pack(varying), positions, kept, links
 
     def launch(self, run: Any, beside: bool) -> None:
         """Runs them; `beside` the caller's thread, on one that ends with `rest`, behind those launched before.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.compiler.native import NativeLoop, NativeTurn
+from lightning_sink.engine.compiler.native import NativeLoop
 from lightning_sink.engine.failures import AssumptionFailedError, error_of, with_type
 from lightning_sink.engine.step import Column, taken_apart
 
@@ -150,8 +150,7 @@ class NativeRow(Row):
             for which, turn in enumerate(turns)
         ]  # fmt: skip
         native = [
-            NativeTurn(
-                loop,
+            loop.turn(
                 turn.fixed,
                 [*chain.from_iterable(zip(*map(taken_apart, turn.columns), strict=True))],
                 turn.positions,

@@ -29,10 +29,8 @@ def keep_value_checks(graph: fx.Graph, on_host: bool) -> None:
     On the host, whole numbers are not divided by zero; a GPU's are.
     """
     for node in list(graph.nodes):
-        check = _CHECKS.get(node.target) if node.op == "call_function" else None
-        if check is _division and not on_host:
-            continue
-        if check is not None:
+        check = _CHECKS.get(node.target)
+        if check is not None and (on_host or check is not _division):
             with graph.inserting_before(node):
                 check(graph, node)
     _gather_checks(graph)
@@ -40,7 +38,7 @@ def keep_value_checks(graph: fx.Graph, on_host: bool) -> None:
 
 def is_checked(node: fx.Node) -> bool:
     """Tells whether an operation takes not all values, or fails by what it takes."""
-    check = _CHECKS.get(node.target) if node.op == "call_function" else None
+    check = _CHECKS.get(node.target)
     return (check is not None and check is not _division) or node.target in _ASSERTED
 
 

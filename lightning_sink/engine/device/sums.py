@@ -51,7 +51,7 @@ def write_sums(graph: fx.Graph) -> frozenset[Any]:
     """
     found = set()
     for node in list(graph.nodes):
-        write = _WRITTEN.get(node.target) if node.op == "call_function" else None
+        write = _WRITTEN.get(node.target)
         if write is not None and _are_single(node):
             target = node.target
             with graph.inserting_before(node):
