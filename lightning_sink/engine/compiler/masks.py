@@ -27,20 +27,18 @@ class RowDraws:
         self._draws, self._loop = draws, loop
         found = [(draw.layout, probability_of_ones(draw)) for draw in draws]
         masks = [(layout[0], likely) for layout, likely in found if layout is not None and likely is not None]
-        self._shapes, self._probabilities = [shape for shape, _ in masks], [likely for _, likely in masks]
-        only_masks = len(masks) == len(draws) and bool(masks)
-        self._natively = only_masks and draws_alike(loop)
+        self._masks = masks if masks and len(masks) == len(draws) and draws_alike(loop) else []
 
     def __bool__(self) -> bool:
         return bool(self._draws)
 
     def make(self, steps: int) -> list[list[Tensor]]:
         """Returns, for each draw of a step, what the next steps draw."""
-        if self._natively:
-            masks = [torch.empty((steps, *shape), dtype=torch.float32, device="cpu") for shape in self._shapes]
+        if self._masks:
+            masks = [torch.empty((steps, *shape), dtype=torch.float32, device="cpu") for shape, _ in self._masks]
             before = torch.get_rng_state()
             state = before.clone()
-            self._loop.draw_masks(state, masks, self._probabilities)
+            self._loop.draw_masks(state, masks, [likely for _, likely in self._masks])
             if torch.equal(torch.get_rng_state(), before):  # not where another thread has drawn meanwhile
                 torch.set_rng_state(state)
                 return [[*mask.unbind()] for mask in masks]
