@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from lightning_sink.engine.compiler.copies import copy_of, memory_of
 from lightning_sink.engine.compiler.row import Repeated, Turn
 from lightning_sink.engine.compiler.value_checks import is_checked
-from lightning_sink.engine.device.block_loop import Launch
+from lightning_sink.engine.device.block import Launch
 from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.engine.failures import ASSUMED, AssumptionFailedError
 from lightning_sink.engine.private import copy_all

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lightning_sink.engine.device.block import Block, BlockStep
-from lightning_sink.engine.device.block_loop import BlockLoop, Launch
+from lightning_sink.engine.device.block import Block, BlockLoop, BlockStep, Launch
 from lightning_sink.engine.device.graphs import Graphs
 from lightning_sink.engine.failures import in_short
 

@@ -20,8 +20,7 @@ from lightning_sink.engine.compiler.loop import CompiledStep
 from lightning_sink.engine.compiler.masks import draw_in_a_row
 from lightning_sink.engine.compiler.row import Layout, Outputs, Row, Turn, layout_of
 from lightning_sink.engine.device.assumed import AssumingRow, Before
-from lightning_sink.engine.device.block import Block, BlockStep
-from lightning_sink.engine.device.block_loop import Launch
+from lightning_sink.engine.device.block import Block, BlockStep, Launch
 from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.engine.device.captured_turns import CapturedTurns
@@ -197,8 +196,8 @@ class CapturedStep(CompiledStep):
         """Tells whether a step may work on copies of the inputs that differ, and write to them, and be what it is."""
         places = storages(inputs[position] for position in positions)
         written = self.placement.written.intersection(positions)
-        if not written or not same.leave(places):
-            return same.leave(places)
+        if not same.leave(places):
+            return False
         counts = Counter(places)
         targets = [p for number, p in zip(positions, places, strict=True) if number in written and p is not None]
         alone = all(counts[place] == 1 for place in targets) and not same.hold(targets)

@@ -14,7 +14,7 @@ from weakref import ref
 import torch
 
 from lightning_sink.engine.compiler.row import Outputs, Repeated, Row, Turn
-from lightning_sink.engine.device.block_loop import Launch
+from lightning_sink.engine.device.block import Launch
 from lightning_sink.engine.device.block_memory import cut
 from lightning_sink.engine.failures import with_type
 from lightning_sink.engine.step import Column

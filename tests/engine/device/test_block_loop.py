@@ -10,7 +10,7 @@ from test_captured import Parts, adding, drawing, refuse, there, zeros
 from fake_graphs import FakeGraphs
 from lightning_sink.engine.compiler.row import Turn
 from lightning_sink.engine.device import blocks
-from lightning_sink.engine.device.block_loop import BlockLoop
+from lightning_sink.engine.device.block import BlockLoop
 from lightning_sink.engine.device.block_memory import fill
 from lightning_sink.engine.device.placement import Placement
 from lightning_sink.engine.tracing.draws import Draw

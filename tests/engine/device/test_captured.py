@@ -15,8 +15,7 @@ from lightning_sink.engine.compiler.copies import copy_of
 from lightning_sink.engine.compiler.inductor import graph_module
 from lightning_sink.engine.compiler.row import Turn
 from lightning_sink.engine.device import block
-from lightning_sink.engine.device.block import Block
-from lightning_sink.engine.device.block_loop import Turns
+from lightning_sink.engine.device.block import Block, Turns
 from lightning_sink.engine.device.blocks import Blocks
 from lightning_sink.engine.device.captured import CapturedStep
 from lightning_sink.engine.device.graphs import Graphs
