@@ -1,7 +1,11 @@
-"""Which function runs where something is called: a method's, a module's `forward`, what torch has wrapped."""
+"""Which function runs where something is called: a method's, a module's `forward`, what torch has wrapped.
+
+And by which name it knows what it is given there.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
 from types import MethodType
 from typing import Any
@@ -36,3 +40,17 @@ def called_by(called: Any, holder: Any, name: str) -> tuple[Any, list[Any]]:
     ):
         function = function.__wrapped__  # by `torch.no_grad()`, which hands all arguments on
     return function, before
+
+
+def argument_of(arguments: ast.arguments, call: ast.Call, given: ast.AST, before: int) -> str | None:
+    """Returns the name by which a function knows what a call gives it; None where that is not certain.
+
+    `before`: how many arguments it is given before all of the call's.
+    """
+    if isinstance(given, ast.keyword):
+        by_name = arguments.args[max(0, before - len(arguments.posonlyargs)) :]
+        return given.arg if given.arg in {each.arg for each in (*by_name, *arguments.kwonlyargs)} else None
+    place = call.args.index(given)  # type: ignore[arg-type]
+    by_place = [*arguments.posonlyargs, *arguments.args][before + place :]
+    are_certain = not any(isinstance(item, ast.Starred) for item in call.args[:place])
+    return by_place[0].arg if by_place and are_certain else None

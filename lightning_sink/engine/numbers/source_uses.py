@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_sink.engine.numbers.called import called_by
+from lightning_sink.engine.numbers.called import argument_of, called_by
 from lightning_sink.engine.numbers.flows import getter, gives_later, got
 from lightning_sink.engine.numbers.handed import OF_TENSORS
 from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH
@@ -223,7 +223,7 @@ class SourceUses:
         node = None if source is None else source.function(code)
         if source is None or node is None or gives_later(code) or is_library(function.__globals__.get("__name__", "")):
             return False
-        name = _argument(node.args, call, given, len(before))
+        name = argument_of(node.args, call, given, len(before))
         if name is None:
             return False
         first = dict(zip(code.co_varnames, before, strict=False))
@@ -266,14 +266,3 @@ def _compares(node: ast.Compare) -> bool:
     right = node.comparators[0]
     is_none = isinstance(right, ast.Constant) and right.value is None
     return len(node.ops) == 1 and is_none and isinstance(node.ops[0], (ast.Is, ast.IsNot))
-
-
-def _argument(arguments: ast.arguments, call: ast.Call, given: ast.AST, before: int) -> str | None:
-    """Returns the name by which a function knows what a call gives it; None where that is not certain."""
-    if isinstance(given, ast.keyword):
-        by_name = arguments.args[max(0, before - len(arguments.posonlyargs)) :]
-        return given.arg if given.arg in {each.arg for each in (*by_name, *arguments.kwonlyargs)} else None
-    place = call.args.index(given)  # type: ignore[arg-type]
-    by_place = [*arguments.posonlyargs, *arguments.args][before + place :]
-    are_certain = not any(isinstance(item, ast.Starred) for item in call.args[:place])
-    return by_place[0].arg if by_place and are_certain else None
