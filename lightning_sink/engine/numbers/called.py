@@ -35,11 +35,12 @@ def called_by(called: Any, holder: Any, name: str) -> tuple[Any, list[Any]]:
         function = called.__func__
     elif name and attribute_of(holder, name) is not called:  # found on the class
         before = [holder]
-    while getattr(function, "__globals__", {}).get("__name__", "").startswith("torch.") and hasattr(
-        function, "__wrapped__"
-    ):
-        function = function.__wrapped__  # by `torch.no_grad()`, which hands all arguments on
-    return function, before
+    # By `torch.no_grad()`, which hands all arguments on.
+    return inspect.unwrap(function, stop=lambda wrapper: not _is_of_torch(wrapper)), before
+
+
+def _is_of_torch(function: Any) -> bool:
+    return bool(getattr(function, "__globals__", {}).get("__name__", "").startswith("torch."))
 
 
 def argument_of(arguments: ast.arguments, call: ast.Call, given: ast.AST, before: int) -> str | None:
