@@ -18,7 +18,6 @@ from lightning_sink.engine.numbers.result_types import (
     MOST_WHOLE,
     are_whole,
     as_with_python_number,
-    as_wrapped,
     exactly,
     is_large,
     is_real,
@@ -72,8 +71,7 @@ def combine(number: Value, symbol: Callable[..., Any], other: Any, reflected: bo
         if (whole and symbol is operator.pow) or number.is_needed_plainly:
             return symbol(*map(frozen, operands))
         divides = symbol is operator.truediv
-        wrapped = as_wrapped(number.tensor, number.value, [other], divides)
-        out = symbol(other, wrapped) if reflected else symbol(wrapped, other)
+        out = symbol(*(as_tensor(operand, [other], divides=divides) for operand in operands))
         return as_with_python_number(out, [other], [number.value], divides)
     if uses is not None and not uses.gives(sys._getframe(2)):
         return symbol(*map(frozen, operands))
