@@ -42,22 +42,27 @@ def is_checked(node: fx.Node) -> bool:
     return (check is not None and check is not _division) or node.target in _ASSERTED
 
 
+def check_of_assumptions(graph: fx.Graph) -> fx.Node | None:
+    """Returns the check of what a program assumes; None where that is nothing."""
+    checks = graph.find_nodes(op="call_function", target=_aten._assert_async.msg)
+    return next((check for check in checks if check.args[1] == ASSUMED), None)
+
+
 def _gather_checks(graph: fx.Graph) -> None:
     """Has a program with assumptions fail by them alone, having changed nothing.
 
     A step that goes another way may well break what is checked on this one; one that breaks it on this one is run the
     plain way, and says so itself.
     """
-    checks = graph.find_nodes(op="call_function", target=_aten._assert_async.msg)
-    last = next((node for node in checks if node.args[1] == _in_a_literal(ASSUMED)), None)
+    last = check_of_assumptions(graph)
     if last is None:
         return
-    assumed = last.args[0]
+    assumed: Any = last.args[0]
     first = next(node for node in graph.nodes if node in assumed.users)  # behind all that the step does
     with graph.inserting_before(first):
         holds = graph.call_function(_aten.logical_and.default, (assumed, assumed))
     assumed.replace_all_uses_with(holds, delete_user_cb=lambda user: user is not holds)
-    for check in checks:
+    for check in graph.find_nodes(op="call_function", target=_aten._assert_async.msg):
         if check is not last:
             with graph.inserting_before(holds):
                 holds.update_arg(1, graph.call_function(_aten.logical_and.default, (holds.args[1], check.args[0])))

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from lightning_sink.engine.compiler.copies import copy_of, memory_of
 from lightning_sink.engine.compiler.row import Repeated, Turn
-from lightning_sink.engine.compiler.value_checks import is_checked
+from lightning_sink.engine.compiler.value_checks import check_of_assumptions, is_checked
 from lightning_sink.engine.device.block import Launch
 from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.engine.failures import ASSUMED, AssumptionFailedError
@@ -34,7 +34,7 @@ _aten = torch.ops.aten
 @contextmanager
 def told(graph: fx.Graph) -> Iterator[None]:
     """Has a graph give as its last output, for a while, whether its assumptions hold, and not fail by that."""
-    check = _check_of(graph)
+    check = check_of_assumptions(graph)
     if check is None:
         yield
         return
@@ -51,11 +51,6 @@ def told(graph: fx.Graph) -> Iterator[None]:
             graph.call_function(_aten._assert_async.msg, (holds, message))
 
 
-def _check_of(graph: fx.Graph) -> fx.Node | None:
-    checks = graph.find_nodes(op="call_function", target=_aten._assert_async.msg)
-    return next((node for node in checks if node.args[1] == ASSUMED), None)
-
-
 def refuse_late_checks(graph: fx.Graph) -> None:
     """Refuses a graph that may compute, behind a truth that has not come true, with what no kernel takes.
 
@@ -65,7 +60,7 @@ def refuse_late_checks(graph: fx.Graph) -> None:
     Raises:
         ValueError: Names the operation.
     """
-    check = _check_of(graph)
+    check = check_of_assumptions(graph)
     if check is None:
         return
     truths, waiting = set[fx.Node](), [check.args[0]]
