@@ -53,7 +53,7 @@ class NativeLoop:
         kept: list[int],
         links: list[int],
     ) -> Any:
-        """Returns those of some steps in a row that are alike (`row.Turn`), as `prepare` takes them, which it has to.
+        """Returns those of some steps in a row that are alike (`row.Turn`) for `prepare`, which alone frees them again.
 
         Args:
             fixed: The inputs; None for those that differ from step to step, and those that another turn gives.
