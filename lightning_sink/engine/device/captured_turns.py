@@ -153,8 +153,6 @@ class CapturedTurns(TurnTaking):
 
     def _step_for(self, found: Round) -> CapturedStep | None:
         """Returns what runs a round; None where there can be none, or its steps are not captured."""
-        from lightning_sink.engine.device.captured import CapturedStep  # which makes what is here
-
         steps, placement = self._captured, found.placement(self._captured)
         if share_memory(found.fixed, placement.inputs & placement.written):
             return None  # one would not see on the device what another one has left there
@@ -164,7 +162,7 @@ class CapturedTurns(TurnTaking):
         if blocks is None:
             return None
         draws = [draw for step in steps for draw in step.on_host]
-        of_round = CapturedStep(found.run_by(steps), blocks, placement, draws)
+        of_round = type(steps[0])(found.run_by(steps), blocks, placement, draws)
         layouts = [step.layouts for step in steps]
         kept = [own[index] for own, wanted in zip(layouts, found.kept, strict=True) for index in wanted]
         of_round.layouts = [*chain(*layouts), *kept]
