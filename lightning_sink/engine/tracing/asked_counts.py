@@ -81,30 +81,15 @@ def decided_by_count(asked: Asked, recording: Recording) -> tuple[Host, Count] |
 
     None where it comes from anything but one count and numbers that stay, or where each step would find another value.
     """
-    leading = leading_to(*asked.args)
-    sources = [node for node in leading if node.op == "placeholder"]
-    written = [node for node in sources if node.meta["input"] in recording.written_inputs]
-    inputs = {node: recording.inputs[node.meta["input"]] for node in sources}
-    are_numbers = all(tensor.numel() == 1 and tensor.dtype in _TYPES for tensor in inputs.values())
-    if len(written) != 1 or not are_numbers or not any(node.target in _OF_FEW_ANSWERS for node in leading):
+    given = members(fx.Node, asked.args)
+    way = _way_to(given[0], recording, recording.written_inputs) if len(given) == 1 else None
+    if way is None or not any(node.target in _OF_FEW_ANSWERS for node in way[0]):
         return None
-    source = written[0]
-    tensor = inputs[source]
-    computed = [node for node in leading if node not in sources]
-    if any(writes_through(user, node) for node in computed for user in node.users):
-        return None  # what they gave was another value later on
-    before = _added_before(source, computed, recording.graph)
-    if before is None:
-        return None
-    count, given = Count(tensor, source, before), members(fx.Node, asked.args)
-    if len(given) != 1:
-        return None
+    computed, others, count = way
     symbols = {node: _symbol(node) for node in computed}
-    if len(sources) > 1 or tensor.dtype is torch.int32 or None in symbols.values():
-        recording.read |= {node.meta["input"] for node in sources if node is not source}
-        host = _by_themselves(computed, inputs, source, count, given[0])
-        return None if host is None else (host, count)
-    known: dict[fx.Node, Host] = {source: count}
+    if others or count.present().dtype is torch.int32 or None in symbols.values():
+        return _by_themselves(*way, recording)
+    known: dict[fx.Node, Host] = {count.node: count}
     for node, symbol in symbols.items():
         operands = [known.get(item, item) for item in node.args]  # type: ignore[arg-type]
         known[node] = _applied(cast(Callable[..., Any], symbol), operands)
@@ -113,7 +98,7 @@ def decided_by_count(asked: Asked, recording: Recording) -> tuple[Host, Count] |
 
 def counts_asked(asked: Asked, recording: Recording) -> list[Tensor]:
     """Returns the count that such a value comes from, if it is one: a later step may have a stand-in for the value."""
-    sources = [node for node in leading_to(*asked.args) if node.op == "placeholder"]
+    sources = [node for node in leading_to(asked.args) if node.op == "placeholder"]
     written = [node for node in sources if node.meta["input"] in recording.written_inputs]
     tensors = [recording.inputs[node.meta["input"]] for node in written]
     is_count = len(tensors) == 1 and tensors[0].dtype in _WHOLE and added_to(written[0]) is not None
@@ -125,45 +110,53 @@ def number_of_count(node: fx.Node, recording: Recording, known: Collection[int])
 
     `known` are counts, by identity.
     """
-    leading = leading_to((node,), {})
-    sources = [source for source in leading if source.op == "placeholder"]
-    inputs = {source: recording.inputs[source.meta["input"]] for source in sources}
-    counted = [source for source, tensor in inputs.items() if id(tensor) in known]
-    if len(counted) != 1 or not all(tensor.numel() == 1 and tensor.dtype in _TYPES for tensor in inputs.values()):
+    counts = [index for index, tensor in enumerate(recording.inputs) if id(tensor) in known]
+    way = _way_to(node, recording, counts)
+    if way is None:
         return None
-    source, computed = counted[0], [each for each in leading if each not in inputs]
-    if any(writes_through(user, each) for each in computed for user in each.users):
+    computed, _, count = way
+    return _by_themselves(*way, recording) if computed else ((lambda: int(count())), count)
+
+
+def _way_to(
+    asked: fx.Node, recording: Recording, counts: Collection[int]
+) -> tuple[list[fx.Node], dict[fx.Node, Tensor], Count] | None:
+    """Returns how a value comes from one of some counts, which are inputs by their numbers; None where it does not.
+
+    That is: the operations that lead to it, each behind those that it depends on, the other numbers that they begin
+    with, and the count as they find it.
+    """
+    leading = leading_to(asked)
+    inputs = {node: recording.inputs[node.meta["input"]] for node in leading if node.op == "placeholder"}
+    sources = [node for node in inputs if node.meta["input"] in counts]
+    if len(sources) != 1 or not all(tensor.numel() == 1 and tensor.dtype in _TYPES for tensor in inputs.values()):
         return None
+    source, computed = sources[0], [node for node in leading if node not in inputs]
+    if any(writes_through(user, node) for node in computed for user in node.users):
+        return None  # what they gave was another value later on
     before = _added_before(source, computed, recording.graph) if computed else added_to(source)
-    if before is None:
-        return None
-    count = Count(inputs[source], source, before)
-    if node is source:
-        return (lambda: int(count())), count
-    host = _by_themselves(computed, inputs, source, count, node)
-    if host is None:
-        return None
-    recording.read |= {each.meta["input"] for each in sources if each is not source}
-    return host, count
+    count = None if before is None else Count(inputs.pop(source), source, before)
+    return None if count is None else (computed, inputs, count)
 
 
 def _by_themselves(
-    computed: list[fx.Node], inputs: dict[fx.Node, Tensor], source: fx.Node, count: Count, asked: fx.Node
-) -> Host | None:
-    """Returns what does some operations on single numbers, as the step does them; None where there is more to them."""
+    computed: list[fx.Node], others: dict[fx.Node, Tensor], count: Count, recording: Recording
+) -> tuple[Host, Count] | None:
+    """Returns what does the operations on single numbers, as the step does them; None where there is more to them."""
     if len(computed) > _MOST or not all(map(_is_of_numbers, computed)):
         return None
-    stay = {node: tensor.detach().to("cpu", copy=True) for node, tensor in inputs.items() if node is not source}
-    shape, dtype = inputs[source].shape, inputs[source].dtype
+    stay = {node: tensor.detach().to("cpu", copy=True) for node, tensor in others.items()}
+    shape, dtype = count.present().shape, count.present().dtype
+    recording.read |= {node.meta["input"] for node in others}
 
     def host() -> Any:
-        known: dict[Any, Any] = {**stay, source: torch.full(shape, count(), dtype=dtype, device="cpu")}
+        known: dict[Any, Any] = {**stay, count.node: torch.full(shape, count(), dtype=dtype, device="cpu")}
         for node in computed:
             args = [known.get(item, item) if isinstance(item, fx.Node) else item for item in node.args]
             known[node] = node.target(*args, **node.kwargs)  # type: ignore[operator]
-        return known[asked].item()
+        return known[computed[-1]].item()
 
-    return host
+    return host, count
 
 
 def _is_of_numbers(node: fx.Node) -> bool:

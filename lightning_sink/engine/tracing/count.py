@@ -39,18 +39,18 @@ class Count(Ahead):
 
     def __init__(self, tensor: Tensor, node: fx.Node, before: list[Add]) -> None:
         super().__init__()
-        self._tensor, self._node, self._before = tensor, node, before
+        self._tensor, self.node, self._before = tensor, node, before
         self._is_asked = False
 
     @property
     def input(self) -> int:
         """Which input of the recording it is."""
-        return int(self._node.meta["input"])
+        return int(self.node.meta["input"])
 
     @cached_property
     def adds(self) -> list[Add] | None:
         """What a whole step adds to it, once that is recorded; None where nobody knows it ahead."""
-        return added_to(self._node)
+        return added_to(self.node)
 
     def __call__(self) -> float:
         """Returns it."""

@@ -86,10 +86,10 @@ def question(
     return Question(f"{func.name()}{(args, kwargs)!r}", value, where, graph, found)
 
 
-def leading_to(args: Any, kwargs: Any) -> list[fx.Node]:
+def leading_to(*arguments: Any) -> list[fx.Node]:
     """Returns the nodes that some arguments depend on, each behind those that it depends on."""
     found, waiting = set[fx.Node](), list[fx.Node]()
-    map_arg((args, kwargs), waiting.append)
+    map_arg(arguments, waiting.append)
     while waiting:
         node = waiting.pop()
         if node not in found:
