@@ -14,6 +14,7 @@ from torch import fx
 
 from lightning_sink.engine.failures import ASSUMED
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
+from lightning_sink.engine.tracing.questions import leading_to
 from lightning_sink.engine.tracing.recording import Assumed, Recording
 
 _aten = torch.ops.aten
@@ -63,9 +64,6 @@ class Assumptions:
 
 def _is_drawn(node: fx.Node) -> bool:
     """Tells whether a value comes of random numbers alone."""
-    found = {node: None}
-    for each in (nodes := [node]):  # grows
-        nodes += [other for other in each.all_input_nodes if other not in found]
-        found |= dict.fromkeys(each.all_input_nodes)
-    is_used = any(each.op == "placeholder" for each in nodes)
-    return not is_used and any(each.meta.get("draws") for each in nodes)
+    leading = leading_to(node)
+    is_used = any(each.op == "placeholder" for each in leading)
+    return not is_used and any(each.meta.get("draws") for each in leading)

@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import draws_otherwise, is_mutable, is_view, schema_name, written_arguments
+from lightning_sink.engine.tracing.unrepeatable import EMPTY
 
-_EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 DROPOUT: Any = torch.ops.aten.native_dropout.default
 _LIKE = {"aten::rand_like", "aten::randn_like", "aten::randint_like"}
 
@@ -75,17 +75,9 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
     with graph.inserting_before(first):
         placeholders = [graph.placeholder(f"draw_{number}") for number in range(len(nodes))]
     for node, placeholder in zip(nodes, placeholders, strict=True):
-        if node.target is DROPOUT:
-            (mask,) = node.users
-            placeholder.meta["layout"] = mask.meta["layout"]
-            mask.replace_all_uses_with(placeholder)
-            graph.erase_node(mask)
-            graph.erase_node(node)
-            continue
-        filled = node.args[0] if schema_name(node.target).endswith("_") else None
-        placeholder.meta["layout"] = (filled or node).meta["layout"]
-        node.replace_all_uses_with(placeholder)
-        graph.erase_node(node)
+        filled = filled_by(node)
+        placeholder.meta["layout"] = layout_of(node)
+        replace_draw(node, placeholder)
         if filled is not None:
             filled.replace_all_uses_with(placeholder)
             graph.erase_node(filled)
@@ -113,6 +105,30 @@ def take_masks_apart(graph: fx.Graph) -> None:
         node.meta["layout"] = given.meta["layout"]
 
 
+def drawn_by(node: fx.Node) -> fx.Node:
+    """Returns what stands for the tensor that is drawn: of a dropout that was taken apart, its mask."""
+    return next(iter(node.users)) if node.target is DROPOUT else node
+
+
+def filled_by(node: fx.Node) -> Any:
+    """Returns what a draw fills; None where it gives a tensor of its own."""
+    return node.args[0] if schema_name(node.target).endswith("_") else None
+
+
+def layout_of(node: fx.Node) -> Any:
+    """Returns how the tensor lies that is drawn."""
+    return (filled_by(node) or drawn_by(node)).meta["layout"]
+
+
+def replace_draw(node: fx.Node, given: fx.Node) -> None:
+    """Takes a draw out of its graph; what it has drawn is given in its place."""
+    drawn = drawn_by(node)
+    drawn.replace_all_uses_with(given)
+    node.graph.erase_node(drawn)
+    if drawn is not node:
+        node.graph.erase_node(node)
+
+
 def insert(graph: fx.Graph, func: Any, args: tuple[Any, ...], layout: Any) -> fx.Node:
     """Inserts an operation that is none of the step's, with what is noted of others; its result looks so."""
     node = graph.call_function(func, args)
@@ -136,7 +152,7 @@ def draw_of(node: fx.Node, written: Collection[fx.Node]) -> Draw | None:
         return Draw(target, arguments[1:], dict(node.kwargs), node.meta["layout"], part=1)
     if name.endswith("_"):
         source = tensors[0]
-        fresh = source.op == "call_function" and schema_name(source.target) in _EMPTY
+        fresh = source.op == "call_function" and schema_name(source.target) in EMPTY
         if not fresh or next(iter(source.users)) is not node:
             return None
     elif name not in _LIKE:

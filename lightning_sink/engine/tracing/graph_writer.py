@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.private import WeakIdKeyDictionary
+from lightning_sink.engine.tracing.questions import leading_to
 from lightning_sink.engine.tracing.recording import Recording
 
 
@@ -49,8 +50,9 @@ class GraphWriter:
         """Writes an operation down that gave `out`; nodes are in the place of tensors among its arguments."""
         node = self._recording.graph.call_function(func, args, kwargs)
         node.meta["draws"] = draws
-        # They may be drawn from once for all.
-        values = [value.tolist() for value in constants_of(node)] if draws else []
+        # A draw may be made before each step by the numbers that led to it in this one (`draws.py`).
+        leading = leading_to(node) if draws else []
+        values = [each.meta["value"].tolist() for each in leading if "value" in each.meta]
         self._lines.append(f"{func.name()}{(args, kwargs)!r}{values or ''}")
         self._bind(out, node)
         return node
@@ -116,18 +118,6 @@ class GraphWriter:
                 part = self._recording.graph.call_function(operator.getitem, (node, index))
                 self._lines.append(f"{node}[{index}]")
                 self._bind(item, part)
-
-
-def constants_of(node: fx.Node) -> list[Tensor]:
-    """Returns the tensors made of numbers that a node's result depends on, in their order."""
-    found: dict[fx.Node, None] = {}
-    waiting = [node]
-    while waiting:
-        known = waiting.pop()
-        if known not in found:
-            found[known] = None
-            waiting += known.all_input_nodes
-    return [known.meta["value"] for known in found if "value" in known.meta]
 
 
 def _layout(tensor: Tensor) -> Any:

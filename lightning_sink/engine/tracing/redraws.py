@@ -13,9 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lightning_sink.engine.private import schema_name
 from lightning_sink.engine.state.default_generators import Generators, State
-from lightning_sink.engine.tracing.draws import DROPOUT, Draw, draw_of, insert, take_masks_apart, written_nodes
+from lightning_sink.engine.tracing.draws import (
+    Draw,
+    draw_of,
+    drawn_by,
+    filled_by,
+    insert,
+    layout_of,
+    replace_draw,
+    take_masks_apart,
+    written_nodes,
+)
 from lightning_sink.engine.watch import user_line
 
 _aten = torch.ops.aten
@@ -93,11 +102,11 @@ class Redraws:
             if None in draws:
                 self._hazard("a random generator is set back, and what is drawn again depends on a tensor", where)
                 return
-            if _layout(first) != _layout(node) or not _are_alike(*map(_without_type, draws)):
+            if layout_of(first) != layout_of(node) or not _are_alike(*map(_without_type, draws)):
                 self._hazard("a random generator is set back, and something else is drawn than before", where)
                 return
         for node, first, _ in self._again:
-            _replace(graph, node, _kept(graph, first))
+            _repeat(graph, node, _kept(graph, first))
 
 
 def _without_type(draw: Draw | None) -> tuple[Any, ...]:
@@ -123,36 +132,17 @@ def _keys(state: State) -> list[Before]:
 
 def _kept(graph: fx.Graph, first: fx.Node) -> fx.Node:
     """Returns a copy of what was drawn, as it was then: what is drawn is often written to (`empty().bernoulli_()`)."""
-    drawn = _drawn(first)
+    drawn = drawn_by(first)
     with graph.inserting_after(drawn):
-        return insert(graph, _aten.clone.default, (drawn,), _layout(first))
+        return insert(graph, _aten.clone.default, (drawn,), layout_of(first))
 
 
-def _replace(graph: fx.Graph, node: fx.Node, kept: fx.Node) -> None:
+def _repeat(graph: fx.Graph, node: fx.Node, kept: fx.Node) -> None:
     """Has an operation that draws give what was kept."""
-    drawn, filled = _drawn(node), _filled(node)
-    with graph.inserting_before(drawn):
-        if filled is None:
-            given = insert(graph, _aten.clone.default, (kept,), _layout(node))
-        else:
-            given = insert(graph, _aten.copy_.default, (filled, kept), _layout(node))
+    filled = filled_by(node)
+    func, args = (_aten.clone.default, (kept,)) if filled is None else (_aten.copy_.default, (filled, kept))
+    with graph.inserting_before(drawn_by(node)):
+        given = insert(graph, func, args, layout_of(node))
     if "again" in node.meta:
         given.meta["again"] = node.meta["again"]
-    drawn.replace_all_uses_with(given)
-    graph.erase_node(drawn)
-    if drawn is not node:
-        graph.erase_node(node)
-
-
-def _drawn(node: fx.Node) -> fx.Node:
-    """Returns what stands for the tensor that is drawn: of a dropout that was taken apart, its mask."""
-    return next(iter(node.users)) if node.target is DROPOUT else node
-
-
-def _filled(node: fx.Node) -> Any:
-    """Returns what a draw fills; None where it gives a tensor of its own."""
-    return node.args[0] if schema_name(node.target).endswith("_") else None
-
-
-def _layout(node: fx.Node) -> Any:
-    return (_filled(node) or _drawn(node)).meta["layout"]
+    replace_draw(node, given)

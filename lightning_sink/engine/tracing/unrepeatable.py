@@ -19,8 +19,9 @@ _READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tenso
 
 _BY_MASKS = {"aten::index", "aten::nonzero", "aten::masked_select"}
 
-_EMPTY = {f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "empty_permuted")}
-_EMPTY |= {"aten::new_empty", "aten::new_empty_strided"}
+EMPTY = {f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "empty_permuted")}
+EMPTY |= {"aten::new_empty", "aten::new_empty_strided"}
+"""Operations that give memory which others are to fill."""
 
 
 def why_unrepeatable(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -50,7 +51,7 @@ class Unfilled:
 
     def operation(self, func: Any, given: Sequence[Tensor], written: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
         """Takes note of an operation and of what it made; tells whether it reads what none has filled."""
-        if schema_name(func) in _EMPTY:
+        if schema_name(func) in EMPTY:
             self._storages |= {_memory(tensor): tensor.untyped_storage() for tensor in made if tensor.numel()}
             return False
         if not self._storages:
