@@ -20,20 +20,16 @@ from torch._ops import OpOverload
 from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import is_mutable, is_view
-from lightning_sink.engine.tracing.count import Add, Count, added_to, writes_through
+from lightning_sink.engine.tracing.count import EXACT, TYPES, Add, Count, added_to, writes_through
 from lightning_sink.engine.tracing.origins import Origin
 from lightning_sink.engine.tracing.questions import leading_to
 from lightning_sink.engine.tracing.recording import Recording
 
 _aten = torch.ops.aten
 
-_TYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
 _WHOLE = (torch.int32, torch.int64)
 _MOST = 16
 """Operations that are done by themselves at most."""
-
-_LARGEST = 1 << 24
-"""Whole numbers up to this are the same in every type that counts have."""
 
 _COMPARISONS: dict[Any, Callable[..., Any]] = {
     getattr(getattr(_aten, name), overload): getattr(operator, name)
@@ -129,7 +125,7 @@ def _way_to(
     leading = leading_to(asked)
     inputs = {node: recording.inputs[node.meta["input"]] for node in leading if node.op == "placeholder"}
     sources = [node for node in inputs if node.meta["input"] in counts]
-    if len(sources) != 1 or not all(tensor.numel() == 1 and tensor.dtype in _TYPES for tensor in inputs.values()):
+    if len(sources) != 1 or not all(tensor.numel() == 1 and tensor.dtype in TYPES for tensor in inputs.values()):
         return None
     source, computed = sources[0], [node for node in leading if node not in inputs]
     if any(writes_through(user, node) for node in computed for user in node.users):
@@ -180,7 +176,7 @@ def _added_before(source: fx.Node, computed: list[fx.Node], graph: fx.Graph) -> 
 def _symbol(node: fx.Node) -> Callable[..., Any] | None:
     """Returns what does in Python what an operation does, with whole numbers that are not too large."""
     numbers = [item for item in node.args if not isinstance(item, fx.Node)]
-    if node.kwargs or any(type(item) is not int or abs(item) >= _LARGEST for item in numbers):
+    if node.kwargs or any(type(item) is not int or abs(item) >= EXACT for item in numbers):
         return None
     given = [item.meta["layout"][2] for item in node.args if isinstance(item, fx.Node)]
     # Truths are added as truths, and floats by rounding.

@@ -19,7 +19,7 @@ from lightning_sink.engine.state.ahead import Ahead
 _aten = torch.ops.aten
 _SIGNS = {_aten.add_.Tensor: 1, _aten.add_.Scalar: 1, _aten.sub_.Tensor: -1}
 
-_EXACT, _TYPES = 1 << 24, (torch.float32, torch.float64, torch.int32, torch.int64)
+EXACT, TYPES = 1 << 24, (torch.float32, torch.float64, torch.int32, torch.int64)
 """Whole numbers up to this are added exactly in these types, which counts mostly have."""
 
 _MOST_STEPS = 1 << 12
@@ -75,8 +75,8 @@ class Count(Ahead):
         start = torch.as_tensor(self.found(), dtype=dtype).detach().to("cpu", copy=True)
         number, moves = float(start), [float(each * alpha) for each, alpha in self.adds or ()]
         is_whole = all(map(float.is_integer, (number, *moves)))
-        is_exact = is_whole and abs(number) + _MOST_STEPS * sum(map(abs, moves)) < _EXACT
-        self.leave(number if is_exact and dtype in _TYPES else start)
+        is_exact = is_whole and abs(number) + _MOST_STEPS * sum(map(abs, moves)) < EXACT
+        self.leave(number if is_exact and dtype in TYPES else start)
 
     def passed(self) -> None:
         """A step was gone through."""

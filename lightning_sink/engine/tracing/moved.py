@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, storages
+from lightning_sink.engine.tracing.origins import memory_of
 
 
 def puts_data(func: Any) -> bool:
@@ -78,7 +79,7 @@ class Moved:
         if any(place in self._before for _, place in places):
             return True
         others = (tensor for tensor, place in places if place in self._given and not self.has(tensor))
-        return any(self._age(tensor) <= self._given[tensor.untyped_storage().data_ptr()] for tensor in others)
+        return any(self._age(tensor) <= self._given[memory_of(tensor)] for tensor in others)
 
 
 def _fills_its_memory(tensor: Tensor) -> bool:

@@ -30,7 +30,7 @@ from lightning_sink.engine.tracing.apart import Apart
 from lightning_sink.engine.tracing.decomposed import in_parts
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.moved import Moved
-from lightning_sink.engine.tracing.origins import Origin, Origins
+from lightning_sink.engine.tracing.origins import Origin, Origins, memory_of
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.redraws import Redraws
 from lightning_sink.engine.tracing.rewritten import by_places, with_types
@@ -130,12 +130,11 @@ class Operations(TorchDispatchMode):
             node, origin = self.writer.node(tensor), self._origins.of([value])
             self.writer.write(torch.ops.aten.copy_.default, (node, self.writer.node(value)), {}, None, draws=False)
             self.moved.take(tensor, value, self.writer.operations)
-            self._recording.written |= {tensor.untyped_storage().data_ptr()}
+            self._recording.written |= {memory_of(tensor), memory_of(value)}
             self._recording.moved.append(tensor)
             put(tensor, value)
             self._origins.operation(origin, (), [tensor])
             self.undo.watch(tensor)
-            self._recording.written |= {tensor.untyped_storage().data_ptr()}
             self._places[node.meta["input"]] = place_of(tensor)
             return
         place = place_of(tensor)
@@ -175,8 +174,13 @@ class Operations(TorchDispatchMode):
         if (run := in_parts(func, args, kwargs)) is not None:
             with self:
                 return run()
-        if torch.is_inference_mode_enabled() and (made := self._decomposed(func, args, kwargs)) is not NotImplemented:
-            return made
+        if torch.is_inference_mode_enabled():
+            # Elsewhere what is made of other operations is seen as these. As a whole, `bool(tensor)` is none of which
+            # one knows that it takes a value out of a tensor.
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         # PyTorch's own operations call nothing of the user's, and the hook would double the time of writing them down.
         # Written out: `watch.unwatched` would make that a tenth longer.
         watched = func.namespace == "aten" and self.hook is not None and sys.getprofile() is self.hook
@@ -187,14 +191,6 @@ class Operations(TorchDispatchMode):
         finally:
             if watched:
                 sys.setprofile(self.hook)
-
-    def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation that is made of others, which are what is seen of it elsewhere than in inference mode.
-
-        As a whole, `bool(tensor)` is no operation of which it is known that it takes a value out of a tensor.
-        """
-        with self:
-            return func.decompose(*args, **kwargs)
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _is_made_of_numbers(func, args):

@@ -40,14 +40,14 @@ class Origins:
     """
 
     def __init__(self, batch: Iterable[Tensor], changing: Iterable[Tensor]) -> None:
-        self._batch = {_place(tensor) for tensor in batch if _is_followed(tensor)}
-        self._changing = {_place(tensor) for tensor in changing if _is_followed(tensor)}
+        self._batch = {memory_of(tensor) for tensor in batch if _is_followed(tensor)}
+        self._changing = {memory_of(tensor) for tensor in changing if _is_followed(tensor)}
         self._of: dict[int, Origin | None] = {}
 
     def input(self, tensor: Tensor, index: int) -> None:
         """Takes note of a tensor that the step did not make."""
         if _is_followed(tensor):
-            place = _place(tensor)
+            place = memory_of(tensor)
             changes = tensor.requires_grad or place in self._changing or tensor.is_inference()
             known = self._of.get(place, _NOTHING)
             of_input = None if changes else Origin(frozenset([index]), of_batch=place in self._batch)
@@ -57,7 +57,7 @@ class Origins:
         """Returns what some tensors come from, taken together."""
         union: Origin | None = _NOTHING
         for tensor in tensors:
-            union = _together(union, self._of.get(_place(tensor), _NOTHING) if _is_followed(tensor) else None)
+            union = _together(union, self._of.get(memory_of(tensor), _NOTHING) if _is_followed(tensor) else None)
         return union
 
     def operation(self, inputs: Origin | None, made: Iterable[Tensor], written: Iterable[Tensor]) -> None:
@@ -68,9 +68,9 @@ class Origins:
         # What is written to keeps the rest of its content. What is made may lie where a tensor that is gone lay, but a
         # view shares its storage with an argument, whose origin is part of `inputs`.
         for tensor in filter(_is_followed, made):
-            self._of[_place(tensor)] = inputs
+            self._of[memory_of(tensor)] = inputs
         for tensor in filter(_is_followed, written):
-            self._of[_place(tensor)] = None if inputs is None else inputs._replace(is_written=True)
+            self._of[memory_of(tensor)] = None if inputs is None else inputs._replace(is_written=True)
 
 
 def _together(one: Origin | None, other: Origin | None) -> Origin | None:
@@ -79,7 +79,8 @@ def _together(one: Origin | None, other: Origin | None) -> Origin | None:
     return Origin(one.inputs | other.inputs, one.of_batch or other.of_batch, one.is_written or other.is_written)
 
 
-def _place(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
+    """Returns where the storage of a tensor begins."""
     return tensor.untyped_storage().data_ptr()
 
 

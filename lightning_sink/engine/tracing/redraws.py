@@ -98,21 +98,19 @@ class Redraws:
         take_masks_apart(graph)
         written = written_nodes(graph.nodes)
         for node, first, where in self._again:
-            draws = draw_of(first, written), draw_of(node, written)
-            if None in draws:
+            one, other = draw_of(first, written), draw_of(node, written)
+            if one is None or other is None:
                 self._hazard("a random generator is set back, and what is drawn again depends on a tensor", where)
                 return
-            if layout_of(first) != layout_of(node) or not _are_alike(*map(_without_type, draws)):
+            if layout_of(first) != layout_of(node) or not _are_alike(_without_type(one), _without_type(other)):
                 self._hazard("a random generator is set back, and something else is drawn than before", where)
                 return
         for node, first, _ in self._again:
             _repeat(graph, node, _kept(graph, first))
 
 
-def _without_type(draw: Draw | None) -> tuple[Any, ...]:
+def _without_type(draw: Draw) -> tuple[Any, ...]:
     """Returns what a draw is made by, but for the type: that it is given one does not show by what it gives."""
-    if draw is None:
-        return ()
     options = sorted((name, value) for name, value in draw.options.items() if name != "dtype")
     return draw.target, draw.arguments, options, draw.layout, draw.part
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lightning_sink.engine.state.attributes import MOST_VALUES, TENSOR_HOLDERS, is_a, items_of, nested
 from lightning_sink.engine.state.slots import Parts
+from lightning_sink.engine.tracing.origins import memory_of
 from lightning_sink.held import ABSENT
 
 _RESTORED = frozenset([list, deque, set, dict, OrderedDict, defaultdict, Counter])
@@ -41,15 +42,14 @@ class Undo:
 
     def watch(self, tensor: Tensor) -> None:
         """Takes note of a tensor that the step did not make."""
-        self._outside.add(tensor.untyped_storage().data_ptr())
+        self._outside.add(memory_of(tensor))
 
     def keep(self, written: Iterable[Tensor]) -> set[int]:
         """Keeps what is about to be overwritten; returns the storages that are kept from now on."""
         kept = set()
         for tensor in written:
             if tensor.layout is torch.strided:
-                storage = tensor.untyped_storage()
-                key = storage.data_ptr()
+                storage, key = tensor.untyped_storage(), memory_of(tensor)
                 if key in self._outside and key not in self._saved:
                     self._saved[key] = (storage, storage.clone())
                     kept.add(key)
@@ -132,9 +132,9 @@ class Attributes:
             sys.modules["numpy"].random.set_state(self._numpy)
 
 
-def keep_objects(values: Iterable[Any]) -> list[Callable[[], None]]:
+def keep_objects(values: Iterable[Any]) -> list[Callable[[], object]]:
     """Returns what puts back generators, arrays and bytes among some values, each to where it is now."""
-    found, room = list[Callable[[], None]](), _MOST_BYTES
+    found, room = list[Callable[[], object]](), _MOST_BYTES
     for value in {id(value): value for value in values}.values():
         size = _bytes_of(value)
         if size <= room and (put_back := _kept(value)) is not None:
@@ -152,27 +152,20 @@ def _bytes_of(value: Any) -> int:
     return int(value.nbytes) if _is_numpys(value, "ndarray") else 0
 
 
-def _kept(value: Any) -> Callable[[], None] | None:
+def _kept(value: Any) -> Callable[[], object] | None:
     """Returns what puts an object back; None for one of which nothing is kept."""
     if is_a(value, random.Random):
         state = random.Random.getstate(value)
         return lambda: random.Random.setstate(value, state)
-    if is_a(value, torch.Generator):
+    if is_a(value, torch.Generator) or _is_numpys(value, "RandomState"):
         present = value.get_state()
-
-        def put_back() -> None:
-            value.set_state(present)
-
-        return put_back
+        return lambda: value.set_state(present)
     if type(value) in (bytearray, array):
         content = value[:]
         return lambda: value.__setitem__(slice(None), content)
     if _is_numpys(value, "Generator"):
         numbers = value.bit_generator.state
         return lambda: setattr(value.bit_generator, "state", numbers)
-    if _is_numpys(value, "RandomState"):
-        older = value.get_state()
-        return lambda: value.set_state(older)
     if _is_numpys(value, "ndarray") and value.flags.writeable:
         items = value.copy()
         return lambda: value.__setitem__(..., items)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from lightning_sink.engine.private import is_view, schema_name
+from lightning_sink.engine.tracing.origins import memory_of
 
 # They turn lengths held in a tensor into Python numbers in C++, where no dispatch mode sees it.
 _READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split"}
@@ -52,15 +53,11 @@ class Unfilled:
     def operation(self, func: Any, given: Sequence[Tensor], written: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
         """Takes note of an operation and of what it made; tells whether it reads what none has filled."""
         if schema_name(func) in EMPTY:
-            self._storages |= {_memory(tensor): tensor.untyped_storage() for tensor in made if tensor.numel()}
+            self._storages |= {memory_of(tensor): tensor.untyped_storage() for tensor in made if tensor.numel()}
             return False
         if not self._storages:
             return False
         for tensor in written:
-            self._storages.pop(_memory(tensor), None)
-        reads = [] if is_view(func) else [_memory(tensor) for tensor in given if tensor.numel()]
+            self._storages.pop(memory_of(tensor), None)
+        reads = [] if is_view(func) else [memory_of(tensor) for tensor in given if tensor.numel()]
         return any(self._storages.pop(memory, None) is not None for memory in reads)
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -89,7 +89,7 @@ class Values:
         if is_large(value):
             return None
         self._gone_on += 1
-        name = self._gone_on, "a value of a tensor"
+        name = self._gone_on, _OF_STEP
         copy = tensor.detach().reshape(()).to("cpu", copy=True)  # of what it holds now
         copy = _rounded(copy) if copy.dtype is torch.bfloat16 else copy
         whole, plain = copy if isinstance(value, int) else None, self._plain if is_plain else None
