@@ -28,60 +28,60 @@ CALLED = frozenset([torch.unique, torch.bincount, Tensor.__bool__, Tensor.any, _
 """The functions of torch's by which they do it."""
 
 
-class OfTorchmetrics:
-    """Calls these in another way; in what is `paused` nothing is recorded."""
+Paused = Callable[[], AbstractContextManager[None]]
+"""For what is done beside the step: operations in it are not recorded."""
 
-    def __init__(self, paused: Callable[[], AbstractContextManager[None]]) -> None:
-        self._paused = paused
 
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType) -> Any:
-        """Returns what such a call of a frame's gives; `NotImplemented` where it is no such call."""
-        caller: FrameType | None = frame
-        while caller is not None and _module(caller).startswith("torch."):
-            caller = caller.f_back
-        if caller is None or not _module(caller).startswith("torchmetrics."):
-            return NotImplemented
-        name, held = caller.f_code.co_name, caller.f_locals
-        if name == TORCHMETRICS_COUNTS and func is torch.bincount:
-            return self._counts(*args, **kwargs)
-        if name == TORCHMETRICS_NORMALIZES and func in (_DEVICE, Tensor.any) and held["tensor"].device.type == "cpu":
-            return torch.device("meta") if func == _DEVICE else _are_logits(held["tensor"])
-        if name.endswith(TORCHMETRICS_CHECKS) and func in (torch.unique, Tensor.__bool__):
-            return self._distinct(args[0], held, name) if func is torch.unique else self._is_refused(args[0], name)
+def other_way(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType, paused: Paused) -> Any:
+    """Returns what such a call of a frame's gives; `NotImplemented` where it is no such call."""
+    caller: FrameType | None = frame
+    while caller is not None and _module(caller).startswith("torch."):
+        caller = caller.f_back
+    if caller is None or not _module(caller).startswith("torchmetrics."):
         return NotImplemented
+    name, held = caller.f_code.co_name, caller.f_locals
+    if name == TORCHMETRICS_COUNTS and func is torch.bincount:
+        return _counts(paused, *args, **kwargs)
+    if name == TORCHMETRICS_NORMALIZES and func in (_DEVICE, Tensor.any) and held["tensor"].device.type == "cpu":
+        return torch.device("meta") if func == _DEVICE else _are_logits(held["tensor"])
+    if name.endswith(TORCHMETRICS_CHECKS) and func in (torch.unique, Tensor.__bool__):
+        return _distinct(paused, args[0], held, name) if func is torch.unique else _is_refused(paused, args[0], name)
+    return NotImplemented
 
-    def _distinct(self, values: Tensor, held: Mapping[str, Any], name: str) -> Tensor:
-        """Returns what tells a check as much as the distinct ones of some values.
 
-        One that has the number of classes asks how many these are, any other what they are.
-        """
-        classes = held.get("num_classes")
-        if classes is None:
-            return values.flatten()
-        most = classes + (held.get("ignore_index") is not None)
-        with self._paused():
-            distinct: Tensor = values.unique()
-        if len(distinct) <= most:
-            ordered = values.flatten().sort().values
-            others = (ordered[1:] != ordered[:-1]).sum()
-            assert_async(others < most, f"Detected more unique values than expected. Expected only {most} ({name})")
-        return distinct
+def _distinct(paused: Paused, values: Tensor, held: Mapping[str, Any], name: str) -> Tensor:
+    """Returns what tells a check as much as the distinct ones of some values.
 
-    def _is_refused(self, is_wrong: Tensor, name: str) -> bool:
-        with self._paused():
-            if is_wrong.item():
-                return True
-        assert_async(is_wrong.logical_not(), f"Detected other values than expected ({name})")
-        return False
+    One that has the number of classes asks how many these are, any other what they are.
+    """
+    classes = held.get("num_classes")
+    if classes is None:
+        return values.flatten()
+    most = classes + (held.get("ignore_index") is not None)
+    with paused():
+        distinct: Tensor = values.unique()
+    if len(distinct) <= most:
+        ordered = values.flatten().sort().values
+        others = (ordered[1:] != ordered[:-1]).sum()
+        assert_async(others < most, f"Detected more unique values than expected. Expected only {most} ({name})")
+    return distinct
 
-    def _counts(self, values: Tensor, minlength: int = 0, **kwargs: Any) -> Any:
-        with self._paused():
-            goes_further = not values.numel() or bool(values.max() >= minlength)
-        if goes_further or kwargs:
-            return NotImplemented
-        return torch.zeros(minlength, dtype=torch.int64, device=values.device).scatter_add(
-            0, values, torch.ones_like(values)
-        )
+
+def _is_refused(paused: Paused, is_wrong: Tensor, name: str) -> bool:
+    with paused():
+        if is_wrong.item():
+            return True
+    assert_async(is_wrong.logical_not(), f"Detected other values than expected ({name})")
+    return False
+
+
+def _counts(paused: Paused, values: Tensor, minlength: int = 0, **kwargs: Any) -> Any:
+    with paused():
+        goes_further = not values.numel() or bool(values.max() >= minlength)
+    if goes_further or kwargs:
+        return NotImplemented
+    zeros = torch.zeros(minlength, dtype=torch.int64, device=values.device)
+    return zeros.scatter_add(0, values, torch.ones_like(values))
 
 
 def _module(frame: FrameType) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -24,7 +23,7 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.private import assert_async, is_all_true
 from lightning_sink.engine.tracing.moved import puts_data
-from lightning_sink.engine.tracing.of_torchmetrics import CALLED, OfTorchmetrics
+from lightning_sink.engine.tracing.of_torchmetrics import CALLED, Paused, other_way
 
 
 class StandInMode(TorchFunctionMode):
@@ -38,12 +37,11 @@ class StandInMode(TorchFunctionMode):
         self,
         number: Callable[[Tensor, FrameType], Number | None],
         put_data: Callable[..., None],
-        paused: Callable[[], AbstractContextManager[None]],
+        paused: Paused,
         meets: Callable[[Any, tuple[Any, ...]], None] = lambda func, args: None,
     ) -> None:
         super().__init__()
         self._number, self._put_data, self._paused, self._meets = number, put_data, paused, meets
-        self._of_torchmetrics = OfTorchmetrics(paused)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -68,19 +66,19 @@ class StandInMode(TorchFunctionMode):
         elif puts_data(func):
             return self._put_data(func, *args)
         elif func is is_all_true:
-            return self._is_all_true(func, args[0], sys._getframe(1))
+            return self._is_all_true(args[0], sys._getframe(1))
         elif func in CALLED:
-            out = self._of_torchmetrics.called(func, args, kwargs, sys._getframe(1))
+            out = other_way(func, args, kwargs, sys._getframe(1), self._paused)
             if out is not NotImplemented:
                 return out
         return func(*args, **kwargs)
 
-    def _is_all_true(self, func: Any, valid: Tensor, caller: FrameType) -> Any:
+    def _is_all_true(self, valid: Tensor, caller: FrameType) -> Any:
         """Lets the checks of `torch.distributions`, which raise an error or do nothing, stay in the program."""
         if caller.f_globals.get("__name__") != "torch.distributions.distribution":
-            return func(valid)
+            return is_all_true(valid)
         with self._paused():
-            if not (holds := func(valid)):
+            if not (holds := is_all_true(valid)):
                 return holds
         held = caller.f_locals
         what = f"parameter {held['param']}" if "param" in held else "value argument"
