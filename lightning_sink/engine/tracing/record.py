@@ -38,11 +38,10 @@ from lightning_sink.engine.state.slot import Slot
 from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.assumptions import Assumptions
-from lightning_sink.engine.tracing.batch_contents import BatchContents
-from lightning_sink.engine.tracing.batch_gradients import BatchGradients
 from lightning_sink.engine.tracing.bounds import largest_in
 from lightning_sink.engine.tracing.count import added_to
 from lightning_sink.engine.tracing.left_behind import learn, release
+from lightning_sink.engine.tracing.left_on_batch import BatchContents, BatchGradients
 from lightning_sink.engine.tracing.old_gradients import OldGradients
 from lightning_sink.engine.tracing.operations import Operations
 from lightning_sink.engine.tracing.recording import Recording

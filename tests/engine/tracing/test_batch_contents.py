@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_sink.engine.tracing.batch_contents import BatchContents
+from lightning_sink.engine.tracing.left_on_batch import BatchContents
 
 
 def batch():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_sink.engine.tracing.batch_gradients import BatchGradients
+from lightning_sink.engine.tracing.left_on_batch import BatchGradients
 
 
 def goes_backward(x):

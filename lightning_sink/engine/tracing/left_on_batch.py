@@ -1,23 +1,76 @@
-"""What a step puts into its batch: `batch["pred"] = out`, `graph.x = graph.x * 0.9`, `batch.append(loss)`.
+"""What a step leaves on its batch's tensors, and what it puts into the batch.
 
-There it is when the batch comes again, as objects do that a list holds, and callbacks that are shown the batch find it
-there. A program puts nothing into a batch. So a step that does is one for programs only where the batch is known to be
-nobody else's. One that is run again finds its batch as the first run did.
+On a tensor: `x.requires_grad_()`, its gradient, hooks on it. Into a batch: `batch["pred"] = out`,
+`graph.x = graph.x * 0.9`, `batch.append(loss)`. There it is when the batch comes again, as it does from a list of
+batches, and autograd adds to gradients that are there; callbacks that are shown the batch, and code outside of the
+step, find it there, too. A program leaves none of it. So a step that leaves something is one for programs only where
+the batch is known to be nobody else's. One that is run again finds its batch as the first run did.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from lightning_sink.engine.private import tensor_hooks, version
+
 _DEEPEST = 4
 """Objects inside of objects that are looked into, as for a batch's signature."""
 
 _NO_RECORDS = (type, nn.Module, ModuleType, FunctionType, MethodType)
+
+
+class _OnTensor(NamedTuple):
+    """What is on a tensor.
+
+    Attributes:
+        version: Of the gradient, which counts what is added to it.
+        hooks: Of each kind, by their numbers.
+    """
+
+    requires_grad: bool
+    gradient: Tensor | None
+    version: int
+    hooks: list[dict[int, Any]]
+
+    @classmethod
+    def at(cls, tensor: Tensor) -> _OnTensor:
+        gradient = tensor.grad if tensor.is_leaf else None
+        hooks = [dict(held or {}) for held in tensor_hooks(tensor)]
+        return cls(tensor.requires_grad, gradient, 0 if gradient is None else version(gradient), hooks)
+
+    def is_as(self, other: _OnTensor) -> bool:
+        return self.gradient is other.gradient and (*self[:1], *self[2:]) == (*other[:1], *other[2:])
+
+
+class BatchGradients:
+    """What is on a batch's tensors before a step."""
+
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        self._before = [(leaf, _OnTensor.at(leaf)) for leaf in leaves if leaf.is_leaf]
+
+    def are_left(self) -> bool:
+        """Tells whether the step has left something there."""
+        return not all(_OnTensor.at(leaf).is_as(look) for leaf, look in self._before)
+
+    def restore(self) -> None:
+        """Puts back what was there; what a gradient holds is put back with other memory."""
+        for leaf, look in self._before:
+            if _OnTensor.at(leaf).is_as(look):
+                continue
+            if not leaf.is_leaf and leaf._base is None:  # what asks for a gradient was written into it
+                leaf.detach_()
+            for held, before in zip(tensor_hooks(leaf), look.hooks, strict=True):
+                for number in (held or {}).keys() - before.keys():
+                    del held[number]
+            if leaf.is_leaf:
+                leaf.requires_grad_(look.requires_grad)
+                leaf.grad = look.gradient
 
 
 class _Look(NamedTuple):
