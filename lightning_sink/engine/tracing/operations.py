@@ -27,13 +27,12 @@ from lightning_sink.engine.private import (
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, place_of
 from lightning_sink.engine.tracing.apart import Apart
-from lightning_sink.engine.tracing.decomposed import in_parts
 from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.moved import Moved
 from lightning_sink.engine.tracing.origins import Origin, Origins, memory_of
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.redraws import Redraws
-from lightning_sink.engine.tracing.rewritten import by_places, with_types
+from lightning_sink.engine.tracing.rewritten import by_places, in_parts, with_types
 from lightning_sink.engine.tracing.scaled_steps import ScaledSteps
 from lightning_sink.engine.tracing.undo import Undo
 from lightning_sink.engine.tracing.unrepeatable import Unfilled, why_unrepeatable

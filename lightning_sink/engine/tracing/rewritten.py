@@ -5,6 +5,11 @@ Where nothing that changes went into the mask (`logits[~torch.eye(n, dtype=torch
 time, and these can be picked by their places. Where the batch alone did (`out[graph.train_mask]`), they can be picked
 by places that the program looks up, as many as each batch is asked for (`Values.ones`).
 
+Operations on lists, and those of a `GradScaler`, are recorded as what they are made of. Inductor does badly with the
+first: the norms of a list it calls through Python, at each step (an MLP that clips its gradients took 141 microseconds
+a step so, and takes 27), and a graph with a transformer and lists it may not compile at all (an `AssertionError` in
+`FusedSchedulerNode.reorder_loops_by_dep_pair`, torch 2.11). The others it does not know.
+
 Operations whose result has torch's default type. A training in `bf16-true` or `64-true` has another default type in its
 step than around it, where programs are compiled and run: a quotient of whole numbers, `torch.full((), 0.1)` or
 `torch.linspace(0, 1, 3)` would be of that.
@@ -20,7 +25,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from lightning_sink.engine.operands import members
-from lightning_sink.engine.private import schema_name, takes_dtype
+from lightning_sink.engine.private import is_on_lists, one_by_one, schema_name, takes_dtype
 
 _INDEXES = frozenset(["aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"])
 _ATEN = torch.ops.aten
@@ -59,6 +64,34 @@ def _is_mask(index: Any) -> bool:
 def _is_one_each(values: Tensor, of: Tensor, mask: Tensor) -> bool:
     """Tells whether there is a value for each element that a mask picks."""
     return values.numel() > 1 and values.dim() == of.dim() - mask.dim() + 1
+
+
+def in_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """Returns what runs an operation in parts; None where it is recorded as it is."""
+    if func is _ATEN._amp_foreach_non_finite_check_and_unscale_.default:
+        return lambda: _unscale(*args)
+    if func is _ATEN._amp_update_scale_.default:
+        return lambda: _update(*args)
+    return (lambda: one_by_one(func, args, kwargs)) if is_on_lists(func) else None
+
+
+def _unscale(gradients: list[Tensor], found_infinite: Tensor, inverse_scale: Tensor) -> None:
+    are_finite = torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
+    found_infinite.copy_(torch.where(are_finite, found_infinite, 1.0))
+    for gradient in gradients:
+        gradient.mul_(inverse_scale)
+
+
+def _update(
+    scale: Tensor, tracker: Tensor, found_infinite: Tensor, growth: float, backoff: float, interval: int
+) -> Tensor:
+    """As torch does it: products of a float and a double, and no growth beyond what is finite."""
+    is_infinite, tracked = found_infinite != 0, tracker + 1
+    is_due = tracked == interval
+    grown, reduced = ((scale.double() * factor).to(scale.dtype) for factor in (growth, backoff))
+    present = torch.where(is_due & grown.isfinite(), grown, scale)
+    tracker.copy_(torch.where(is_infinite | is_due, 0, tracked))
+    return scale.copy_(torch.where(is_infinite, reduced, present))
 
 
 def with_types(

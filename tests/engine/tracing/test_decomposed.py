@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loop import record
 
 from lightning_sink.engine.compiler.inductor import graph_module
-from lightning_sink.engine.tracing.decomposed import in_parts
+from lightning_sink.engine.tracing.rewritten import in_parts
 
 ATEN = torch.ops.aten
 UNSCALE, UPDATE = ATEN._amp_foreach_non_finite_check_and_unscale_.default, ATEN._amp_update_scale_.default
