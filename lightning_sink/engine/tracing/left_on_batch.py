@@ -10,14 +10,14 @@ the batch is known to be nobody else's. One that is run again finds its batch as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from operator import is_
+from collections.abc import Iterator, Sequence
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from lightning_sink.engine.private import tensor_hooks, version
+from lightning_sink.engine.state.attributes import are_the_same, items_of
 
 _DEEPEST = 4
 """Objects inside of objects that are looked into, as for a batch's signature."""
@@ -87,16 +87,15 @@ class _Look(NamedTuple):
         if dataclasses.is_dataclass(holder):  # one with slots
             names = [field.name for field in dataclasses.fields(holder)]
             return cls(holder, names, [_attribute(holder, name) for name in names])
-        return cls(holder, [], [*(list.__iter__(holder) if isinstance(holder, list) else tuple.__iter__(holder))])
+        return cls(holder, [], items_of(holder))
 
     def now(self) -> _Look:
         """Returns what the same holder holds by now."""
         return self.at(self.holder)
 
     def is_as(self, other: _Look) -> bool:
-        if self.holder is not other.holder or len(self.held) != len(other.held):
-            return False
-        return all(map(is_, self.names, other.names)) and all(map(is_, self.held, other.held))
+        is_alike = are_the_same(self.names, other.names) and are_the_same(self.held, other.held)
+        return self.holder is other.holder and is_alike
 
 
 class BatchContents:
@@ -104,15 +103,12 @@ class BatchContents:
 
     def __init__(self, batch: Any = None, yielded: Any = None) -> None:
         self._batch = batch
-        self._before, kept = list[_Look](), list[_Look]()
-        _look(batch, _DEEPEST, self._before)
-        _look(yielded, _DEEPEST, kept)
-        self._kept = {id(look.holder) for look in kept}
+        self._before = [*_looks(batch, _DEEPEST)]
+        self._kept = {id(look.holder) for look in _looks(yielded, _DEEPEST)}
 
     def are_changed(self) -> bool:
         """Tells whether the step has put something else into the batch, or taken something out."""
-        present: list[_Look] = []
-        _look(self._batch, _DEEPEST, present)
+        present = [*_looks(self._batch, _DEEPEST)]
         return len(present) != len(self._before) or not all(map(_Look.is_as, present, self._before))
 
     def are_left(self) -> bool:
@@ -134,8 +130,8 @@ class BatchContents:
                     object.__setattr__(look.holder, name, held)
 
 
-def _look(item: Any, depth: int, found: list[_Look]) -> None:
-    """Adds what an item holds, and what is held by that. Runs no code of the user's."""
+def _looks(item: Any, depth: int) -> Iterator[_Look]:
+    """Yields what an item holds, and what is held by that. Runs no code of the user's."""
     if isinstance(item, _NO_RECORDS):
         return
     holder = item
@@ -145,9 +141,9 @@ def _look(item: Any, depth: int, found: list[_Look]) -> None:
             return
     look = _Look.at(holder)
     if not isinstance(holder, tuple):
-        found.append(look)
+        yield look
     for each in look.held:
-        _look(each, 0 if isinstance(item, Tensor) else depth, found)
+        yield from _looks(each, 0 if isinstance(item, Tensor) else depth)
 
 
 def _attributes(item: Any) -> Any:

@@ -7,7 +7,7 @@ memory that the tensor had before, and nobody else holds what was put there: `Mo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Snapshot, storages
+from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.origins import memory_of
 
 
@@ -24,14 +25,10 @@ def puts_data(func: Any) -> bool:
 
 
 class Moved:
-    """The tensors that were given other memory.
+    """The tensors that were given other memory; `before` is what slots hold before a step, and keeps these tensors."""
 
-    `before` is what slots hold before the step, and keeps those tensors; `age` returns how many operations had been
-    recorded when a tensor was made.
-    """
-
-    def __init__(self, before: Snapshot, age: Callable[[Tensor], int]) -> None:
-        self._slots, self._age = before, age
+    def __init__(self, before: Snapshot, writer: GraphWriter) -> None:
+        self._slots, self._writer = before, writer
         self._tensors: set[int] = set()
         self._kept: list[torch.UntypedStorage] = []  # so that no other tensor has the memory of one before
         self._before: set[int] = set()
@@ -61,15 +58,15 @@ class Moved:
         own, given = storages([tensor, value])
         return own is not None and given is not None and self._places[own] == 1 and not self._places[given]
 
-    def take(self, tensor: Tensor, value: Tensor, operations: int) -> None:
-        """Takes note of a tensor that is about to get what another one holds, behind so many operations."""
+    def take(self, tensor: Tensor, value: Tensor) -> None:
+        """Takes note of a tensor that is about to get what another one holds."""
         self._tensors.add(id(tensor))
         before, given = (each.untyped_storage() for each in (tensor, value))
         self._places[before.data_ptr()] -= 1
         self._places[given.data_ptr()] += 1
         self._kept += before, given
         self._before.add(before.data_ptr())
-        self._given[given.data_ptr()] = operations
+        self._given[given.data_ptr()] = self._writer.operations
 
     def are_used(self, tensors: Sequence[Tensor]) -> bool:
         """Tells whether an operation looks at what a tensor had before, or at what it was given by another name."""
@@ -79,7 +76,7 @@ class Moved:
         if any(place in self._before for _, place in places):
             return True
         others = (tensor for tensor, place in places if place in self._given and not self.has(tensor))
-        return any(self._age(tensor) <= self._given[memory_of(tensor)] for tensor in others)
+        return any(self._writer.age(tensor) <= self._given[memory_of(tensor)] for tensor in others)
 
 
 def _fills_its_memory(tensor: Tensor) -> bool:

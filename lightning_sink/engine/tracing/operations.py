@@ -84,7 +84,7 @@ class Operations(TorchDispatchMode):
         self.undo = Undo()
         self.generators = Generators(before.parts.device)
         self.redraws = Redraws(self.generators, recording.hazard)
-        self.moved = Moved(before, self.writer.age)
+        self.moved = Moved(before, self.writer)
         self.outside = Apart(recording, self.generators)
         self.scaled = ScaledSteps(recording, before, self, self.paused)
         self.hook: Any = None
@@ -128,7 +128,7 @@ class Operations(TorchDispatchMode):
         if self.writer.made(value) and self.moved.may_take(tensor, value):
             node, origin = self.writer.node(tensor), self._origins.of([value])
             self.writer.write(torch.ops.aten.copy_.default, (node, self.writer.node(value)), {}, None, draws=False)
-            self.moved.take(tensor, value, self.writer.operations)
+            self.moved.take(tensor, value)
             self._recording.written |= {memory_of(tensor), memory_of(value)}
             self._recording.moved.append(tensor)
             put(tensor, value)
