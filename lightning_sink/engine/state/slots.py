@@ -106,7 +106,7 @@ class Parts:
         drawn: The generators of the process that are Python's and numpy's.
         optimizer_counts: The numbers that optimizers keep for each parameter, and steps set.
         counted: Identities of tensors in which modules count steps, and of which steps ask for the number.
-        ones: How many ones masks of the batch had last that steps index by, by line, operations and shape.
+        ones: The shape of masks of the batch that steps index by, and how many ones they had last, by line and operations.
         step_counts: Numbers for what optimizers count in tensors, by the place of each; different ones where counts
             ever have differed.
     """

@@ -129,9 +129,9 @@ def replace_draw(node: fx.Node, given: fx.Node) -> None:
         node.graph.erase_node(node)
 
 
-def insert(graph: fx.Graph, func: Any, args: tuple[Any, ...], layout: Any) -> fx.Node:
+def insert(graph: fx.Graph, func: Any, args: tuple[Any, ...], layout: Any, **options: Any) -> fx.Node:
     """Inserts an operation that is none of the step's, with what is noted of others; its result looks so."""
-    node = graph.call_function(func, args)
+    node = graph.call_function(func, args, options)
     node.meta["draws"], node.meta["layout"] = False, layout
     return node
 

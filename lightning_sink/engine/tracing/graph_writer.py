@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.private import WeakIdKeyDictionary
+from lightning_sink.engine.tracing.draws import insert
 from lightning_sink.engine.tracing.questions import leading_to
 from lightning_sink.engine.tracing.recording import Recording
 
@@ -69,8 +70,7 @@ class GraphWriter:
 
     def derive(self, func: Any, args: tuple[Any, ...], layout: Any, **options: Any) -> fx.Node:
         """Writes an operation down that is none of the step's, and returns it; its result looks so."""
-        node = self._recording.graph.call_function(func, args, options)
-        node.meta["draws"], node.meta["layout"] = False, layout
+        node = insert(self._recording.graph, func, args, layout, **options)
         self._lines.append(f"{func.name()}{(args, options)!r}")
         return node
 

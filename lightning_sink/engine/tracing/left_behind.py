@@ -55,7 +55,7 @@ def _places(holder: Any) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
 def learn(
     parts: Parts,
     changed: Collection[str],
-    wanted: Collection[tuple[int, str]],
+    wanted: Collection[tuple[Any, str]],
     attributes: Attributes,
     watched: Watched,
     codes: Collection[CodeType],
@@ -65,7 +65,7 @@ def learn(
     Args:
         parts: The training, which remembers them.
         changed: Names of Python values that are others behind the step.
-        wanted: Attributes that were given numbers of tensors, and may hold what they did before, by object and name.
+        wanted: Attributes that were given numbers of tensors, and may hold what they did before: objects and names.
         attributes: What the attributes held before it.
         watched: What it collected.
         codes: The code of the step.
@@ -76,7 +76,7 @@ def learn(
     parts.collected.leave_out([place.key for place in watched.read])
     collecting = {place.name for place in parts.collected.places}
     found = {*changed, *(place.name for place in watched.read)}
-    found |= {prefix + key for prefix, holder in parts.with_optimizers() for of, key in wanted if of == id(holder)}
+    found |= {prefix + key for prefix, holder in parts.with_optimizers() for of, key in wanted if of is holder}
     found -= collecting
     for name in parts.carried.learn(parts.with_optimizers(), found, codes) if found else ():
         parts.varying.count(name)

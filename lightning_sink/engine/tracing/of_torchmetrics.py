@@ -7,8 +7,7 @@ the program, and counts go as far as there are classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -21,15 +20,12 @@ from lightning_sink.engine.private import (
     TORCHMETRICS_NORMALIZES,
     assert_async,
 )
+from lightning_sink.engine.tracing.recording import Paused
 
 _DEVICE = Tensor.device.__get__
 
 CALLED = frozenset([torch.unique, torch.bincount, Tensor.__bool__, Tensor.any, _DEVICE])
 """The functions of torch's by which they do it."""
-
-
-Paused = Callable[[], AbstractContextManager[None]]
-"""For what is done beside the step: operations in it are not recorded."""
 
 
 def other_way(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType, paused: Paused) -> Any:

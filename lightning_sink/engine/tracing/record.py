@@ -38,7 +38,6 @@ from lightning_sink.engine.state.slot import Slot
 from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.assumptions import Assumptions
-from lightning_sink.engine.tracing.bounds import largest_in
 from lightning_sink.engine.tracing.count import added_to
 from lightning_sink.engine.tracing.left_behind import learn, release
 from lightning_sink.engine.tracing.left_on_batch import BatchContents, BatchGradients
@@ -114,10 +113,9 @@ class Recorder(Tape):
         self._handed, self.old_gradients = Handed(), OldGradients()
         # `PlainUses` and `Values` ask each other while the step runs, so the one is made before what it asks.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
-        most = lambda tensor: largest_in(self._writer.node(tensor))  # noqa: E731
         self._assumptions = Assumptions(self.recording, self._writer)
-        known = self._is_sum, self._uses, self._plain, self._operations.origin, most, self._assumptions.takes
-        self._values = Values(self.recording, leaves, *known, before.parts.counted, before.parts.ones, self.paused)
+        known = self._is_sum, self._uses, self._plain, self._operations.origin, self._assumptions, self.paused
+        self._values = Values(self.recording, leaves, before.parts, self._writer, *known)
         self._looks = Looks(self._uses, self.ran, [], self._plain, apart)
         self._failed = False
 
@@ -236,8 +234,7 @@ class Recorder(Tape):
         if changed := changed_names(python, self._look()):
             self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
             self._before.parts.optimizer_counts.learn(self._before.parts.optimizers, self._before.states)
-        wanted = [(id(holder), key) for holder, key in self._plain.wanted]
-        learn(self._before.parts, changed, wanted, attributes, self._watched, self.ran.values())
+        learn(self._before.parts, changed, self._plain.wanted, attributes, self._watched, self.ran.values())
 
     def gets(self, batch: Any, yielded: Any) -> None:
         """Looks at what the batch holds before the user's code gets it."""

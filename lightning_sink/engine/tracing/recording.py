@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +15,9 @@ from lightning_sink.engine.state.slots import storages
 from lightning_sink.engine.tracing.count import Add, Count
 from lightning_sink.engine.tracing.questions import Question
 from lightning_sink.engine.watch import Hazard, user_line
+
+Paused = Callable[[], AbstractContextManager[None]]
+"""For what is done in the midst of a step and is no part of it: operations in it are not recorded."""
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ class Redraws:
         self._generators, self._hazard = generators, hazard
         self._first: dict[Before, fx.Node] = {}
         self._known: set[Before] = set()
-        self._forks: set[int] = set()
-        self._left: set[int] = set()
+        self._forks: dict[int, bool] = {}  # whether each was left
         self._again: list[tuple[fx.Node, fx.Node, str]] = []
 
     def begin(self) -> None:
@@ -76,10 +75,9 @@ class Redraws:
             return
         fork = id(frame)
         if not is_set:
-            self._forks.add(fork)
-            self._left.discard(fork)
+            self._forks[fork] = False
         elif fork in self._forks:
-            self._left.add(fork)
+            self._forks[fork] = True
         else:
             self._hazard("`torch.random.fork_rng()` is entered in one step and left in another", None)
 
@@ -88,7 +86,7 @@ class Redraws:
         present = _keys(self._generators.state())
         if not self._first.keys().isdisjoint(present) or not self._known.issuperset(present):
             self._hazard("a random generator is set back, and left there", None)
-        if self._forks != self._left:
+        if not all(self._forks.values()):
             self._hazard("`torch.random.fork_rng()` is entered in one step and left in another", None)
 
     def finish(self, graph: fx.Graph) -> None:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from lightning_sink.engine.private import step_hooks
 from lightning_sink.engine.state.slots import Snapshot, storages
-from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.tracing.recording import Paused, Recording
 
 
 def why_not(scaler: GradScaler, optimizer: Optimizer, before: Snapshot) -> str | None:
@@ -49,7 +49,7 @@ class ScaledSteps:
         recording: Recording,
         before: Snapshot,
         recorded: AbstractContextManager[Any],
-        paused: Callable[[], AbstractContextManager[None]],
+        paused: Paused,
     ) -> None:
         self._recording, self._snapshot, self._recorded, self._paused = recording, before, recorded, paused
         self._is_at_work = False

@@ -23,7 +23,8 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.private import assert_async, is_all_true
 from lightning_sink.engine.tracing.moved import puts_data
-from lightning_sink.engine.tracing.of_torchmetrics import CALLED, Paused, other_way
+from lightning_sink.engine.tracing.of_torchmetrics import CALLED, other_way
+from lightning_sink.engine.tracing.recording import Paused
 
 
 class StandInMode(TorchFunctionMode):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, fx
@@ -19,7 +18,7 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.state.slots import Snapshot, StatePlace
 from lightning_sink.engine.tracing.asked_counts import number_of_count
 from lightning_sink.engine.tracing.count import Count, added_to
-from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.tracing.recording import Paused, Recording
 
 _PARTS = itertools.count(1)
 """Numbers for the parts of an optimizer's counts that have differed."""
@@ -40,7 +39,7 @@ class StepCounts:
         node: Callable[[Tensor], fx.Node],
         uses: Uses,
         recording: Recording,
-        paused: Callable[[], AbstractContextManager[None]],
+        paused: Paused,
     ) -> None:
         self._before, self._node, self._uses, self._recording = before, node, uses, recording
         self._paused = paused

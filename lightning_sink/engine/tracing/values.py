@@ -8,8 +8,7 @@ something that only this step knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -23,11 +22,15 @@ from lightning_sink.engine.numbers.passed_on import ADDED
 from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.numbers.result_types import is_large
 from lightning_sink.engine.state.collectors import ListWatch
+from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.tracing.asked_counts import Asked, counts_asked, decided_by_count
+from lightning_sink.engine.tracing.assumptions import Assumptions
+from lightning_sink.engine.tracing.bounds import largest_in
 from lightning_sink.engine.tracing.count import Count
+from lightning_sink.engine.tracing.graph_writer import GraphWriter
 from lightning_sink.engine.tracing.origins import Origin
 from lightning_sink.engine.tracing.questions import OF_BATCH, question
-from lightning_sink.engine.tracing.recording import Recording
+from lightning_sink.engine.tracing.recording import Paused, Recording
 from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
 
 _OF_STEP = "a value of a tensor"
@@ -40,33 +43,31 @@ class Values:
     """The values that Python takes in one recording.
 
     Args:
+        parts: The training, which remembers counts whose numbers steps ask for, and how many ones masks had.
+        writer: Knows what stands for a tensor.
         is_sum: Tells whether an attribute of an object is a number that steps add to.
         uses: Told of what is done with numbers that go on.
         plain: Tells where nothing but arithmetic is done with them.
         origin_of: Tells what a tensor's value comes from.
-        most_of: Tells how large a whole number in a tensor is at most; None where nobody knows.
-        assumes: Tells whether a program finds out by itself that a value is another one.
-        counted: Takes the identities of counts whose numbers steps ask for.
-        ones: How many ones masks had when a step was last recorded.
+        assumptions: Takes values of which a program finds out by itself that they are others.
     """
 
     def __init__(
         self,
         recording: Recording,
         leaves: Sequence[Tensor],
+        parts: Parts,
+        writer: GraphWriter,
         is_sum: Callable[[Any, str], bool],
         uses: Uses,
         plain: PlainUses,
         origin_of: Callable[[Tensor], Origin | None],
-        most_of: Callable[[Tensor], int | None],
-        assumes: Callable[[Any, tuple[Any, ...], Any, str, str], bool],
-        counted: set[int],
-        ones: dict[Hashable, int],
-        paused: Callable[[], AbstractContextManager[None]],
+        assumptions: Assumptions,
+        paused: Paused,
     ) -> None:
-        self._recording, self._leaves, self._counted, self._ones = recording, leaves, counted, ones
+        self._recording, self._leaves, self._parts, self._writer = recording, leaves, parts, writer
         self._is_sum, self._uses, self._plain, self._paused = is_sum, uses, plain, paused
-        self._origin_of, self._most_of, self._assumes = origin_of, most_of, assumes
+        self._origin_of, self._assumptions = origin_of, assumptions
         self._takers: set[tuple[int, str]] = set()
         self._gone_on = 0
         self._read_at: dict[int, str] = {}
@@ -93,7 +94,7 @@ class Values:
         copy = tensor.detach().reshape(()).to("cpu", copy=True)  # of what it holds now
         copy = _rounded(copy) if copy.dtype is torch.bfloat16 else copy
         whole, plain = copy if isinstance(value, int) else None, self._plain if is_plain else None
-        most = self._most_of(tensor) if is_plain else None
+        most = largest_in(self._writer.node(tensor)) if is_plain else None
         return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole, plain=plain, most=most)
 
     def _may_be_plain(self, tensor: Tensor, caller: FrameType) -> bool:
@@ -121,7 +122,7 @@ class Values:
             asked = question(func, args, kwargs, value, where, self._recording.inputs, self._leaves)
         if origin is None or (origin.of_batch and asked is None):
             what = f"{_OF_STEP} {_DECIDES}"
-            if not self._assumes(func, args, value, what, where):
+            if not self._assumptions.takes(func, args, value, what, where):
                 self._recording.hazard(what, where)
             return
         if asked is not None:
@@ -144,9 +145,9 @@ class Values:
         asked = question(_SUM, (node,), {}, many, where, self._recording.inputs, self._leaves)
         if asked is None:
             return None
-        key = where, asked.name, mask.shape
-        last, self._ones[key] = self._ones.get(key, many), many
-        if last != many:
+        key, found = (where, asked.name), (mask.shape, many)
+        last, self._parts.ones[key] = self._parts.ones.get(key, found), found
+        if last != found:
             return None
         self._recording.questions.append(asked)
         self._recording.freeze(f"{OF_BATCH} decides how many elements a mask picks")
@@ -162,7 +163,7 @@ class Values:
         for asked in self._asked:
             known = decided_by_count(asked, self._recording) if asked.origin.inputs & written else None
             if known is None:
-                self._counted |= {id(tensor) for tensor in counts_asked(asked, self._recording)}
+                self._parts.counted.update(map(id, counts_asked(asked, self._recording)))
                 self.look_at(asked.origin, asked.where)
                 continue
             decide, count = known
