@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -73,7 +73,7 @@ class OldGradients:
         """Takes note of a function of torch's that is about to be called: properties are such, by whatever name."""
         if func == _GETTER:
             if id(args[0]) not in self.cleared:
-                self._ask(args[0], func)
+                self._ask(args[0])
             else:  # by what clears it
                 self.given.setdefault(id(args[0]), (args[0], _GETTER(args[0])))
         elif func in (_SETTER, _DELETER):
@@ -83,9 +83,9 @@ class OldGradients:
         elif func in _ASKS:
             self.switched.add(id(args[0]))
 
-    def _ask(self, tensor: Tensor, gradient: Callable[[Tensor], Tensor | None]) -> None:
+    def _ask(self, tensor: Tensor) -> None:
         if tensor.is_leaf and id(tensor) not in self.asked:
-            self.found[id(tensor)] = tensor, gradient(tensor) is not None and not self._may_be_added_to
+            self.found[id(tensor)] = tensor, _GETTER(tensor) is not None and not self._may_be_added_to
         self.asked.add(id(tensor))
 
     def _clear(self, tensors: Iterable[Tensor]) -> None:
