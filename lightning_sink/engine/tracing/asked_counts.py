@@ -83,7 +83,7 @@ def decided_by_count(asked: Asked, recording: Recording) -> tuple[Host, Count] |
         return None
     computed, others, count = way
     symbols = {node: _symbol(node) for node in computed}
-    if others or count.present().dtype is torch.int32 or None in symbols.values():
+    if others or None in symbols.values():
         return _by_themselves(*way, recording)
     known: dict[fx.Node, Host] = {count.node: count}
     for node, symbol in symbols.items():
