@@ -29,7 +29,10 @@ CALLED = frozenset([torch.unique, torch.bincount, Tensor.__bool__, Tensor.any, _
 
 
 def other_way(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType, paused: Paused) -> Any:
-    """Returns what such a call of a frame's gives; `NotImplemented` where it is no such call."""
+    """Returns what a function of torch's gives in another way, where one of torchmetrics' calls it by way of a frame.
+
+    `NotImplemented` for any other call; in what is `paused` nothing is recorded.
+    """
     caller: FrameType | None = frame
     while caller is not None and _module(caller).startswith("torch."):
         caller = caller.f_back
