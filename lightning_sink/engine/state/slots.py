@@ -106,7 +106,7 @@ class Parts:
         drawn: The generators of the process that are Python's and numpy's.
         optimizer_counts: The numbers that optimizers keep for each parameter, and steps set.
         counted: Identities of tensors in which modules count steps, and of which steps ask for the number.
-        ones: The shape of masks of the batch that steps index by, and how many ones they had last, by line and operations.
+        ones: How many ones masks of the batch had last that steps index by, by line and operations, and by shape.
         step_counts: Numbers for what optimizers count in tensors, by the place of each; different ones where counts
             ever have differed.
     """
@@ -127,7 +127,7 @@ class Parts:
     drawn: HostDraws = field(default_factory=HostDraws)
     optimizer_counts: OptimizerCounts = field(default_factory=OptimizerCounts)
     counted: set[int] = field(default_factory=set)
-    ones: dict[Hashable, int] = field(default_factory=dict)
+    ones: dict[Hashable, dict[torch.Size, int]] = field(default_factory=dict)
     step_counts: dict[StatePlace, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

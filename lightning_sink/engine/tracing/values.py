@@ -35,6 +35,7 @@ from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
 
 _OF_STEP = "a value of a tensor"
 _SUM = torch.ops.aten.sum.default
+_MOST_SHAPES = 3
 
 _DECIDES = "decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
 
@@ -136,8 +137,8 @@ class Values:
     def ones(self, mask: Tensor, node: fx.Node, origin: Origin) -> int | None:
         """Returns how many ones a mask has that comes from the batch, where each other batch is asked for it.
 
-        None where that is not to be asked, or was another number in the last step that was recorded: where it keeps
-        changing, a program for each would serve few steps.
+        None where that is not to be asked, or was another number in the last step that was recorded, or masks have many
+        shapes: where it keeps changing, a program for each would serve few steps.
         """
         with self._paused():
             many = int(mask.sum())
@@ -145,9 +146,11 @@ class Values:
         asked = question(_SUM, (node,), {}, many, where, self._recording.inputs, self._leaves)
         if asked is None:
             return None
-        key, found = (where, asked.name), (mask.shape, many)
-        last, self._parts.ones[key] = self._parts.ones.get(key, found), found
-        if last != found:
+        known = self._parts.ones.setdefault((where, asked.name), {})
+        if mask.shape not in known and len(known) >= _MOST_SHAPES:
+            return None
+        last, known[mask.shape] = known.get(mask.shape, many), many
+        if last != many:
             return None
         self._recording.questions.append(asked)
         self._recording.freeze(f"{OF_BATCH} decides how many elements a mask picks")
