@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -38,10 +39,6 @@ class Signature:
             (tuple(item.shape), item.dtype) if isinstance(item, Tensor) else (tuple(item[0]), item[1]) for item in items
         ]
         self._names = _names(function, len(self._fields))
-
-    def __repr__(self) -> str:
-        fields = (f"{name}: {_words(*field)}" for name, field in zip(self._names, self._fields, strict=True))
-        return f"Signature({', '.join(fields)})"
 
     def check(self, arguments: tuple[Any, ...], place: str) -> None:
         """Compares a batch with it.
@@ -81,10 +78,9 @@ def _words(shape: tuple[int | None, ...], dtype: torch.dtype) -> str:
 
 def _names(function: Callable[..., Any], count: int) -> list[str]:
     """Returns the names of the first parameters; numbers where there are no names."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        parameters = ()  # type: ignore[assignment]
+    names: list[str] = []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    with suppress(TypeError, ValueError):  # written in C
+        parameters = inspect.signature(function).parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.kind in kinds]
     return [names[index] if index < len(names) else f"argument {index}" for index in range(count)]

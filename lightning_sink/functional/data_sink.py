@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_sink.checks import choice, integer, wrong
@@ -66,7 +66,7 @@ class DataSink:
         self._report = QueueReport()
         self._outputs = Outputs()
         self._history: dict[str, Any] | None = None
-        self._running: int | None = None  # the thread on which it runs
+        self._is_running = False
         self.steps = 0
 
     def __repr__(self) -> str:
@@ -93,16 +93,16 @@ class DataSink:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Refuses what would train with the same queue and program meanwhile."""
-        if self._running is not None:
+        if self._is_running:
             raise UnsupportedError(
                 f"{self!r} is running: it was called from its own step, or from another thread meanwhile. Call it when"
                 " it has returned, or bind another sink."
             )
-        self._running = threading.get_ident()
+        self._is_running = True
         try:
             yield
         finally:
-            self._running = None
+            self._is_running = False
 
     def _run(self, engine: Engine, queue: BatchQueue, state: State) -> Any:
         with DeferredInterrupt() as interrupt:
@@ -175,16 +175,15 @@ class DataSink:
 
     def _begin(self) -> tuple[Engine, BatchQueue, State]:
         state = self._named or find_state(self._function)
-        module = state.module()
+        module = nn.ModuleDict(state.modules)
         if state != self._state:  # a name stands for another module or optimizer than at the last call
             self._close_engine()
             self._state = state
         if self._engine is None:
             codes = {kind.step.__code__: _BY_HAND for kind in (LRScheduler, ReduceLROnPlateau)}
             known = state.identities() | set(map(id, self._schedulers))
-            outside = lambda codes: lambda: bound_state(self._function, known)  # noqa: E731
-            changes = partial(beside, self._function)
-            parts = Parts(module, state.optimizers, codes=codes, outside=outside, beside=changes)
+            bound, changes = partial(bound_state, self._function, known), partial(beside, self._function)
+            parts = Parts(module, state.optimizers, codes=codes, outside=lambda _: bound, beside=changes)
             self._engine = make_engine(self._asked, parts)
         if self._queue is None:
             road = Road(self._dataset, gathered(self._dataset, lambda: self._queue.horizon() if self._queue else 1))

@@ -83,10 +83,15 @@ class DatasetHelper:
                 f"The epochs of this `DatasetHelper` are over: it was made for {self._epochs}. Say how many there will"
                 " be: `DatasetHelper(..., epoch_num=n)`."
             )
-        sink, self._epoch = self._connected(), self._epoch + 1
-        before = sink.queue_report()
+        if self._sink is None:
+            raise UnsupportedError(
+                "In sink mode the batches go to a connected function:"
+                " `net = connect_network_with_dataset(net, helper)` before the loop."
+            )
+        self._epoch += 1
+        before = self._sink.queue_report()
         yield ()
-        after = sink.queue_report()
+        after = self._sink.queue_report()
         self._sent.append(
             SendInfo(
                 self._epoch,
@@ -156,14 +161,6 @@ class DatasetHelper:
         """Ends the queue's thread and the dataset's workers."""
         if self._sink is not None:
             self._sink.close()
-
-    def _connected(self) -> DataSink:
-        if self._sink is None:
-            raise UnsupportedError(
-                "In sink mode the batches go to a connected function:"
-                " `net = connect_network_with_dataset(net, helper)` before the loop."
-            )
-        return self._sink
 
 
 def connect_network_with_dataset(fn: Callable[..., Any], helper: DatasetHelper, **options: Any) -> DataSink:

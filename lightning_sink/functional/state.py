@@ -74,10 +74,6 @@ class State:
         parts = (part for module in self.modules.values() for part in module.modules())
         return {id(item) for item in (*parts, *self.optimizers, *self.schedulers)}
 
-    def module(self) -> nn.Module:
-        """Returns one module that holds them all."""
-        return nn.ModuleDict(self.modules)
-
 
 def find_state(function: Callable[..., Any]) -> State:
     """Returns what a function reaches: by closure, globals, attributes of its object, and functions that it calls."""
