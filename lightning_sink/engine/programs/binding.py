@@ -80,13 +80,16 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     leaves = step.leaves
     flat, spec = pytree.tree_flatten(result.output)
     tensors = [item for item in flat if isinstance(item, Tensor)]
-    filled: list[Slot] = []
+    filled: list[tuple[Slot, Tensor]] = []
     cleared: list[Slot] = []
     for name, slot in after.slots.items():
         if name not in before.slots:
             recorder.hazard(f"{name} appears")
         elif (tensor := after.tensors[name]) is not before.tensors[name]:
-            (cleared if tensor is None else filled).append(slot)
+            if tensor is None:
+                cleared.append(slot)
+            else:
+                filled.append((slot, tensor))
         elif before.pointers.get(name) != after.pointers.get(name) and not recorder.moved.has(tensor):
             recorder.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
     for name in before.slots:
@@ -94,17 +97,15 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
             recorder.hazard(f"{name} disappears")
     _look_at_containers(recorder, before, after)
     hidden = _check_gradients(recorder, after, leaves, filled)
-    _check_aliases(recorder, after, filled)
+    _check_aliases(recorder, filled)
     appends = Appends(recorder.taken)
     _check_collected(recorder, after, appends)
-    placed = [(f"`{slot.name}`", after.tensors[slot.name]) for slot in filled]
+    placed = [(f"`{slot.name}`", tensor) for slot, tensor in filled]
     placed += [(f"`{name}`", tensor) for name, tensor in zip(appends.names, appends.tensors, strict=True)]
     _check_attributes(recorder, [*placed, *(("what it returns", tensor) for tensor in tensors)])
-    outputs = [*tensors, *result.logged, *appends.tensors, *(after.tensors[slot.name] for slot in filled)]
-    recording = recorder.finish([tensor for tensor in outputs if tensor is not None])
+    recording = recorder.finish([*tensors, *result.logged, *appends.tensors, *(tensor for _, tensor in filled)])
     constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
     loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
-    counts = len(tensors), len(result.logged), loss, appends
     old = recorder.old_gradients
     slots = [slot for slot in before.slots.values() if slot.is_gradient]
     gradients = hidden + [
@@ -118,12 +119,27 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     cleared_first = [slot for slot in slots if slot.owner_id in old.cleared]
     absent = [s for s in cleared_first if before.tensors[s.name] is after.tensors.get(s.name) is None]
     unread = [
-        (slot, shape_of(before.tensors[slot.name]), shape_of(after.tensors[slot.name]))
-        for slot in filled
-        if not slot.is_gradient
+        (slot, shape_of(before.tensors[slot.name]), shape_of(tensor)) for slot, tensor in filled if not slot.is_gradient
     ]
-    seen = recorder, recording, leaves, before, filled, cleared
-    return Observation(*seen, spec, constants, *counts, result.note, gradients, unread, cleared_first, absent)
+    return Observation(
+        recorder=recorder,
+        recording=recording,
+        leaves=leaves,
+        before=before,
+        filled=[slot for slot, _ in filled],
+        cleared=cleared,
+        spec=spec,
+        constants=constants,
+        num_outputs=len(tensors),
+        num_logged=len(result.logged),
+        loss=loss,
+        appends=appends,
+        note=result.note,
+        gradients=gradients,
+        unread=unread,
+        cleared_first=cleared_first,
+        absent=absent,
+    )
 
 
 def _look_at_containers(recorder: Recorder, before: Snapshot, after: Snapshot) -> None:
@@ -142,15 +158,14 @@ def _look_at_containers(recorder: Recorder, before: Snapshot, after: Snapshot) -
 
 
 def _check_gradients(
-    recorder: Recorder, after: Snapshot, leaves: list[Tensor], filled: list[Slot]
+    recorder: Recorder, after: Snapshot, leaves: list[Tensor], filled: list[tuple[Slot, Tensor]]
 ) -> list[tuple[Slot, bool]]:
     """A program fills the gradients of parameters; another tensor's would stay what it is, or be lost.
 
     Returns places of such, which are empty behind the step, with whether there was a gradient before it.
     """
-    for slot in filled:
-        kept = after.tensors[slot.name]
-        if kept is not None and kept.requires_grad and (kept.is_leaf or kept.retains_grad):
+    for slot, kept in filled:
+        if kept.requires_grad and (kept.is_leaf or kept.retains_grad):
             recorder.hazard(f"the step keeps a tensor that has a gradient of its own in `{slot.name}`")
     known = {id(tensor) for tensor in leaves} | {slot.owner_id for slot in after.slots.values() if slot.is_gradient}
     old, hidden = recorder.old_gradients, list[tuple[Tensor, bool]]()
@@ -173,11 +188,10 @@ def _check_gradients(
     ]
 
 
-def _check_aliases(recorder: Recorder, after: Snapshot, filled: list[Slot]) -> None:
+def _check_aliases(recorder: Recorder, filled: list[tuple[Slot, Tensor]]) -> None:
     """A program puts a copy where the step puts a view of what it writes to."""
-    pointers = storages(after.tensors[slot.name] for slot in filled)
-    for slot, pointer in zip(filled, pointers, strict=True):
-        if pointer is not None and pointer in recorder.recording.written:
+    for (slot, _), pointer in zip(filled, storages(tensor for _, tensor in filled), strict=True):
+        if pointer in recorder.recording.written:
             recorder.hazard(f"{slot.name} shares its memory with a tensor that the step writes to")
 
 
@@ -191,10 +205,10 @@ def _check_collected(recorder: Recorder, after: Snapshot, appends: Appends) -> N
             recorder.hazard(f"the step appends to `{name}` what shares its memory with a tensor of the training's")
 
 
-def _check_attributes(recorder: Recorder, placed: list[tuple[str, Tensor | None]]) -> None:
+def _check_attributes(recorder: Recorder, placed: list[tuple[str, Tensor]]) -> None:
     """A program gives tensors on which nobody has put anything."""
     for place, tensor in placed:
-        if tensor is not None and own_attributes(tensor):
+        if own_attributes(tensor):
             recorder.hazard(f"the step puts a tensor with attributes of its own into {place}")
 
 
@@ -247,9 +261,10 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
         what = f"the step fills other places each time: {name} is one that not every step does"
         return [], [Hazard(what, way_out=_DO_THE_SAME)]
     trained = {slot.owner_id for slot in second.before.slots.values() if slot.may_gather}
-    found = [_bind(first, second, index, volatile, trained) for index in range(len(second.recording.inputs))]
+    inputs, written = second.recording.inputs, second.recording.written_inputs
+    found = [_bind(first, second, index, index in written, volatile, trained) for index in range(len(inputs))]
     hazards = [item for item in found if isinstance(item, Hazard)]
-    if share_memory(second.recording.inputs, second.recording.written_inputs):
+    if share_memory(inputs, written):
         what = "a tensor that the step writes to shares its memory with another one"
         hazards.append(Hazard(what, way_out="give it memory of its own (`clone()`)"))
     looked_at = second.recording.read | second.recording.asked | {count.input for count in second.recording.counts}
@@ -262,11 +277,11 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
 
 
 def _bind(
-    first: Observation, second: Observation, index: int, volatile: set[str], trained: set[int]
+    first: Observation, second: Observation, index: int, is_written: bool, volatile: set[str], trained: set[int]
 ) -> Binding | Hazard:
     old, new = first.recording.inputs[index], second.recording.inputs[index]
-    for leaf, tensor in enumerate(second.leaves):
-        if new is tensor and leaf < len(first.leaves) and old is first.leaves[leaf]:
+    for leaf, given in enumerate(zip(first.leaves, second.leaves, strict=True)):  # their signatures are equal
+        if old is given[0] and new is given[1]:
             return Binding(f"batch tensor {leaf}", leaf=leaf)
     names = second.before.names.get(id(new), [])
     homes = [second.before.slots[name] for name in names]
@@ -274,7 +289,7 @@ def _bind(
         if not homes:
             return Binding(f"closed-over tensor {index}", tensor=new)
         return Binding(names[0], tensor=new, home=homes[0], twins=homes[1:])
-    where, is_written = second.recording.first_use[index], index in second.recording.written_inputs
+    where = second.recording.first_use[index]
     if names and all(first.before.tensors.get(name) is old for name in names):
         # What was there before the step may come from elsewhere too: `self.mask = MASKS[0]`, `p.grad = self.zeros`.
         put = [home for home in homes if new is old and second.recorder.puts_into(home, unseen=not is_written)]
@@ -290,7 +305,7 @@ def _bind(
     if new.requires_grad or not torch.equal(new, old):
         what = "a tensor is made anew in each step from Python or numpy values"
         return Hazard(what, where, "make it once, before the training, or with the batch")
-    if index in second.recording.written_inputs:
+    if is_written:
         return Hazard("a tensor that is made anew in each step of numpy's values is written to", where)
     return Binding(f"constant {index}", tensor=new)
 

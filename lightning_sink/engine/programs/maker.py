@@ -6,6 +6,7 @@ without one; whoever runs the programs tells it when what it has seen is no long
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from time import perf_counter
 
@@ -89,7 +90,7 @@ class ProgramMaker:
         self._costly, self._fallback = costly, fallback
         self._functions = Functions(compiler, Generators(parts.device))
         self._candidates = Candidates()
-        self._failures: dict[Hashable, int] = {}
+        self._failures = Counter[Hashable]()
         self._in_vain: list[Hazard] = []  # what the last recordings had, all the same
         self._wait, self._longest_wait = 0, _FIRST_WAIT
         self._volatile: set[str] = set()
@@ -112,7 +113,7 @@ class ProgramMaker:
             self.report(self._why_restless())
         elif self._short_lives > PATIENCE:
             self.report(Hazard(_SHORT_LIVED))
-        elif self._failures.get(step.key, 0) < _MOST_FAILURES:
+        elif self._failures[step.key] < _MOST_FAILURES:
             never = self._candidates.never_come_again
             waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
             are_many = self._held_back > LONG
@@ -155,7 +156,7 @@ class ProgramMaker:
         if self._wait <= 0:
             self._candidates.try_again(self._in_vain[0])
             # Not those that were undone although they had acted: nothing is to act twice again.
-            self._failures = {key: many for key, many in self._failures.items() if many >= _MOST_FAILURES}
+            self._failures = Counter({key: many for key, many in self._failures.items() if many >= _MOST_FAILURES})
             self._in_vain.clear()
         return True
 
@@ -235,8 +236,8 @@ class ProgramMaker:
         self._fail(key, hazard, _MOST_FAILURES)
 
     def _fail(self, key: Hashable, hazard: Hazard, times: int = 1) -> None:
-        failures = self._failures[key] = self._failures.get(key, 0) + times
-        if failures >= _MOST_FAILURES:
+        self._failures[key] += times
+        if self._failures[key] >= _MOST_FAILURES:
             self.report(hazard)
 
     def _record(self, sink: Sink, step: Step, candidate: Candidate) -> bool:
@@ -253,7 +254,7 @@ class ProgramMaker:
             recorder.hazard("the step sets the optimizer's options, and a schedule or a hook does so, too")
         self._check_batch(sink, recorder)
         observation = observe(recorder, before, Snapshot(self._parts), step, result)
-        self._note_volatile(observation)
+        self._take_anew({slot.name for slot in (*observation.filled, *observation.cleared)})
         first = {slot.name for slot in observation.cleared_first}
         self._cleared |= first.intersection(slot.name for slot in observation.cleared)
         recording = observation.recording
@@ -288,9 +289,6 @@ class ProgramMaker:
             recorder.hazard(_ON_BATCH)
         if contents.are_changed() and (is_shown or (into_its and may_come_again)):
             recorder.hazard(_IS_SHOWN if is_shown else _COMES_AGAIN)
-
-    def _note_volatile(self, observation: Observation) -> None:
-        self._take_anew({slot.name for slot in (*observation.filled, *observation.cleared)})
 
     def _take_anew(self, names: set[str]) -> None:
         if not names <= self._volatile:
@@ -327,7 +325,7 @@ class ProgramMaker:
         knowing = self._counts, parts.carried, parts.drawn, parts.optimizer_counts, self._hyper
         taken = {id(tensor) for tensor in tensors}
         counts = [pair for each in knowing for pair in each.inputs() if id(pair[0]) in taken]
-        lifted = [*self._hyper.tensors.values(), *self._parts.varying.tensors]
+        lifted = [*self._hyper.tensors.values(), *parts.varying.tensors]
         held = [pair for pair in parts.carried.inputs(written=True) if id(pair[0]) in taken]
         known = {slot.name for binding in bindings for slot in binding.slots}
         recorder = observation.recorder

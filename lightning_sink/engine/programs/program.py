@@ -35,7 +35,7 @@ class Program:
         seconds: What a step took when one was last run.
         kept_bytes: What is kept of a step in a row, as of when it was last asked whether it `may_keep` that.
         numbers: The inputs that stand for options and counters, with their positions.
-        slots: The inputs that are what a slot holds, by their positions.
+        slots: The inputs that are what a slot holds: their positions, the slots, and what these must look like.
         counted: The counts by which Python decides, as far as they are known ahead.
         carries: The attributes that a step sets, with what gives the values.
         replaced: The slots that a step fills, but for gradients.
@@ -86,9 +86,8 @@ class Program:
         self.numbers = [(i, tensor) for i, tensor in fixed if id(tensor) in known]
         self._leaves = [(i, b.leaf) for i, b in enumerate(bindings) if b.leaf is not None]
         self._layouts = layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in recording.inputs]
-        self._slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
-        self.slots = [(position, slot) for position, slot, _ in self._slots]
-        self._moving = [*(position for position, _ in self._leaves), *(position for position, _ in self.slots)]
+        self.slots = [(i, b.slot, layouts[i]) for i, b in enumerate(bindings) if b.slot is not None]
+        self._moving = [*(position for position, _ in self._leaves), *(position for position, _, _ in self.slots)]
         self.touches = [(slot, True) for slot in self.filled] + [(slot, False) for slot in observation.cleared]
         of_slots = [b.slots for i, b in enumerate(bindings) if b.slot is not None and i in self._written]
         self._changes = [*(slot for slot, _ in self.touches), *chain.from_iterable(of_slots)]
@@ -213,11 +212,11 @@ class Program:
 
     def _shares_what_it_writes(self) -> bool:
         """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""
-        contents = [slot.get() for _, slot, _ in self._slots]
+        contents = [slot.get() for _, slot, _ in self.slots]
         places = [tensor.data_ptr() for tensor in self._template if tensor is not None], storages(contents)
         if places != self._places:
             inputs: list[Tensor | None] = self._template.copy()
-            for (position, _, _), content in zip(self._slots, contents, strict=True):
+            for (position, _, _), content in zip(self.slots, contents, strict=True):
                 inputs[position] = content
             if share_memory(inputs, self._written):
                 return True
@@ -230,7 +229,7 @@ class Program:
         for position, leaf in self._leaves:
             tensor = leaves[leaf]
             arguments[position] = tensor.detach() if tensor.requires_grad else tensor
-        for position, slot, layout in self._slots:
+        for position, slot, layout in self.slots:
             content = slot.get()
             if content is None or (content.shape, content.dtype, content.stride()) != layout:
                 return None

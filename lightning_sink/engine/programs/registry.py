@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from itertools import chain
 
 from torch import Tensor
 
@@ -25,6 +26,9 @@ class Programs:
 
     def __bool__(self) -> bool:
         return any(self._known.values())
+
+    def _all(self) -> Iterator[Program]:
+        return chain.from_iterable(self._known.values())
 
     def have(self, key: Key) -> bool:
         """Tells whether steps of a kind have a program, for whichever way through them."""
@@ -65,7 +69,7 @@ class Programs:
 
     def look_again(self, ran: Program) -> None:
         """Has those look again at what they take for granted that a program writes to which has run."""
-        for program in (program for programs in self._known.values() for program in programs):
+        for program in self._all():
             if program is not ran and not program.is_kept_by(ran):
                 program.generation = -1
 
@@ -74,7 +78,7 @@ class Programs:
 
         What was taken of a tensor before (`state_dict()`, `p.data`) stays as it was when the step moves it.
         """
-        programs = [program for programs in self._known.values() for program in programs]
+        programs = [*self._all()]
         moved = {id(tensor): tensor for program in programs for tensor in program.moved}
         for tensor in moved.values():
             ours = 2 + sum(program.aliases(tensor) for program in programs)  # itself, and the look
@@ -83,9 +87,8 @@ class Programs:
 
     def replaced(self) -> Iterator[Tensor]:
         """Yields what is in the places where steps put other tensors, but for gradients."""
-        for program in (program for programs in self._known.values() for program in programs):
-            contents = (slot.get() for slot in program.replaced)
-            yield from (tensor for tensor in contents if tensor is not None)
+        contents = (slot.get() for program in self._all() for slot in program.replaced)
+        yield from (tensor for tensor in contents if tensor is not None)
 
     def keep_last(self, key: Key) -> None:
         """Forgets all but the one that was added last, for steps of this kind."""

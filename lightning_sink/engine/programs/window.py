@@ -107,7 +107,7 @@ def window_of(programs: Sequence[Program], note: Any) -> Window | None:
     filled = {slot.name: there for program in programs for slot, there in program.touches}
     shapes = {name: shape for program in programs for name, shape in program.left_shapes.items()}
     for which, program in enumerate(programs):
-        places = {position: left.get(slot.name) for position, slot in program.slots}
+        places = {position: left.get(slot.name) for position, slot, _ in program.slots}
         if None in places.values() or not program.finds(filled):
             return None
         if any(shapes.get(slot.name, shape) != shape for slot, shape in program.asked_shapes):
