@@ -122,8 +122,7 @@ class CompiledEngine(Engine):
         try:
             for step in sink.steps():
                 if self._rows.error is not None:  # of this step, when it was run ahead: now is its turn
-                    error, self._rows.error = self._rows.error, None
-                    raise self._failed(sink, step, error)
+                    raise self._failed(sink, step, self._rows.error)
                 if not begun:  # not before callbacks have seen the first batch, and changed what they change
                     begun = True
                     self._begin(sink)

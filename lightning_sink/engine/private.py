@@ -19,6 +19,9 @@ from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+# Nothing public lists the function modes that are entered.
+from torch.overrides import _get_current_function_mode_stack
+
 # A mode is the one way to see every operation below autograd; documented, though the module's name is private.
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,25 +51,17 @@ TORCHMETRICS_CHECKS = "_tensor_validation"
 TORCHMETRICS_NORMALIZES = "normalize_logits_if_needed"
 TORCHMETRICS_COUNTS = "_bincount"
 
-# Hooks of a module: `register_forward_hook` and its like add to these, and nothing public lists them.
+# Hooks of a module: `register_forward_hook` and its like add to these, and nothing public lists them. Those of every
+# module are in `torch.nn.modules.module`, by these names behind `_global`.
 MODULE_HOOKS = frozenset(["_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"])
 
 _OURS = "lightning_sink."
-_GLOBAL_HOOKS = (
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-)
-
-
 _UNSCALES = "_step_supports_amp_scaling"
 
 
 def sees_functions(mode: type) -> bool:
     """Tells whether a mode of this type sees the functions of torch's that Python calls now: nothing public tells."""
-    modes = range(torch._C._len_torch_function_stack())
-    return any(type(torch._C._get_function_stack_at(number)) is mode for number in modes)
+    return any(type(entered) is mode for entered in _get_current_function_mode_stack())
 
 
 def saves_by_hooks() -> bool:
@@ -194,9 +189,8 @@ def global_hooks() -> tuple[Any, ...]:
     """
     from torch.nn.modules import module
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-    from torch.overrides import _get_current_function_mode_stack
 
-    kept = [getattr(module, name) for name in _GLOBAL_HOOKS]
+    kept = [getattr(module, f"_global{name}") for name in MODULE_HOOKS]
     hooks = [
         hook for each in (*kept, _global_optimizer_pre_hooks, _global_optimizer_post_hooks) for hook in each.values()
     ]

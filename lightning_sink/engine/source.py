@@ -77,23 +77,17 @@ class Source:
     Attributes:
         codes: All of its code.
         parents: What each node stands in.
+        values: The calls, the attributes and the arithmetic, by where they stand.
+        augmented: Assignments with arithmetic (`x += 1`), likewise.
     """
 
     def __init__(self, tree: ast.Module, code: CodeType) -> None:
         self.codes = frozenset(codes_in(code))
         self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        self._values = {_span(node): node for node in self.parents if isinstance(node, _VALUES)}
-        self._augmented = {_span(node): node for node in self.parents if isinstance(node, ast.AugAssign)}
+        self.values = {_span(node): node for node in self.parents if isinstance(node, _VALUES)}
+        self.augmented = {_span(node): node for node in self.parents if isinstance(node, ast.AugAssign)}
         functions = [node for node in self.parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
         self._functions = {_place(function): function for function in functions}
-
-    def value(self, span: Any) -> ast.expr | None:
-        """Returns the call, the attribute or the arithmetic that stands there."""
-        return self._values.get(span)
-
-    def augmented(self, span: Any) -> ast.AugAssign | None:
-        """Returns the assignment with arithmetic that stands there: `x += 1`."""
-        return self._augmented.get(span)
 
     def function(self, code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """Returns the function with some code of the text."""

@@ -16,10 +16,9 @@ import io
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, cast
 
@@ -29,8 +28,6 @@ from torch import Tensor
 from lightning_sink.whose import is_installed, is_library, is_users
 
 _ENGINE = "lightning_sink.engine.compiled"
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,6 @@ def _is_own(frame: FrameType) -> bool:
     return _is_users(frame) and not is_installed(frame.f_code)
 
 
-@lru_cache(maxsize=4096)
 def _reads_modules(code: CodeType) -> bool:
     """Tells whether some code names `sys.modules`."""
     if not {"sys", "modules"} <= {*code.co_names}:
@@ -125,8 +121,7 @@ _SEED = "initial_seed"  # of any generator, since nothing of it shows in what is
 _WRITERS = {
     "_csv": {"writerow", "writerows"},
     "_pickle": {"dump"},
-    "posix": {"write", "open", "stat", "listdir", "scandir", "putenv", "unsetenv"},
-    "nt": {"write", "open", "stat", "listdir", "scandir", "putenv", "unsetenv"},
+    **dict.fromkeys(["posix", "nt"], {"write", "open", "stat", "listdir", "scandir", "putenv", "unsetenv"}),
 }
 # Objects of the standard library's in C that do more than compute, where nothing shows it; by their class's module.
 _KEEPERS = {
@@ -144,19 +139,17 @@ _IMPORTS = id(importlib.import_module.__code__)
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
 _GENERATOR = ("manual_seed", "seed", _SEED, "set_rng_state", "get_rng_state")
-_OF_GPU = ("manual_seed", "manual_seed_all", "seed", "seed_all", _SEED, "get_rng_state", "set_rng_state")
 _SET_BACK = {"torch.random", "torch.utils.checkpoint"}
-# Every other question about memory asks one of these; the answer may be the same one for some steps.
-_MEMORY = ("memory_stats", "mem_get_info", "host_memory_stats")
-_TORCH_CODES = {function.__code__: f"torch.{function.__name__}()" for function in (torch.save, torch.load)}
-_TORCH_CODES |= {getattr(torch.random, name).__code__: f"torch.{name}()" for name in _GENERATOR}
-_TORCH_CODES |= {getattr(torch.cuda.random, name).__code__: f"torch.cuda.{name}()" for name in _OF_GPU}
-_TORCH_CODES |= {getattr(torch.cuda.memory, name).__code__: f"torch.cuda.{name}()" for name in _MEMORY}
-_TORCH_CODES |= {
-    getattr(torch.accelerator, name).__code__: f"torch.accelerator.{name}()"
-    for name in ("memory_stats", "get_memory_info")
-}
-_TORCH_CODES[torch.cuda.CUDAGraph.replay.__code__] = "torch.cuda.CUDAGraph.replay()"  # what it does, no recording sees
+_WATCHED: list[tuple[str, Any, Sequence[str]]] = [
+    ("torch", torch, ("save", "load")),
+    ("torch", torch.random, _GENERATOR),
+    ("torch.cuda", torch.cuda.random, (*_GENERATOR, "manual_seed_all", "seed_all")),
+    # Every other question about memory asks one of these; the answer may be the same one for some steps.
+    ("torch.cuda", torch.cuda.memory, ("memory_stats", "mem_get_info", "host_memory_stats")),
+    ("torch.accelerator", torch.accelerator, ("memory_stats", "get_memory_info")),
+    ("torch.cuda.CUDAGraph", torch.cuda.CUDAGraph, ("replay",)),  # what it does, no recording sees
+]
+_TORCH_CODES = {getattr(of, name).__code__: f"{path}.{name}()" for path, of, names in _WATCHED for name in names}
 _LOOK_AT_ALL = {id(function.__code__) for function in (copy.copy, copy.deepcopy, inspect.getmembers)}
 # What numpy and `print` call, from their own code, on a tensor that they are given.
 _ESCAPE_CODES = [getattr(Tensor, name).__code__ for name in ("__array__", "__dlpack__", "__repr__")]
@@ -164,7 +157,7 @@ _ESCAPE_CODES = [getattr(Tensor, name).__code__ for name in ("__array__", "__dlp
 
 @contextmanager
 def watch_reads(
-    report: Report,
+    report: Callable[[str], None],
     codes: Mapping[CodeType, str],
     ran: dict[int, CodeType],
     past: list[Any],

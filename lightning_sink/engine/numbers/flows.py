@@ -66,7 +66,7 @@ def receivers(frame: FrameType) -> list[Getter]:
 def value_at(frames: list[FrameType]) -> tuple[Source | None, ast.expr | None]:
     """Returns what the last of some frames of one file is at: a call, an attribute, arithmetic."""
     source, span = instruction_at(frames)
-    return source, None if source is None else source.value(span)
+    return source, None if source is None else source.values.get(span)
 
 
 def is_of(value: ast.expr, scopes: Iterable[Mapping[str, Any]], code: CodeType) -> bool:

@@ -48,7 +48,7 @@ class PlainUses:
     def gives(self, frame: FrameType) -> bool:
         """Tells whether what a frame's instruction gives is used so."""
         source, span = instruction_at([frame])
-        node = None if source is None else source.value(span) or source.augmented(span)
+        node = None if source is None else source.values.get(span) or source.augmented.get(span)
         return self._has(frame, source, node)
 
     def keeps(self, frame: FrameType) -> bool:
