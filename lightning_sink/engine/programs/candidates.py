@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from lightning_sink.engine.programs.binding import Binding, Observation, bind
+from lightning_sink.engine.programs.binding import Binding, bind
+from lightning_sink.engine.programs.observation import Observation
 from lightning_sink.engine.watch import Hazard
 
 PATIENCE = 16

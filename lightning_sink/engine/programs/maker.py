@@ -12,7 +12,7 @@ from time import perf_counter
 
 from lightning_sink.engine.compiler.functions import Functions
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
-from lightning_sink.engine.programs.binding import Binding, Observation, observe
+from lightning_sink.engine.programs.binding import Binding
 from lightning_sink.engine.programs.bystanders import Asked
 from lightning_sink.engine.programs.candidates import (
     LONG,
@@ -22,6 +22,7 @@ from lightning_sink.engine.programs.candidates import (
     Candidate,
     Candidates,
 )
+from lightning_sink.engine.programs.observation import Observation, observe
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Key, Programs
 from lightning_sink.engine.state.counts import Counts

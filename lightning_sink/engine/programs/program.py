@@ -13,9 +13,10 @@ from torch import Tensor
 from lightning_sink.engine.compiler.loop import CompiledStep
 from lightning_sink.engine.compiler.row import Layout, Turn, layout_of
 from lightning_sink.engine.private import pytree
-from lightning_sink.engine.programs.binding import TENSOR, Binding, Observation
+from lightning_sink.engine.programs.binding import Binding
 from lightning_sink.engine.programs.bystanders import Bystanders
 from lightning_sink.engine.programs.equal_counts import EqualCounts
+from lightning_sink.engine.programs.observation import TENSOR, Observation
 from lightning_sink.engine.state.slot import Slot
 from lightning_sink.engine.state.slots import shape_of, share_memory, storages
 from lightning_sink.engine.step import Column, Result

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from lightning_sink.engine.compiler.inductor import compile_traced
-from lightning_sink.engine.programs.binding import bind, observe
+from lightning_sink.engine.programs.binding import bind
 from lightning_sink.engine.programs.bystanders import Asked
+from lightning_sink.engine.programs.observation import observe
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.hyper import Hyperparameters
