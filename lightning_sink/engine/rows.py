@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from lightning_sink.engine.compiler.loop import CompiledStep, TurnTaking
+from lightning_sink.engine.compiler.row import Repeated
 from lightning_sink.engine.failures import AssumptionFailedError
-from lightning_sink.engine.programs.chunks import Call, most, pass_through
+from lightning_sink.engine.programs.chunks import Call, Numbers, most, pass_through
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Programs
 from lightning_sink.engine.programs.window import Window, Windows
@@ -140,22 +141,21 @@ class Rows:
                 if following is not None and not waits:
                     following.launch()
         except BaseException:
-            call.wait()  # what was launched counts, whatever became of the batches behind it
-            self._account(sink, program, call)
+            # What was launched counts, whatever became of the batches behind it.
+            self._account(sink, program, call.numbers, call.wait())
             raise
-        has_ended = False
+        ended = None
         try:
-            call.wait()
-            has_ended = True
-            self._account(sink, program, call)
+            ended = call.wait()
+            self._account(sink, program, call.numbers, ended)
         except BaseException:
             if following is not None and not waits:
-                following.wait()  # before its inputs are somebody else's
-                if has_ended:
+                last = following.wait()  # before its inputs are somebody else's
+                if ended is not None:
                     with suppress(Exception):  # steps that have run count; the owner's first error is the one raised
-                        self._account(sink, program, following)
+                        self._account(sink, program, following.numbers, last)
             raise
-        if not call.is_whole or call.done < call.steps:
+        if not call.is_whole or ended.done < call.steps:
             return None  # the next step needs another program, or is the one that failed
         if following is not None and not waits:
             return following
@@ -165,22 +165,25 @@ class Rows:
             following.launch()
         return following
 
-    def _account(self, sink: Sink, program: Program | Window, call: Call) -> None:
-        if isinstance(call.error, AssumptionFailedError):
-            self.otherwise = program.turns[call.done % len(program.turns)]
+    def _account(self, sink: Sink, program: Program | Window, numbers: Numbers, ended: Repeated) -> None:
+        done = ended.done
+        if isinstance(ended.error, AssumptionFailedError):
+            self.otherwise = program.turns[done % len(program.turns)]
         else:
-            self.error = call.error
-        if call.done:
+            self.error = ended.error
+        if done:
+            losses, logged, collected = program.taken_apart(ended.kept)
+            left = [] if ended.outputs is None else program.left(ended.outputs, done)
             for each in program.turns:
-                each.steps += call.done // len(program.turns)
-            for which, outputs in call.left or ():
+                each.steps += done // len(program.turns)
+            for which, outputs in left:
                 which.store(outputs)
-            self.steps += call.done
-            call.numbers.carry(call.done)
-            self._windows.add_row(program, call.done)
-            program.appends.append_row(call.collected, call.done)
-            result = partial(_last_result, call.left or ())  # asked for behind the last call only, which has it
-            sink.account_chunk(call.done, result, call.losses, call.logged, program.note)
+            self.steps += done
+            numbers.carry(done)
+            self._windows.add_row(program, done)
+            program.appends.append_row(collected, done)
+            result = partial(_last_result, left)  # asked for behind the last call only, which has it
+            sink.account_chunk(done, result, losses, logged, program.note)
 
 
 def _last_result(left: Sequence[tuple[Program, tuple[Any, ...]]]) -> Result:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sink.engine.compiler.row import Repeated
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.window import Window
 from lightning_sink.engine.state.ahead import Left, in_row
@@ -63,7 +64,7 @@ class Numbers:
 
 
 class Call:
-    """Steps in a row that a program is to run, and what becomes of them.
+    """Steps in a row that a program is to run.
 
     Args:
         columns: For each leaf, those of the batches that come next.
@@ -71,24 +72,12 @@ class Call:
 
     Attributes:
         is_whole: Whether they are on all of the batches that come next.
-        done: How many were run; known, like the others, when they have been waited for.
-        left: What they left, as `Program.left`; None where a call that was launched behind this one leaves it anew.
-        losses: The losses of those that were run; None where they give none.
-        logged: What they logged.
-        collected: What they append to lists.
-        error: What the step behind them raised; None where all were run.
     """
 
     def __init__(
         self, sink: Sink, program: Program | Window, columns: list[Column], numbers: Numbers, is_whole: bool
     ) -> None:
         self.steps, self.is_whole, self.numbers = numbers.steps, is_whole, numbers
-        self.done = 0
-        self.left: list[tuple[Program, tuple[Tensor, ...]]] | None = None
-        self.losses: Tensor | None = None
-        self.logged: list[Tensor] = []
-        self.collected: list[Tensor] = []
-        self.error: Exception | None = None
         self._sink, self._program = sink, program
         with self._grad_mode():  # a device may capture the steps now
             self._row = program.function.row(program.in_row(columns, numbers.rows, self.steps), self.steps)
@@ -106,18 +95,15 @@ class Call:
         """Whether it is known where they were launched that a step has failed."""
         return self._row.failed
 
-    def wait(self) -> None:
-        """Waits for the end of the steps, which were launched."""
-        repeated = self._row.wait()
-        self._sink.ran_seconds += repeated.seconds
-        self.done, self.error = repeated.done, repeated.error
-        if repeated.outputs is not None:
-            self.left = self._program.left(repeated.outputs, self.done)
-        if self.done < self.steps:
-            self._sink.pass_again(self.done, self._program.note)
-        if self.done:
-            self._program.seconds = repeated.seconds / self.done
-            self.losses, self.logged, self.collected = self._program.taken_apart(repeated.kept)
+    def wait(self) -> Repeated:
+        """Waits for the end of the steps, which were launched; returns what became of them."""
+        ended = self._row.wait()
+        self._sink.ran_seconds += ended.seconds
+        if ended.done < self.steps:
+            self._sink.pass_again(ended.done, self._program.note)
+        if ended.done:
+            self._program.seconds = ended.seconds / ended.done
+        return ended
 
 
 def most(program: Program | Window, behind: int = 0) -> int:
