@@ -38,8 +38,7 @@ class _Column:
 
     def tensor(self, steps: int) -> Tensor:
         """Returns the values of all steps, on the CPU; NaN where there is none."""
-        parts = [*self.parts, steps - self.size] if self.size < steps else self.parts
-        return _join(parts).cpu() if parts else torch.full((0,), math.nan)
+        return _join([*self.parts, steps - self.size] if self.size < steps else self.parts).cpu()
 
     def given(self, steps: int) -> Tensor:
         """Returns which of all steps gave a value, as booleans."""

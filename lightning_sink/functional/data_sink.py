@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -87,20 +86,14 @@ class DataSink:
             Exception: What the step or the dataset raises. The steps before have been run; a compiled one that fails
                 may have changed weights, and says so. The next call goes on behind the batch that failed.
         """
-        with self._alone():
-            return self._run(*self._begin())
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Refuses what would train with the same queue and program meanwhile."""
-        if self._is_running:
+        if self._is_running:  # what is to begin would train with the same queue and program
             raise UnsupportedError(
                 f"{self!r} is running: it was called from its own step, or from another thread meanwhile. Call it when"
                 " it has returned, or bind another sink."
             )
         self._is_running = True
         try:
-            yield
+            return self._run(*self._begin())
         finally:
             self._is_running = False
 
