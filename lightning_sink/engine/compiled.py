@@ -20,14 +20,14 @@ from lightning_sink.engine.failures import AssumptionFailedError, note_step, wit
 from lightning_sink.engine.programs.candidates import PATIENCE
 from lightning_sink.engine.programs.maker import ProgramMaker
 from lightning_sink.engine.programs.program import Program
-from lightning_sink.engine.programs.registry import Key, Programs
+from lightning_sink.engine.programs.registry import Programs
 from lightning_sink.engine.programs.verify import verify_step
 from lightning_sink.engine.rows import Rows
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.granted import Glance, Granted, State, agree
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts
-from lightning_sink.engine.step import Engine, Sink, Step, Tape
+from lightning_sink.engine.step import Engine, Key, Sink, Step, Tape
 from lightning_sink.engine.watch import Hazard
 
 _MOST_FAILING = 1 / 3

@@ -36,6 +36,10 @@ def in_order(values: Sequence[Tensor], turns: int) -> Tensor:
     return found
 
 
+Key = tuple[Hashable, Hashable]
+"""The kind and the signature of a step."""
+
+
 @dataclass
 class Step:
     """One step that is about to run.
@@ -56,7 +60,7 @@ class Step:
     is_met: bool = False
 
     @property
-    def key(self) -> tuple[Hashable, Hashable]:
+    def key(self) -> Key:
         """What steps have in common that the same programs may serve."""
         return self.kind, self.signature
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from lightning_sink.engine.programs.binding import Binding, bind
 from lightning_sink.engine.programs.observation import Observation
+from lightning_sink.engine.step import Key
 from lightning_sink.engine.watch import Hazard
 
 PATIENCE = 16
@@ -145,7 +146,7 @@ class Candidates:
     """The candidates of a training."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Candidate] = {}
+        self._known: dict[Key, Candidate] = {}
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -155,7 +156,7 @@ class Candidates:
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def see(self, key: Hashable, sink: int) -> Candidate | None:
+    def see(self, key: Key, sink: int) -> Candidate | None:
         """Counts a step and returns its candidate; None where too many kinds are known to remember another."""
         if key not in self._known and len(self._known) >= _MOST_KINDS:
             return None
@@ -208,7 +209,7 @@ class Candidates:
             way_out="leave them out of the batch, or make them tensors",
         )
 
-    def problems(self) -> list[tuple[Hashable, Hazard]]:
+    def problems(self) -> list[tuple[Key, Hazard]]:
         """Returns the kinds whose last recording made no program, and why; not those that have been given up."""
         items = self._known.items()
         return [(key, known.problem) for key, known in items if known.problem is not None and known.hazard is None]
@@ -219,7 +220,7 @@ class Candidates:
             if candidate.hazard == hazard:
                 candidate.hazard, candidate.recordings = None, 0
 
-    def drop(self, key: Hashable) -> None:
+    def drop(self, key: Key) -> None:
         """Forgets one kind."""
         self._known.pop(key, None)
 

@@ -7,7 +7,7 @@ without one; whoever runs the programs tells it when what it has seen is no long
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 
 from lightning_sink.engine.compiler.functions import Functions
@@ -24,13 +24,13 @@ from lightning_sink.engine.programs.candidates import (
 )
 from lightning_sink.engine.programs.observation import Observation, observe
 from lightning_sink.engine.programs.program import Program
-from lightning_sink.engine.programs.registry import Key, Programs
+from lightning_sink.engine.programs.registry import Programs
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.granted import Granted
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, Snapshot
-from lightning_sink.engine.step import Sink, Step, Tape
+from lightning_sink.engine.step import Key, Sink, Step, Tape
 from lightning_sink.engine.tracing.questions import MOST_ANSWERS, OF_BATCH
 from lightning_sink.engine.tracing.record import Recorder
 from lightning_sink.engine.watch import Hazard
@@ -91,7 +91,7 @@ class ProgramMaker:
         self._costly, self._fallback = costly, fallback
         self._functions = Functions(compiler, Generators(parts.device))
         self._candidates = Candidates()
-        self._failures = Counter[Hashable]()
+        self._failures = Counter[Key]()
         self._in_vain: list[Hazard] = []  # what the last recordings had, all the same
         self._wait, self._longest_wait = 0, _FIRST_WAIT
         self._volatile: set[str] = set()
@@ -232,11 +232,11 @@ class ProgramMaker:
             self._reported.add(what)
             self._fallback(hazard, bool(self._programs) and not self.has_given_up)
 
-    def gives_up(self, key: Hashable, hazard: Hazard) -> None:
+    def gives_up(self, key: Key, hazard: Hazard) -> None:
         """Leaves a kind of steps to the plain way, and says why."""
         self._fail(key, hazard, _MOST_FAILURES)
 
-    def _fail(self, key: Hashable, hazard: Hazard, times: int = 1) -> None:
+    def _fail(self, key: Key, hazard: Hazard, times: int = 1) -> None:
         self._failures[key] += times
         if self._failures[key] >= _MOST_FAILURES:
             self.report(hazard)

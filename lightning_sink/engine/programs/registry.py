@@ -9,13 +9,10 @@ from torch import Tensor
 
 from lightning_sink.engine.private import holders_of_memory
 from lightning_sink.engine.programs.program import Program
-from lightning_sink.engine.step import Step
+from lightning_sink.engine.step import Key, Step
 
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
-
-Key = tuple[Hashable, Hashable]
-"""`Step.key`."""
 
 
 class Programs:

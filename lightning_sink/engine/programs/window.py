@@ -18,9 +18,8 @@ from torch import Tensor
 
 from lightning_sink.engine.compiler.row import Layout, Turn
 from lightning_sink.engine.programs.program import Program
-from lightning_sink.engine.programs.registry import Key
 from lightning_sink.engine.state.appends import Appends
-from lightning_sink.engine.step import Column, Sink, in_order
+from lightning_sink.engine.step import Column, Key, Sink, in_order
 
 _MOST_TURNS = 64
 """Steps of a window at most: longer ones run one call each."""
