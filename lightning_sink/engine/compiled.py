@@ -209,19 +209,16 @@ class CompiledEngine(Engine):
             tensor.fill_(get())
         program.fill()
         self._outputs, verified = None, self._verified.get(program.text, 0)
-        if verified < self._verify:
-            fitted = verify_step(sink, step, program, verified, self._generators)
-            if fitted is None:
-                self._goes_otherwise(step.key, program)
-                return True
-            if not fitted:
-                return False
-            self._users_code_ran()
-            self._verified[program.text] = verified + 1
-            return True
         arguments = program.arguments(step.leaves)
         if arguments is None:
             return False
+        if verified < self._verify:
+            if verify_step(sink, step, program, arguments, verified, self._generators):
+                self._users_code_ran()
+                self._verified[program.text] = verified + 1
+            else:
+                self._goes_otherwise(step.key, program)
+            return True
         began = time.perf_counter()
         try:
             outputs = program(arguments)

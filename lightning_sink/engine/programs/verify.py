@@ -115,19 +115,18 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
     return torch.equal(first, second) or (wide and torch.allclose(first, second, 0.0, 0.0, equal_nan=True))
 
 
-def verify_step(sink: Sink, step: Step, program: Program, count: int, generators: Generators) -> bool | None:
-    """Runs a step eagerly, for the training, and compiled, on copies; compares everything.
+def verify_step(
+    sink: Sink, step: Step, program: Program, arguments: list[Tensor], count: int, generators: Generators
+) -> bool:
+    """Runs a step eagerly, for the training, and compiled, on copies of its arguments; compares everything.
 
-    So many compiled steps (`count`) were verified before this one. False where the program does not fit the step, which
-    has then not been run. True also where a callback changed what the step works on in its middle, and nothing was
-    compared; None where the program has found out that the step goes another way, which has been run eagerly.
+    So many compiled steps (`count`) were verified before this one. True also where a callback changed what the step
+    works on in its middle, and nothing was compared; False where the program has found out that the step goes another
+    way, which has been run eagerly.
 
     Raises:
         VerificationError: Names the tensor, the step and the size of the difference.
     """
-    arguments = program.arguments(step.leaves)
-    if arguments is None:
-        return False
     before = [copy_of(tensor) for tensor in arguments]
     copies = [copy_of(tensor) for tensor in arguments]
     generated = generators.state()
@@ -136,7 +135,7 @@ def verify_step(sink: Sink, step: Step, program: Program, count: int, generators
     except AssumptionFailedError:
         generators.restore(generated)
         sink.run(step, Tape())
-        return None
+        return False
     except Exception:
         generators.restore(generated)
         sink.run(step, Tape())  # raises what is wrong with the batch, in its own words
