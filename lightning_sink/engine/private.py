@@ -19,7 +19,8 @@ from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-# Nothing public lists the function modes that are entered.
+# Nothing public lists the hooks on every optimizer's step, or the function modes that are entered.
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import _get_current_function_mode_stack
 
 # A mode is the one way to see every operation below autograd; documented, though the module's name is private.
@@ -187,13 +188,9 @@ def global_hooks() -> tuple[Any, ...]:
     These are the hooks on every module (`register_module_forward_hook`) and every optimizer's step, those on what is
     saved for backward passes (`saved_tensors_hooks`), and function modes that are entered.
     """
-    from torch.nn.modules import module
-    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-
-    kept = [getattr(module, f"_global{name}") for name in MODULE_HOOKS]
-    hooks = [
-        hook for each in (*kept, _global_optimizer_pre_hooks, _global_optimizer_post_hooks) for hook in each.values()
-    ]
+    of_modules = [getattr(nn.modules.module, f"_global{name}") for name in MODULE_HOOKS]
+    held = *of_modules, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    hooks = [hook for each in held for hook in each.values()]
     saved = torch._C._autograd._top_saved_tensors_default_hooks(False) or ()
     modes = [mode for mode in _get_current_function_mode_stack() if not type(mode).__module__.startswith(_OURS)]
     return (*hooks, *saved, *modes)
@@ -201,8 +198,6 @@ def global_hooks() -> tuple[Any, ...]:
 
 def step_hooks(optimizer: Optimizer) -> list[Any]:
     """Returns the hooks on an optimizer's step, those on every optimizer's among them; nothing public lists them."""
-    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-
     own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     hooks = *own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
     return [hook for held in hooks for hook in held.values()]
