@@ -25,7 +25,7 @@ from lightning_sink.datamodule import options_of
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.state.attributes import are_the_same
-from lightning_sink.engine.state.slots import Parts
+from lightning_sink.engine.state.slots import Parts, with_inner
 from lightning_sink.engine.step import Engine
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, require_optimizer
@@ -174,7 +174,7 @@ class SinkStrategy(SingleDeviceStrategy):
 
     def _parts_of_step(self) -> list[Any]:
         """Returns what an engine is made for beside the module: `trainer.optimizers` may be replaced, say."""
-        return [*self.optimizers, self.precision_plugin, *in_step(self._trainer)]
+        return [*with_inner(self.optimizers), self.precision_plugin, *in_step(self._trainer)]
 
     def _fits(self) -> bool:
         """Tells whether these are what they were, and no other has taken the place of an object of the module's."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_sink.checks import choice, integer, wrong
@@ -21,7 +22,7 @@ from lightning_sink.data.shared_draws import drawn_from
 from lightning_sink.data.traversals import Traversals
 from lightning_sink.engine.interrupt import DeferredInterrupt
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
-from lightning_sink.engine.state.slots import Parts
+from lightning_sink.engine.state.slots import Parts, with_inner
 from lightning_sink.engine.step import Engine
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.functional.batches import Signature
@@ -56,7 +57,7 @@ class DataSink:
         self.sink_size = sink_size
         self._function, self._dataset, self._asked = function, dataset, asked
         self._signature, self._named, self._schedulers, self._options = signature, state, schedulers, options
-        self._state = State()
+        self._trained = State(), list[Optimizer]()
         self._engine: Engine | None = None
         self._active_engine = "eager"
         self._queue: BatchQueue | None = None
@@ -169,9 +170,10 @@ class DataSink:
     def _begin(self) -> tuple[Engine, BatchQueue, State]:
         state = self._named or find_state(self._function)
         module = nn.ModuleDict(state.modules)
-        if state != self._state:  # a name stands for another module or optimizer than at the last call
+        trained = state, with_inner(state.optimizers)
+        if trained != self._trained:  # a name stands for another module or optimizer than at the last call
             self._close_engine()
-            self._state = state
+            self._trained = trained
         if self._engine is None:
             codes = {kind.step.__code__: _BY_HAND for kind in (LRScheduler, ReduceLROnPlateau)}
             known = state.identities() | set(map(id, self._schedulers))

@@ -338,6 +338,32 @@ class TakesTurns(optim.Optimizer):
         return loss
 
 
+class Several(optim.Optimizer):
+    """Holds others in a list."""
+
+    def __init__(self, parameters):
+        first, *others = parameters
+        super().__init__([first, *others], {"lr": 0.05})
+        self.inner = [optim.SGD([first], lr=0.05, momentum=0.9), optim.Adam(others, lr=0.01)]
+
+    def step(self, closure=None):
+        loss = self.inner[0].step(closure)
+        self.inner[1].step()
+        return loss
+
+    def start_over(self):
+        for inner in self.inner:
+            inner.state.clear()
+
+
+class Renewed(Lookahead):
+    """Goes on with another optimizer inside."""
+
+    def start_over(self):
+        self.inner = self.inner_of(self.param_groups[0]["params"])
+        self.param_groups = self.inner.param_groups
+
+
 class SharpnessAware(optim.SGD):
     """Two gradients for each step: the closure is called twice."""
 
@@ -384,6 +410,7 @@ OWN = {
     Lookahead: carried().get("eager"),
     LookaheadOfAdam: carried().get("eager"),
     TakesTurns: None,
+    Several: None,
     SharpnessAware: None,
 }
 for kind, eager in OWN.items():
@@ -411,6 +438,15 @@ for kind in (
     LookaheadOfAdam,
 ):
     add(f"own optimizer {kind.__name__} with a schedule", partial(WithASchedule, kind))
+
+
+class StartingOverInEachEpoch(Optimized):
+    def on_train_epoch_start(self):
+        self.optimizers().optimizer.start_over()
+
+
+for kind in (Several, Renewed):
+    add(f"own optimizer {kind.__name__} that starts over", partial(StartingOverInEachEpoch, kind))
 
 
 class ReadingItsCount(Optimized):

@@ -16,6 +16,14 @@ from test_gallery import SAME, assert_left_alike, names
 
 pytestmark = test_gallery.pytestmark
 
+EAGER_THERE = {
+    "another way where this one would be refused",
+    "another way where this one has no place",
+    "count that is drawn for",
+    "looks at a weight in inference mode",
+}
+"""What runs eagerly on a GPU only, as the README says: steps that look up, or draw on the host, behind a truth."""
+
 CASES = [case for case in SAME if case.options.get("accelerator", "cpu") == "cpu"]
 CASES = [case for case in CASES if case.options.get("devices", 1) in (1, "1", "auto")]
 
@@ -42,5 +50,5 @@ def test_captured(case):
     sink = trained(case, SinkStrategy(case.size, epoch="dataset", engine="cudagraph"))
     assert_parity(plain, sink, tolerance=case.tolerance)
     assert_left_alike(case, plain, sink)
-    if case.eager is None:
+    if case.eager is None and case.name not in EAGER_THERE:
         assert not [text for text in sink.warned if "runs eagerly" in text]

@@ -71,15 +71,11 @@ def copy_joins_of_one(graph: fx.Graph) -> None:
 
 
 def fill_by_masks(graph: fx.Graph) -> None:
-    """Replaces putting one value where a mask has ones, `tensor[mask] = 0.0`, by filling or adding that asks the mask.
+    """Replaces putting one value where a mask has ones, `tensor[mask] = 0.0`, or adding it, by what asks the mask.
 
     Where numbers were put into the tensor by places just before (`tensor[[0, 2]] = ...`), Inductor changes the order.
     """
-    puts = {
-        _aten.index_put.default: (_aten.masked_fill.Tensor, _aten.add.Tensor),
-        _aten.index_put_.default: (_aten.masked_fill_.Tensor, _aten.add_.Tensor),
-    }
-    for node in [node for node in graph.nodes if node.target in puts]:
+    for node in [node for node in graph.nodes if node.target in (_aten.index_put.default, _aten.index_put_.default)]:
         tensor, indices, value, *accumulate = node.args
         layouts = [item.meta.get("layout") for item in (tensor, *indices, value) if item is not None]
         if len(layouts) != 3 or len(indices) != 1 or not all(layouts):
@@ -87,16 +83,15 @@ def fill_by_masks(graph: fx.Graph) -> None:
         (shape, *_), (of_mask, _, dtype, _), (of_value, *_) = layouts
         if dtype is not torch.bool or math.prod(of_value) != 1:
             continue
-        fill, add = puts[node.target]
         with graph.inserting_before(node):
             missing = [1] * (len(shape) - len(of_mask))
             mask = graph.call_function(_aten.view.default, (*indices, [*of_mask, *missing])) if missing else indices[0]
-            one = graph.call_function(_aten.view.default, (value, [])) if of_value else value
+            put = graph.call_function(_aten.view.default, (value, [])) if of_value else value
             if True in (*accumulate, *node.kwargs.values()):
-                amount = graph.call_function(_aten.where.ScalarOther, (mask, one, 0))
-                put = graph.call_function(add, (tensor, amount))
-            else:
-                put = graph.call_function(fill, (tensor, mask, one))
+                put = graph.call_function(_aten.add.Tensor, (tensor, put))
+            put = graph.call_function(_aten.where.self, (mask, put, tensor))
+            if node.target is _aten.index_put_.default:
+                put = graph.call_function(_aten.copy_.default, (tensor, put))
         put.meta.update(node.meta)
         node.replace_all_uses_with(put)
         graph.erase_node(node)

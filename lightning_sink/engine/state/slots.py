@@ -131,7 +131,7 @@ class Parts:
     step_counts: dict[StatePlace, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "optimizers", _with_inner(self.optimizers))
+        object.__setattr__(self, "optimizers", with_inner(self.optimizers))
 
     @property
     def device(self) -> torch.device:
@@ -175,12 +175,17 @@ class Parts:
             yield from self._within(child, f"{prefix}{name}.", seen)
 
 
-def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    """Returns optimizers with those that they hold, as one that looks ahead holds the one that it looks ahead of."""
+def with_inner(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+    """Returns optimizers with those in their attributes, or in lists and dictionaries there, and so on.
+
+    One that looks ahead holds the one that it looks ahead of; both make the training's steps.
+    """
     found = list(optimizers)
     for optimizer in found:
-        held = [value for value in vars(optimizer).values() if is_a(value, Optimizer)]
-        found += [each for each in held if not any(each is known for known in found)]
+        for value in vars(optimizer).values():
+            held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else [value]
+            inner = [each for each in held if is_a(each, Optimizer)]
+            found += [each for each in inner if not any(each is known for known in found)]
     return found
 
 

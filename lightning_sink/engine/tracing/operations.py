@@ -195,7 +195,7 @@ class Operations(TorchDispatchMode):
         if _is_made_of_numbers(func, args):
             self.writer.constant(args[0])
             func = torch.ops.aten.clone.default  # a program has what was made once, and may not write to that
-        func, args = by_places(func, args, self._places_of)
+        func, args = by_places(func, args, self._places_of, self._operation)
         leaves = members(Tensor, (*args, *kwargs.values()))
         if torch.Tag.dynamic_output_shape in func.tags and leaves and all(map(self.stays, leaves)):
             return map_aggregate(func(*args, **kwargs), lambda made: self._made_once(made, leaves))

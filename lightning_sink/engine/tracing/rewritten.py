@@ -17,7 +17,7 @@ step than around it, where programs are compiled and run: a quotient of whole nu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,14 +35,14 @@ _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "g
 
 
 def by_places(
-    func: Any, args: tuple[Any, ...], places_of: Callable[[Tensor, bool], list[Tensor] | None]
+    func: Any, args: tuple[Any, ...], places_of: Callable[[Tensor, bool], list[Tensor] | None], run: Callable[..., Any]
 ) -> tuple[Any, tuple[Any, ...]]:
     """Returns an operation with its arguments, with the places of what masks pick instead of the masks.
 
     `places_of` returns the places of a mask's ones, by dimension; None where their number may be another in other
-    steps. It is told whether the operation has no program then.
+    steps. It is told whether the operation has no program then. `run` runs an operation that comes before.
     """
-    if schema_name(func) in _INDEXES and any(_is_mask(index) for index in args[1]):
+    if schema_name(func) in _INDEXES and any(_is_mask(index) for index in args[1]) and _are_of_its_size(*args[:2]):
         # One value for all that a mask picks can be put there without knowing how many they are.
         asks = len(args) == 2 or any(_is_mask(index) and _is_one_each(args[2], args[0], index) for index in args[1])
         found = [places_of(index, asks) if _is_mask(index) else [index] for index in args[1]]
@@ -53,8 +53,19 @@ def by_places(
         if _is_mask(args[1]) and (places := places_of(args[1], True)):
             return _ATEN.index.Tensor, (args[0], places)
     elif func is _ATEN.nonzero.default and _is_mask(args[0]) and (places := places_of(args[0], True)):
-        return _ATEN.stack.default, (places, 1)
+        return _ATEN.t.default, (run(_ATEN.stack.default, (places,), {}),)  # which lies as it does there
     return func, args
+
+
+def _are_of_its_size(tensor: Tensor, indices: Sequence[Tensor | None]) -> bool:
+    """Tells whether masks have the size of the dimensions that they stand for; others are an error of torch's."""
+    dim = 0
+    for index in indices:
+        of_mask = index.shape if index is not None and _is_mask(index) else None
+        if of_mask is not None and of_mask != tensor.shape[dim : dim + len(of_mask)]:
+            return False
+        dim += 1 if of_mask is None else len(of_mask)
+    return True
 
 
 def _is_mask(index: Any) -> bool:

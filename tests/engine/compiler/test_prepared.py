@@ -112,6 +112,10 @@ FILLS = {
     "a mask of all dimensions": lambda t, x: t.__setitem__(x > 0, 0.5),
     "added": lambda t, x: t.index_put((x[:, 0] > 0,), torch.tensor(0.5), accumulate=True),
     "added in place": lambda t, x: t.index_put_((x[:, 0] > 0,), torch.tensor(0.5), accumulate=True),
+    "added beside zeros": lambda t, x: torch.copysign(
+        torch.ones(()), t.mul_(-0.0).index_put((x[:, 0] > 0,), torch.tensor(0.5), accumulate=True)
+    ),
+    "truths": lambda t, x: (t > 0).index_put_((x > 0,), torch.tensor(True), accumulate=True) * 1.0,
     "one for each": lambda t, x: t.__setitem__(x[:, 0] > 0, x[x[:, 0] > 0] * 3),
     "another dimension": lambda t, x: t.__setitem__((slice(None), x[0] > 0), 0.5),
     "numbers": lambda t, x: t.index_put_((PLACES,), torch.tensor(0.5)),

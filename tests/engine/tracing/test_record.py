@@ -81,6 +81,22 @@ def test_a_batch_is_asked_how_many_elements_a_mask_of_it_picks(index, of_batch):
     assert [question.value for question in recording.questions] == [2] * (index.dtype is torch.bool and of_batch)
 
 
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_a_mask_of_another_size_is_the_error_that_it_is(of_batch):
+    x, mask = torch.arange(6.0).view(3, 2), torch.tensor([True, False])
+    for body in (lambda: x[mask], lambda: x.index_put((mask,), torch.ones(1, 2)), lambda: x[:, torch.ones(3) > 0]):
+        with pytest.raises(IndexError, match="shape of the mask"):
+            record(body, batch=[mask] if of_batch else [])
+
+
+def test_what_a_mask_gives_lies_as_it_does():
+    mask = torch.tensor([[True, False], [True, True], [False, True]])
+    for batch in ([mask], []):
+        _, found, _ = record(lambda: mask.nonzero(), batch=batch)
+        assert found.tolist() == mask.nonzero().tolist()
+        assert found.stride() == mask.nonzero().stride()
+
+
 def test_a_program_with_a_mask_of_the_batchs_is_for_batches_that_pick_as_many():
     x, mask = torch.arange(3.0), torch.tensor([True, False, True])
     _, _, recording = record(lambda: x[mask], batch=[mask])
