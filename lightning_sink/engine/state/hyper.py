@@ -238,7 +238,7 @@ class Hyperparameters:
             if owner in self._spent and index not in self.tensors and type(present[index]) in NUMBERS:
                 what = f"the optimizer's options (here {self._entries[index][1]!r}) may be other numbers"
                 self._put(index, _spent(present[index], uses, (index, what)))
-        for optimizer in self._optimizers:
+        for optimizer in self._optimizers:  # whichever of those that have a group is torch's
             for group in optimizer.param_groups:
                 group.update(plain_form(optimizer, group))
         self._put_in = [(group, before, dict(group)) for group, before in zip(groups, saved, strict=True)]

@@ -89,7 +89,7 @@ class Parts:
 
     Attributes:
         module: The module; its submodules belong to it.
-        optimizers: The optimizers, which keep state and options.
+        optimizers: The optimizers, which keep state and options; those inside of them behind them.
         others: Objects that take part in the step besides; the modules that they hold belong to them.
         is_apart: Tells of a submodule whether the owner of the training keeps it up to date by itself.
         ignore: Attributes of the module that say nothing about a step.
