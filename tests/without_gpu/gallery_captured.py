@@ -21,8 +21,10 @@ EAGER_THERE = {
     "another way where this one has no place",
     "count that is drawn for",
     "looks at a weight in inference mode",
+    "teacher of torch",
 }
-"""What runs eagerly on a GPU only, as the README says: steps that look up, or draw on the host, behind a truth."""
+"""What runs eagerly on a GPU only, as the README says: steps that look up, or draw on the host, behind a truth, and
+`AveragedModel`, whose own average takes a number out of its count there."""
 
 CASES = [case for case in SAME if case.options.get("accelerator", "cpu") == "cpu"]
 CASES = [case for case in CASES if case.options.get("devices", 1) in (1, "1", "auto")]
