@@ -50,4 +50,4 @@ def held(value: Any, path: Sequence[str]) -> Any:
 
 def variable(function: FunctionType, name: str) -> Any:
     """Returns a global variable as a function sees it, or what is built in; `ABSENT` where there is none."""
-    return function.__globals__.get(name, function.__builtins__.get(name, ABSENT))  # type: ignore[attr-defined]
+    return function.__globals__.get(name, function.__builtins__.get(name, ABSENT))
