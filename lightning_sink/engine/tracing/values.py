@@ -35,7 +35,9 @@ from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
 
 _OF_STEP = "a value of a tensor"
 _SUM = torch.ops.aten.sum.default
+
 _MOST_SHAPES = 3
+"""Shapes of a mask that batches are asked about: batches of full size, the last one, and another loader's."""
 
 _DECIDES = "decides what Python does (`.item()`, `if tensor:`, `float(tensor)`)"
 
