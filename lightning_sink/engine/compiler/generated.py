@@ -24,7 +24,7 @@ from lightning_sink.engine.compiler.combined import combined_where_small
 from lightning_sink.engine.compiler.copies import copy_of
 from lightning_sink.engine.compiler.kernels import hand_out_errors
 from lightning_sink.engine.compiler.native import NativeLoop
-from lightning_sink.engine.compiler.toolchain import Beside, toolchain
+from lightning_sink.engine.compiler.toolchain import Beside, compiled_for_this_processor, toolchain
 from lightning_sink.engine.failures import AssumptionFailedError, with_type
 from lightning_sink.engine.state.default_generators import Generators
 
@@ -50,6 +50,25 @@ def compile_graph(
     Returns:
         The function, and the loop around it, None where there is none.
     """
+    with _ONE_AT_A_TIME:
+        compile_it = partial(_compile, graph, inputs, options, beside)
+        code, artifact, library = compile_it() if beside is None else compiled_for_this_processor(compile_it)
+    if code is None:
+        return artifact, None
+    loop = None if library is None else _find_loop(code, library)
+    direct: Callable[..., Any] = lambda *arguments: code(list(arguments))  # noqa: E731
+    if torch.is_grad_enabled():  # the layers switch that off, which the kernels of recurrent layers look at
+        if not _same(graph, direct, inputs):
+            raise RuntimeError("machine code gives other results than the operations that it was made of")
+    elif not _same(artifact, direct, inputs):
+        return artifact, None
+    return direct, loop
+
+
+def _compile(
+    graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any], beside: Beside | None
+) -> tuple[Callable[..., Any] | None, Callable[..., Any], ctypes.PyDLL | None]:
+    """Returns the code itself, what Inductor wraps it in, and the library of what is compiled once for all steps."""
     import torch._functorch.config as functorch_config
     from torch._inductor import standalone_compile
     from torch._inductor.compile_fx import compile_fx_inner
@@ -63,7 +82,6 @@ def compile_graph(
     settings = {"config_patches": options, "inner_compile": keep}
     # This cache would give back the layers without calling `keep`; the cache below it, of compiled code, stays.
     with (
-        _ONE_AT_A_TIME,
         functorch_config.patch(enable_autograd_cache=False),
         combined_where_small() if beside is None else _with_source(beside),
         nullcontext() if beside is None else _called_as_they_are(),
@@ -78,17 +96,8 @@ def compile_graph(
             graph, [copy_of(tensor) for tensor in inputs], dynamic_shapes="from_example_inputs", options=settings
         )
         library = None if runtime is None else runtime()
-    callable_code = getattr(inner[0], "current_callable", None) if len(inner) == 1 else None
-    if callable_code is None:
-        return artifact, None
-    loop = None if library is None else _find_loop(callable_code, library)
-    direct: Callable[..., Any] = lambda *arguments: callable_code(list(arguments))  # noqa: E731
-    if torch.is_grad_enabled():  # the layers switch that off, which the kernels of recurrent layers look at
-        if not _same(graph, direct, inputs):
-            raise RuntimeError("machine code gives other results than the operations that it was made of")
-    elif not _same(artifact, direct, inputs):
-        return artifact, None
-    return direct, loop
+    code = getattr(inner[0], "current_callable", None) if len(inner) == 1 else None
+    return code, artifact, library
 
 
 @contextmanager

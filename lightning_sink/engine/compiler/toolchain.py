@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
+
+T = TypeVar("T")
 
 _WITHOUT_HEADERS = 6
 """Programs that a process compiles with headers that are read each time: compiling headers beforehand takes as long as
@@ -67,11 +70,56 @@ def toolchain(beside: Beside) -> Iterator[Callable[[], ctypes.PyDLL]]:
             raise
 
 
+_are_tried = threading.Event()
+"""Set once something failed to compile that may have asked the compiler for more than it knows."""
+
+
+def compiled_for_this_processor(compile_it: Callable[[], T]) -> T:
+    """Compiles with the best instructions that the processor has; if that fails, that the compiler has, too.
+
+    Inductor tries the compiler first, with three programs, which takes 2.3 s of a first start and 0.3 of each later
+    one; hardly ever is a compiler older than the processor.
+    """
+    try:
+        return compile_it()
+    except Exception:
+        if _are_tried.is_set() or not _tried_are_others():
+            raise
+    return compile_it()
+
+
+def _tried_are_others() -> bool:
+    """Has the compiler tried, from now on; tells whether that leads to others than were taken."""
+    taken = _flags()
+    _are_tried.set()
+    _forget_instructions()
+    return _flags() != taken
+
+
+def _flags() -> str:
+    from torch._inductor import cpu_vec_isa
+
+    with _best_instructions_only():
+        return cpu_vec_isa.pick_vec_isa().build_arch_flags()
+
+
+def _forget_instructions() -> None:
+    """Has Inductor know nothing of the compiler: it keeps that in caches, by equality, and in attributes."""
+    from torch._inductor import cpu_vec_isa
+
+    known = cpu_vec_isa.supported_vec_isa_list
+    known[:] = map(replace, known)
+    methods = [method for each in known for kind in type(each).__mro__ for method in vars(kind).values()]
+    for cached in (cpu_vec_isa.valid_vec_isa_list, _best_instructions, *methods):
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+
+
 @contextmanager
 def _best_instructions_only() -> Iterator[None]:
-    """Has the compiler tried with the best instructions that the processor has, and with others only if those fail.
+    """Has the best instructions taken that the processor has, and has the compiler tried with them where it must be.
 
-    Inductor tries it with all of them, for which a file is compiled and loaded each time, and takes the best that work
+    Inductor tries it with all of them, for which files are compiled and loaded each time, and takes the best that work
     unless it is told a width (`simdlen`, for each thread, or `ATEN_CPU_CAPABILITY`).
     """
     from torch._inductor import config, cpu_vec_isa
@@ -90,10 +138,12 @@ def _best_instructions_only() -> Iterator[None]:
 def _best_instructions(of_torch: Any) -> list[Any]:
     from torch._inductor import cpu_vec_isa
 
-    for each in cpu_vec_isa.supported_vec_isa_list:
-        with patch.object(cpu_vec_isa, "supported_vec_isa_list", [each]):
-            if found := of_torch.__wrapped__():
-                return [*found]
+    trusted = nullcontext() if _are_tried.is_set() else patch.object(cpu_vec_isa.VecISA, "check_build", lambda *_: True)
+    with trusted:
+        for each in cpu_vec_isa.supported_vec_isa_list:
+            with patch.object(cpu_vec_isa, "supported_vec_isa_list", [each]):
+                if found := of_torch.__wrapped__():
+                    return [*found]
     return []
 
 

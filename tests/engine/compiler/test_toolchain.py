@@ -1,16 +1,23 @@
 """What the C++ compiler is asked for, and what it is spared."""
 
 import inspect
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
+import torch
+from torch import fx
 from torch._dynamo.utils import counters
 from torch._inductor import codecache, config, cpu_vec_isa
 from torch._inductor.codecache import CppWrapperCodeCache
+from torch._inductor.utils import fresh_cache
 
 from lightning_sink.engine.compiler import toolchain
+from lightning_sink.engine.compiler.inductor import compile_inductor
 from lightning_sink.engine.compiler.toolchain import Beside, missing_compiler
+from lightning_sink.engine.tracing.recording import Recording
 
 BESIDE = Beside(("first.h", "second.h"), "", "", {})
 
@@ -19,6 +26,7 @@ def test_what_asks_the_compiler_is_there():
     for name in ("x86_isa_checker", "valid_vec_isa_list", "pick_vec_isa"):
         assert callable(getattr(cpu_vec_isa, name, None)), f"`torch._inductor.cpu_vec_isa.{name}` is gone"
     assert cpu_vec_isa.supported_vec_isa_list, "`torch._inductor.cpu_vec_isa.supported_vec_isa_list` is empty"
+    assert callable(getattr(cpu_vec_isa.VecISA, "check_build", None)), "`VecISA.check_build` is gone"
     assert "valid_vec_isa_list()" in inspect.getsource(cpu_vec_isa.pick_vec_isa), "instructions come from elsewhere"
     for name in ("load_async", "_load_library_inner", "_get_uncompiled_header"):
         assert callable(getattr(CppWrapperCodeCache, name, None)), f"`CppWrapperCodeCache.{name}` is gone"
@@ -38,26 +46,51 @@ def test_a_missing_compiler_is_named(monkeypatch):
     assert missing_compiler() == "RuntimeError: No working C++ compiler found"
 
 
+@dataclass(eq=False)
 class Instructions:
     """A set of instructions that the compiler may know."""
 
-    def __init__(self, names, works, width=512):
-        self.names, self.works, self.width, self.tried = names, works, width, False
+    names: str
+    works: bool
+    width: int = 512
 
     def __str__(self):
         return self.names
 
     def __bool__(self):
-        self.tried = True
-        return self.works
+        return cpu_vec_isa.VecISA.check_build(self, "some code")
 
     def bit_width(self):
         return self.width
 
+    def build_arch_flags(self):
+        return f"-m{self.names}"
+
 
 @pytest.fixture
-def known(monkeypatch):
+def forgotten(monkeypatch):
+    """Nothing is known of the compiler, nor kept of what is found out about it."""
+    monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", [*cpu_vec_isa.supported_vec_isa_list])
+    monkeypatch.setattr(toolchain, "_are_tried", threading.Event())
+    toolchain._forget_instructions()
+    yield
+    toolchain._forget_instructions()
+
+
+@pytest.fixture
+def tried():
+    """The instructions that the compiler has been tried with."""
+    return []
+
+
+@pytest.fixture
+def known(monkeypatch, forgotten, tried):
     """What this processor, and the compiler, are said to know, the best first."""
+
+    def check_build(instructions, code):
+        tried.append(str(instructions))
+        return instructions.works
+
     found = [
         Instructions("wide amx_tile", works=True),
         Instructions("wide more", works=False),
@@ -66,22 +99,81 @@ def known(monkeypatch):
     ]
     monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["narrow", "wide", "more"])
     monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", found)
-    caches = cpu_vec_isa.valid_vec_isa_list, toolchain._best_instructions
-    for cache in caches:
-        cache.cache_clear()
-    yield found
-    for cache in caches:
-        cache.cache_clear()
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", check_build)
+    return found
 
 
-def test_instructions_are_tried_until_some_work(known):
+def taken():
+    with toolchain._best_instructions_only():
+        return str(cpu_vec_isa.pick_vec_isa())
+
+
+def test_the_best_instructions_are_taken_without_a_trial(known, tried):
+    assert taken() == "wide more"
+    assert tried == []
+
+
+def compile_for(asked, *unknown):
+    asked.append(taken())
+    if asked[-1] in unknown:
+        raise RuntimeError(f"g++: error: unrecognized option: {asked[-1]}")
+    return asked[-1]
+
+
+def test_what_the_compiler_does_not_know_is_found_out_by_a_failure(known, tried):
+    asked = []
+    assert toolchain.compiled_for_this_processor(lambda: compile_for(asked, "wide more")) == "wide"
+    assert asked == ["wide more", "wide"]
+    assert tried == ["wide more", "wide"]
+    assert taken() == "wide"
+    assert str(cpu_vec_isa.pick_vec_isa()) == "wide", "others than this package find what was taken on trust"
+
+
+def test_another_failure_is_handed_out_and_nothing_is_compiled_again(known, tried):
+    known[1].works = True
+    asked = []
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="unrecognized"):
+            toolchain.compiled_for_this_processor(lambda: compile_for(asked, "wide more"))
+    assert asked == ["wide more", "wide more"]
+    assert tried == ["wide more"]
+
+
+@pytest.fixture
+def old_compiler(monkeypatch, forgotten, tmp_path):
+    """A compiler that is older than this processor: it refuses the last of the options for its instructions."""
+    option = toolchain._flags().split()[-1:]
+    if not option:
+        pytest.skip("the compiler is given no options for this processor's instructions")
+    script = tmp_path / "g++"
+    refuse = f'case " $* " in *" {option[0]} "*) echo unrecognized option >&2; exit 1;; esac'
+    script.write_text(f'#!/bin/sh\n{refuse}\nexec g++ "$@"\n')
+    script.chmod(0o755)
+    toolchain._forget_instructions()
+    with config.patch({"cpp.cxx": (None, str(script))}), fresh_cache():
+        yield option[0]
+
+
+@pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
+def test_a_step_is_compiled_by_a_compiler_that_is_older_than_the_processor(old_compiler):
+    graph = fx.Graph()
+    graph.output((graph.call_function(torch.ops.aten.exp.default, (graph.placeholder("x"),)),))
+    inputs = [torch.randn(64)]
+    step = compile_inductor(Recording(graph, inputs=inputs, largest=64))
+    assert torch.allclose(step(*inputs)[0], inputs[0].exp())
+    assert old_compiler not in toolchain._flags().split()
+
+
+def test_instructions_are_tried_until_some_work(known, tried):
+    toolchain._are_tried.set()
     with toolchain._best_instructions_only():
         assert cpu_vec_isa.pick_vec_isa() is known[2]
-    assert [each.tried for each in known] == [False, True, True, False]
+    assert tried == ["wide more", "wide"]
     assert cpu_vec_isa.pick_vec_isa() is known[2]
 
 
 def test_where_none_work_there_are_none(known):
+    toolchain._are_tried.set()
     for each in known:
         each.works = False
     with toolchain._best_instructions_only():
@@ -102,6 +194,8 @@ def test_what_torch_was_told_to_use_is_used(known, monkeypatch):
 
 
 def test_another_thread_may_ask_for_a_width(known):
+    toolchain._are_tried.set()
+
     def ask():
         with config.patch({"cpp.simdlen": 256}):
             return cpu_vec_isa.pick_vec_isa()
@@ -111,9 +205,10 @@ def test_another_thread_may_ask_for_a_width(known):
         assert cpu_vec_isa.pick_vec_isa() is known[2]
 
 
-def test_the_instructions_are_those_that_inductor_takes():
+def test_the_instructions_are_those_that_inductor_takes(forgotten):
     with toolchain._best_instructions_only():
         found = cpu_vec_isa.pick_vec_isa()
+    toolchain._forget_instructions()
     inductors = cpu_vec_isa.pick_vec_isa()
     assert found.build_arch_flags() == inductors.build_arch_flags()
     assert found.build_macro() == inductors.build_macro()
