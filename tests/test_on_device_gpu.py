@@ -16,7 +16,7 @@ from lightning_sink.engine.device import captured
 from lightning_sink.engine.device.block import Block
 from lightning_sink.engine.device.captured_row import CapturedRow
 from lightning_sink.trainer.batch_hooks import BatchHooks
-from parity import Net, assert_parity, loader, once
+from parity import QUIET, Net, assert_parity, loader, once
 from test_assumed_on_device import CASES
 from test_on_device import (
     ACCUMULATE,
@@ -354,6 +354,35 @@ def test_memory_is_the_same_over_many_sinks_and_fits():
         assert len(memory.reserved) == 200
         assert memory.reserved[20:] == [memory.reserved[20]] * 180
     assert found[1].reserved[-1] <= found[0].reserved[-1] + (32 << 20)
+
+
+class Heavy(L.LightningModule):
+    """Parameters that take far more memory than all else of a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 512), *[nn.Linear(512, 512) for _ in range(16)])
+
+    def training_step(self, batch, batch_idx):
+        return self.net(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 1e-4)
+
+
+@needs_gpu
+def test_making_and_comparing_programs_takes_memory_for_one_copy_of_the_training():
+    module = Heavy()
+    parameters = sum(parameter.nbytes for parameter in module.parameters())
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    batches = torch.utils.data.DataLoader(torch.randn(20, 4, 16), batch_size=None)
+    trainer = L.Trainer(strategy=SinkStrategy(20), **{**QUIET, **options(max_epochs=1)})
+    trainer.fit(module, batches)
+    assert trainer.strategy.active_engine == "cudagraph"
+    peak = (torch.cuda.max_memory_allocated() - before) / parameters
+    # Parameters, moments, the present gradients and those of the step before; all that again; and what the step needs.
+    assert peak < 14, f"{peak:.1f} times the parameters"
 
 
 class Greedy(Still):

@@ -213,7 +213,12 @@ class CompiledEngine(Engine):
         if arguments is None:
             return False
         if verified < self._verify:
-            if verify_step(sink, step, program, arguments, verified, self._generators):
+            agrees = verify_step(sink, step, program, arguments, verified, self._generators)
+            if isinstance(agrees, Hazard):
+                self._leave_programs()
+                self._programs.remove(step.key, program)
+                self._maker.gives_up(step.key, agrees)
+            elif agrees:
                 self._users_code_ran()
                 self._verified[program.text] = verified + 1
             else:

@@ -212,19 +212,22 @@ def _find_loop(callable_code: Any, runtime: ctypes.PyDLL) -> NativeLoop | None:
 
 def _same(first: Callable[..., Any], second: Callable[..., Any], inputs: list[Tensor]) -> bool:
     """Tells whether two functions return and write the same but for rounding, in which threads that sum differ."""
-    results: list[list[Tensor]] = []
     devices = {tensor.device for tensor in inputs if not tensor.is_cpu}
     generators = Generators(next(iter(devices), torch.device("cpu")))
     generated = generators.state()
-    for function in (first, second):
+
+    def results_of(function: Callable[..., Any]) -> list[Tensor]:
+        """Returns them on the host: a device may have memory for these copies, and not for others beside them."""
         copies = [copy_of(tensor) for tensor in inputs]
         generators.restore(generated)
         try:
-            results.append([*function(*copies), *copies])
+            return [tensor.cpu() for tensor in (*function(*copies), *copies)]
         except Exception as error:
             if not isinstance(with_type(error), AssumptionFailedError):
                 raise
-            results.append([])  # these inputs, as the recorded step has left them, lead another way
+            return []  # these inputs, as the recorded step has left them, lead another way
+
+    results = results_of(first), results_of(second)
     # A gradient that is zero by mathematics is the rounding of terms as large as the largest of all.
     returned = results[0][: -len(inputs) or None]
     largest = max((_norm(tensor) for tensor in returned if tensor.is_floating_point()), default=0.0)

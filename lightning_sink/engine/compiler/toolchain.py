@@ -107,7 +107,7 @@ def _forget_instructions() -> None:
     """Has Inductor know nothing of the compiler: it keeps that in caches, by equality, and in attributes."""
     from torch._inductor import cpu_vec_isa
 
-    known = cpu_vec_isa.supported_vec_isa_list
+    known: list[Any] = cpu_vec_isa.supported_vec_isa_list  # of dataclasses, which their common base is not
     known[:] = map(replace, known)
     methods = [method for each in known for kind in type(each).__mro__ for method in vars(kind).values()]
     for cached in (cpu_vec_isa.valid_vec_isa_list, _best_instructions, *methods):

@@ -27,10 +27,16 @@ from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.step import Sink, Step, Tape
 from lightning_sink.engine.waits import may_wait
+from lightning_sink.engine.watch import Hazard
 from lightning_sink.errors import VerificationError
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 """By the least exact type that the step computes in: a float64 loss of a float32 network is no more exact."""
+
+_NO_MEMORY = Hazard(
+    "there is no memory to run a compiled step on copies of what it works on, and compare it",
+    way_out="have it not compared (`verify=0`)",
+)
 
 _GRADIENT_OF = "gradient of "
 
@@ -50,7 +56,7 @@ and nothing else.
 
 @dataclass
 class _Pair:
-    """A tensor as the eager step left it and as the program did, brought to the host.
+    """A tensor as the eager step left it and as the program did, on the host.
 
     Attributes:
         place: Where the program's is: among its outputs from 0 up, among its inputs from -1 down.
@@ -65,13 +71,9 @@ class _Pair:
     before: Tensor | None = None
     spread: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.eager, self.compiled = self.eager.cpu(), self.compiled.cpu()
-        self.before = None if self.before is None else self.before.cpu()
-
 
 class _EagerTape(Tape):
-    """Keeps what the user's part of a step leaves, for the owner's callbacks may change it afterwards.
+    """Keeps, on the host, what the user's part of a step leaves, for the owner's callbacks may change it afterwards.
 
     Attributes:
         written: The program's inputs after the step.
@@ -98,18 +100,24 @@ class _EagerTape(Tape):
                 self.disturbed = True
         out = body()
         self._fill()
-        self.written = [tensor.detach().clone() for tensor in self._inputs]
-        self.filled = [None if tensor is None else tensor.detach().clone() for tensor in self._contents()]
+        with may_wait():
+            self.written = [_kept(tensor) for tensor in self._inputs]
+            self.filled = [None if tensor is None else _kept(tensor) for tensor in self._contents()]
         return out
 
     def _contents(self) -> list[Tensor | None]:
         return [slot.get() for slot in self._slots]
 
 
-def _same(first: Tensor | None, second: Tensor | None) -> bool:
-    if first is None or second is None:
-        return first is second
-    if (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _same(present: Tensor | None, second: Tensor | None) -> bool:
+    if present is None or second is None:
+        return present is second
+    first = present.detach().cpu()
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
     wide = first.is_floating_point() or first.is_complex()
     return torch.equal(first, second) or (wide and torch.allclose(first, second, 0.0, 0.0, equal_nan=True))
@@ -117,28 +125,26 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
 
 def verify_step(
     sink: Sink, step: Step, program: Program, arguments: list[Tensor], count: int, generators: Generators
-) -> bool:
+) -> bool | Hazard:
     """Runs a step eagerly, for the training, and compiled, on copies of its arguments; compares everything.
 
     So many compiled steps (`count`) were verified before this one. True also where a callback changed what the step
-    works on in its middle, and nothing was compared; False where the program has found out that the step goes another
-    way, which has been run eagerly.
+    works on in its middle, and nothing was compared. False where the program has found out that the step goes another
+    way, and a hazard where a device has no memory for the copies; the step has been run eagerly then, and that is all.
 
     Raises:
         VerificationError: Names the tensor, the step and the size of the difference.
     """
-    before = [copy_of(tensor) for tensor in arguments]
-    copies = [copy_of(tensor) for tensor in arguments]
     generated = generators.state()
     try:
-        outputs = program(copies)
-    except AssumptionFailedError:
+        before, made, left = _run_on_copies(program, arguments)
+    except Exception as error:
         generators.restore(generated)
-        sink.run(step, Tape())
-        return False
-    except Exception:
-        generators.restore(generated)
-        sink.run(step, Tape())  # raises what is wrong with the batch, in its own words
+        sink.run(step, Tape())  # raises what is wrong with the batch, if that is it, in its own words
+        if isinstance(error, AssumptionFailedError):
+            return False
+        if isinstance(error, torch.OutOfMemoryError):
+            return _NO_MEMORY
         raise
     generators.restore(generated)
     tape = _EagerTape(program, arguments)
@@ -150,32 +156,51 @@ def verify_step(
         expected = [*returned, *result.logged, *program.appends.last()]
         names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
         known = enumerate(zip(names, expected, strict=True))
-        pairs = [_Pair(name, eager, outputs[i], i) for i, (name, eager) in known if eager is not None]
+        pairs = [_Pair(name, eager.cpu(), made[i], i) for i, (name, eager) in known if eager is not None]
         for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_given):
             if eager is not None:
-                pairs.append(_Pair(slot.name, eager, outputs[index], index))
+                pairs.append(_Pair(slot.name, eager, made[index], index))
         for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):
             if binding.leaf is None:
-                pairs.append(_Pair(binding.name, eager, copies[index], -1 - index, before[index]))
+                pairs.append(_Pair(binding.name, eager, left[index], -1 - index, before[index]))
         least = max(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes})
         rounding = program.function.rounding
         try:
             _check(pairs, least, rounding, count)
         except VerificationError:
             present = generators.state()
-            _see_spread(pairs, program, before, lambda: generators.restore(generated))
+            _see_spread(pairs, program, before, arguments, lambda: generators.restore(generated))
             generators.restore(present)
             _check(pairs, least, rounding, count)
     return True
 
 
-def _see_spread(pairs: list[_Pair], program: Program, before: list[Tensor], draw_again: Callable[[], None]) -> None:
+def _run_on_copies(program: Program, arguments: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Returns what is in the arguments, what a program gives, and what it leaves in copies of them, on the host.
+
+    A device may have memory for these copies and not for others beside them, or beside the eager step.
+    """
+    with may_wait():
+        before = [copy_of(tensor).cpu() for tensor in arguments]
+    copies = [copy_of(tensor) for tensor in arguments]
+    outputs = program(copies)
+    with may_wait():
+        return before, [tensor.cpu() for tensor in outputs], [tensor.cpu() for tensor in copies]
+
+
+def _see_spread(
+    pairs: list[_Pair],
+    program: Program,
+    before: list[Tensor],
+    arguments: list[Tensor],
+    draw_again: Callable[[], None],
+) -> None:
     """Runs the program on state that is changed by rounding, and notes for each pair how far that moves it."""
     noise = torch.Generator().manual_seed(0)
     for units in _ROUNDINGS:
         changed = [
-            copy_of(tensor) if binding.leaf is not None else _round_otherwise(tensor, noise, units)
-            for binding, tensor in zip(program.bindings, before, strict=True)
+            refill(copy_of(like), tensor if binding.leaf is not None else _round_otherwise(tensor, noise, units))
+            for binding, tensor, like in zip(program.bindings, before, arguments, strict=True)
         ]
         draw_again()
         try:
@@ -191,10 +216,10 @@ def _see_spread(pairs: list[_Pair], program: Program, before: list[Tensor], draw
 def _round_otherwise(tensor: Tensor, generator: torch.Generator, units: int) -> Tensor:
     # Whole numbers are exact: masks and counts.
     if not tensor.is_floating_point() or tensor.dim() == 0:
-        return copy_of(tensor)
-    signs = torch.randint(-1, 2, tensor.shape, generator=generator, device="cpu").to(tensor.device)
+        return tensor
+    signs = torch.randint(-1, 2, tensor.shape, generator=generator, device="cpu")
     signs *= tensor != tensor.round()  # whole numbers stay
-    return refill(copy_of(tensor), tensor + tensor * signs * (units * torch.finfo(tensor.dtype).eps))
+    return tensor + tensor * signs * (units * torch.finfo(tensor.dtype).eps)
 
 
 def _check(pairs: list[_Pair], least: float, rounding: float, count: int) -> None:

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from loop import Training, assert_same, batches, loss_of, mlp, train
+from loop import Training, assert_same, batches, both, loss_of, mlp, train
 from torch import nn, optim
 
 from lightning_sink.engine.compiler.inductor import compile_traced
@@ -219,6 +219,22 @@ def test_the_state_after_a_failed_verification_is_that_of_the_eager_step():
         plain.run(batch, 0)
     for expected, found in zip(plain.module.parameters(), training.module.parameters(), strict=True):
         assert torch.allclose(expected, found)
+
+
+def greedy(recording):
+    """A compiler whose functions find no memory."""
+
+    def function(*inputs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    return CompiledStep(function)
+
+
+def test_where_there_is_no_memory_for_copies_steps_run_the_plain_way_and_it_is_said():
+    _, sink = both(make(), [batches(8), batches(8)], compiler=greedy)
+    assert not sink.compiled
+    assert "no memory to run a compiled step on copies" in sink.reasons
+    assert [hazard.way_out for hazard in sink.hazards] == ["have it not compared (`verify=0`)"]
 
 
 def test_a_default_device_of_the_users_is_none_of_its_business():
