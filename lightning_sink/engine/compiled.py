@@ -174,12 +174,16 @@ class CompiledEngine(Engine):
 
     def _run_plain(self, sink: Sink, step: Step) -> None:
         self._leave_programs()
-        has_program = self._maker.run(sink, step, self._sinks)
+        recorded = self._maker.run(sink, step, self._sinks)
+        learned = self._granted.take_learned()
         if self._state is not None:
-            self._state = self._granted.with_learned(self._state)
-        if has_program:
-            # Attributes that the first steps set are there now; what was looked at when the sink began is not.
-            state = self._present_state(sink)
+            self._state = self._state.knowing(learned)
+        if recorded is not None:
+            # Attributes that the first steps set are there now; what was looked at when the sink began is not. What has
+            # been set behind the step, by a scheduler say, is a change, and is seen before the next one.
+            state = recorded.knowing(learned)
+            if sink.disturbed:
+                self._granted.find_containers()
             if self._granted.changed_in(state, self._state) is not None:
                 self._programs.keep_last(step.key)  # steps of other kinds found something else when they were recorded
             self._state = state

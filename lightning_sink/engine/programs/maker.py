@@ -7,7 +7,7 @@ without one; whoever runs the programs tells it when what it has seen is no long
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from time import perf_counter
 
 from lightning_sink.engine.compiler.functions import Functions
@@ -27,7 +27,7 @@ from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Programs
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.default_generators import Generators
-from lightning_sink.engine.state.granted import Granted
+from lightning_sink.engine.state.granted import Granted, State
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, Snapshot
 from lightning_sink.engine.step import Key, Sink, Step, Tape
@@ -105,8 +105,12 @@ class ProgramMaker:
         self._held_back = 0
         self._too_many = self._looked = self._explained = self._has_recorded = False
 
-    def run(self, sink: Sink, step: Step, number: int) -> bool:
-        """Runs a step that has no program, recorded if that may lead to one; tells whether it did."""
+    def run(self, sink: Sink, step: Step, number: int) -> State | None:
+        """Runs a step that has no program, recorded if that may lead to one.
+
+        Returns what that one takes for granted, as the step left it, before anything that comes behind it; None if
+        there is none.
+        """
         candidate = self._candidates.see(step.key, number)
         if candidate is None:
             self._explain(sink, step, too_many=True)
@@ -133,7 +137,7 @@ class ProgramMaker:
             seconds = perf_counter() - began
             candidate.missed_seconds += seconds
             self._missed_seconds += seconds
-        return False
+        return None
 
     def _is_worth(self, step: Step, candidate: Candidate) -> bool:
         """Tells whether another program may be compiled for steps of a kind, of which some have programs.
@@ -241,15 +245,21 @@ class ProgramMaker:
         if self._failures[key] >= _MOST_FAILURES:
             self.report(hazard)
 
-    def _record(self, sink: Sink, step: Step, candidate: Candidate) -> bool:
+    def _record(self, sink: Sink, step: Step, candidate: Candidate) -> State | None:
         self._has_recorded = True
         self._parts.collected.leave_out(sink.option_names)
         self._parts.carried.leave_out(sink.option_names)
         before = Snapshot(self._parts)
         asked = Asked(before)
-        look = self._granted.python
+        looks: list[State] = []
+
+        def look() -> dict[str, Hashable]:
+            looks.append(self._granted.state())
+            return looks[-1].python
+
         recorder = Recorder(self._hyper, self._counts, before, step.leaves, look, sink.sets_options)
         result = sink.run(step, recorder)
+        look()
         self._granted.learn(recorder.ran)
         if sink.sets_any({left.key for left, *_ in self._hyper.set_by_step()}, result.note):
             recorder.hazard("the step sets the optimizer's options, and a schedule or a hook does so, too")
@@ -262,7 +272,8 @@ class ProgramMaker:
         self._parts.varying.check([hazard.what for hazard in recording.frozen], not recording.hazards)
         bindings = candidate.compare(observation, self._volatile, self._cleared)
         if bindings is not None:
-            return self._make(step.key, candidate, observation, bindings, asked)
+            made = self._make(step.key, candidate, observation, bindings, asked)
+            return _while_recorded(looks) if made else None
         reasons = recording.hazards[:1]
         self._in_vain = [*self._in_vain, *reasons][:_HOPELESS] if self._in_vain[:1] == reasons else reasons
         if len(self._in_vain) == _HOPELESS and not self._programs:
@@ -275,7 +286,7 @@ class ProgramMaker:
             self._fail(step.key, recording.hazards[0])  # also where it comes as another candidate the next time
         if recording.failed_by_raise:
             self.report(recording.hazards[0])  # it may have been the user's own, which is gone now
-        return False
+        return None
 
     @staticmethod
     def _check_batch(sink: Sink, recorder: Recorder) -> None:
@@ -334,3 +345,17 @@ class ProgramMaker:
         if self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted)):
             self.lost(self._steps)
         return True
+
+
+def _while_recorded(looks: Sequence[State]) -> State:
+    """Returns what a recorded step takes for granted: what was there before code that is none of it changed something.
+
+    Args:
+        looks: At the start of each span, at its end, and behind the step.
+    """
+    last = looks[-1]
+    for left, found in zip(looks[1::2], looks[2::2], strict=True):
+        kept = found._replace(training=left.training, gradients=left.gradients, python=left.python)
+        if kept != found:
+            return kept._replace(switches=last.switches, hooks=last.hooks, constants=last.constants)
+    return last

@@ -58,6 +58,10 @@ class State(NamedTuple):
     hooks: tuple[Any, ...]
     constants: tuple[Any, ...]
 
+    def knowing(self, learned: dict[str, Hashable]) -> State:
+        """Returns it with values that were not looked at by then."""
+        return self._replace(python={**self.python, **learned}) if learned else self
+
 
 def _count(looks: Iterable[Hashable]) -> int:
     return sum(_count(look) if isinstance(look, tuple) else 1 for look in looks)
@@ -91,10 +95,10 @@ class Granted:
             self._look_outside = self._parts.outside(self._codes.values())
             self._learned |= {name: value for name, value in self._outside_values().items() if name not in known}
 
-    def with_learned(self, state: State) -> State:
-        """Returns a state with what has been learned since, as it was then: to be looked at is no change of it."""
+    def take_learned(self) -> dict[str, Hashable]:
+        """Returns what is looked at since the last call, as it was then: to be looked at is no change of it."""
         learned, self._learned = self._learned, {}
-        return state._replace(python={**state.python, **learned}) if learned else state
+        return learned
 
     def _outside_values(self) -> dict[str, Hashable]:
         return {**outside_state(self._functions, self._parts), **self._look_outside()}
