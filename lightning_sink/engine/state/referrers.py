@@ -82,7 +82,8 @@ def _put_into(holder: Any, found: dict[int, Any]) -> None:
     if isinstance(items, dict) and any(id(key) in found for key in items):
         content = [*zip(_with([*items], found), items.values(), strict=True)]
         items.clear()
-        items.update(content)  # in the same order
+        for key, item in content:  # in the same order; a `Counter` would count the pairs that it is updated with
+            items[key] = item
     for key, item in list(items.items() if isinstance(items, dict) else enumerate(items)):
         if id(item) in found:
             _put(items, key, found[id(item)])

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections import namedtuple
+from collections import Counter, OrderedDict, namedtuple
 from dataclasses import dataclass
 
 import pytest
@@ -91,6 +91,8 @@ HOLDERS = {
     "a value": (lambda held: {"a": 1, "b": held, "c": 3}, lambda kept: kept["b"]),
     "a key": (lambda held: {"a": 1, held: 2, "c": 3}, lambda kept: [*kept][1]),
     "a key's value": (lambda held: {held: held}, lambda kept: [*kept.values()][0]),
+    "a counter's key": (lambda held: Counter({"a": 1, held: 2}), lambda kept: kept.most_common(1)[0][0]),
+    "an ordered key": (lambda held: OrderedDict(a=1) | {held: 2}, lambda kept: next(reversed(kept))),
     "a tuple as a key": (lambda held: {(held, 1): 2}, lambda kept: [*kept][0][0]),
 }
 
