@@ -22,6 +22,7 @@ from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
 from lightning_sink.datamodule import options_of
+from lightning_sink.engine.compiled import CompiledEngine
 from lightning_sink.engine.make import ENGINES, FALLBACKS, Asked, make_engine
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.state.attributes import are_the_same
@@ -151,9 +152,7 @@ class SinkStrategy(SingleDeviceStrategy):
     @property
     def engine(self) -> Engine:
         """The engine of this fit."""
-        if self._engine is not None and not self._fits():
-            self._close_engine()
-        if self._engine is None:
+        if self._engine is None or not self._fits():
             trainer = self._trainer
             module = trainer.lightning_module
             objects = own_objects(module, trainer.callbacks)
@@ -168,8 +167,13 @@ class SinkStrategy(SingleDeviceStrategy):
                 outside=reached_through(trainer),
                 schedulers=partial(schedulers_of, trainer),
             )
-            self._engine = make_engine(self._asked(module), parts)
-            self._engine_parts, self._engine_objects = self._parts_of_step(), objects
+            engine, before = make_engine(self._asked(module), parts), self._engine
+            if isinstance(before, CompiledEngine) and isinstance(engine, CompiledEngine):
+                known = {*map(id, self._engine_objects)}
+                new = {id(item) for item in objects} - known
+                engine.take_over(before, [name for name, value in vars(module).items() if id(value) in new])
+            self._close_engine()
+            self._engine, self._engine_parts, self._engine_objects = engine, self._parts_of_step(), objects
         return self._engine
 
     def _parts_of_step(self) -> list[Any]:
@@ -178,6 +182,8 @@ class SinkStrategy(SingleDeviceStrategy):
 
     def _fits(self) -> bool:
         """Tells whether these are what they were, and no other has taken the place of an object of the module's."""
+        if not isinstance(self._engine, CompiledEngine):
+            return True
         held = {*map(id, vars(self.lightning_module).values())}
         are_held = all(id(item) in held for item in self._engine_objects)
         return are_held and are_the_same(self._parts_of_step(), self._engine_parts)

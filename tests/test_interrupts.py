@@ -261,6 +261,45 @@ def test_training_from_another_thread(engine):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+class Overlapping(Net):
+    """Takes its first step while another training is in the midst of its own, and ends it before or behind that."""
+
+    def __init__(self, began, waits_before, waits_within):
+        super().__init__()
+        self.began, self.waits_before, self.waits_within = began, waits_before, waits_within
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == 0:
+            self.waits_before.wait(5)
+            self.began.set()
+            self.waits_within.wait(0.5)
+        return super().training_step(batch, batch_idx) * (1 + self.global_step % 2)
+
+
+def test_two_trainings_at_once_leave_lightnings_classes_as_they_were():
+    names = ("global_step", "current_epoch", "is_last_batch")
+    before = {name: vars(L.Trainer)[name] for name in names}
+    began, ended, now = [threading.Event(), threading.Event()], threading.Event(), threading.Event()
+    now.set()
+    runs, errors = {}, []
+
+    def work(which, make):
+        try:
+            strategy = SinkStrategy(5, epoch="dataset", engine="traced")
+            runs[which] = train(make(), loader(), strategy, max_epochs=2, seed=7)
+        except BaseException as error:
+            errors.append(error)
+
+    makes = [lambda: Overlapping(began[0], now, began[1]), lambda: Overlapping(began[1], began[0], ended)]
+    threads = [threading.Thread(target=work, args=each) for each in enumerate(makes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert {name: vars(L.Trainer)[name] for name in names} == before
+
+
 def test_the_handler_is_the_users_between_sinks():
     trainer, witness, _ = build(SinkStrategy(5, epoch="dataset", engine="eager"))
     seen = []

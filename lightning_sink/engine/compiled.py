@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from lightning_sink.engine.compiler.loop import Compiler
 from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import AssumptionFailedError, note_step, with_type
@@ -23,6 +25,7 @@ from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Programs
 from lightning_sink.engine.programs.verify import verify_step
 from lightning_sink.engine.rows import Rows
+from lightning_sink.engine.shadows import alone
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.granted import Glance, Granted, State, agree
 from lightning_sink.engine.state.hyper import Hyperparameters
@@ -99,6 +102,14 @@ class CompiledEngine(Engine):
     def shows_options(self) -> AbstractContextManager[None]:
         """Takes what a recording has put into the optimizers' options out of them for a while."""
         return self._hyper.shown()
+
+    def take_over(self, other: CompiledEngine, replaced: Sequence[str]) -> None:
+        """Takes what another engine has compiled, and said, that ran the steps of the same training before it.
+
+        Objects that steps work with have been put in the place of others since, under these names.
+        """
+        self._maker.take_over(other._maker, replaced)
+        self._verified = other._verified.copy()
 
     def close(self) -> None:
         """Lets go of every program and recording."""
@@ -217,16 +228,12 @@ class CompiledEngine(Engine):
         if arguments is None:
             return False
         if verified < self._verify:
-            agrees = verify_step(sink, step, program, arguments, verified, self._generators)
-            if isinstance(agrees, Hazard):
-                self._leave_programs()
-                self._programs.remove(step.key, program)
-                self._maker.gives_up(step.key, agrees)
-            elif agrees:
-                self._users_code_ran()
-                self._verified[program.text] = verified + 1
-            else:
-                self._goes_otherwise(step.key, program)
+            with alone() as is_alone:
+                if is_alone:
+                    self._compare(sink, step, program, arguments, verified)
+                else:
+                    self._leave_programs()
+                    sink.run(step, Tape())
             return True
         began = time.perf_counter()
         try:
@@ -256,6 +263,18 @@ class CompiledEngine(Engine):
         sink.account(step, partial(program.result, outputs), loss, logged, program.note)
         program.collect(outputs, late=True)
         return True
+
+    def _compare(self, sink: Sink, step: Step, program: Program, arguments: list[Tensor], verified: int) -> None:
+        agrees = verify_step(sink, step, program, arguments, verified, self._generators)
+        if isinstance(agrees, Hazard):
+            self._leave_programs()
+            self._programs.remove(step.key, program)
+            self._maker.gives_up(step.key, agrees)
+        elif agrees:
+            self._users_code_ran()
+            self._verified[program.text] = verified + 1
+        else:
+            self._goes_otherwise(step.key, program)
 
     def _goes_otherwise(self, key: Key, program: Program) -> None:
         """Takes note of a step that goes another way than the program for it, which is let go of if that is often."""

@@ -5,9 +5,28 @@ Not `unittest.mock`: its own code would run in the midst of a recorded step, and
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def alone() -> Iterator[bool]:
+    """Tells whether no other thread is in here, and keeps others out.
+
+    What stands in classes and modules while a step is recorded stands there for the whole process: two threads that
+    take it out again in another order than it was put in would leave some of it there. None waits for another, whose
+    step may wait for what this one does.
+    """
+    is_alone = _ONE_AT_A_TIME.acquire(blocking=False)
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            _ONE_AT_A_TIME.release()
 
 
 @contextmanager

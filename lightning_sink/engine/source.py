@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dis
 import linecache
+import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
@@ -18,6 +19,9 @@ from typing import Any
 from lightning_sink.engine.watch import unwatched
 
 _Span = tuple[int | None, int | None, int | None, int | None]
+
+_PARSES = threading.Lock()
+"""Python 3.11 parses for one thread at a time, and fails in another one."""
 
 _VALUES = (ast.Call, ast.Attribute, ast.BinOp, ast.UnaryOp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -53,7 +57,8 @@ def source_of(codes: tuple[CodeType, ...], file: str) -> Source | None:
 @lru_cache(maxsize=32)
 def _parsed(text: str) -> Source | None:
     try:
-        return Source(_with_full_names(ast.parse(text)), compile(text, "", "exec", dont_inherit=True))
+        with _PARSES:
+            return Source(_with_full_names(ast.parse(text)), compile(text, "", "exec", dont_inherit=True))
     except (SyntaxError, ValueError, RecursionError):
         return None
 

@@ -7,6 +7,7 @@ may then be carried from step to step, as `self.weight` is. Elsewhere an object 
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import Enum
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -19,7 +20,7 @@ from lightning_sink.engine.state.attributes import CONTAINERS, SCALARS, is_a
 from lightning_sink.trainer.reads import machinery
 from lightning_sink.whose import is_users, module_of
 
-_OTHERS = (nn.Module, Tensor, Optimizer, LRScheduler, Dataset, DataLoader, Sampler, LightningDataModule, type)
+_OTHERS = (nn.Module, Tensor, Optimizer, LRScheduler, Dataset, DataLoader, Sampler, LightningDataModule, Enum, type)
 _OF_THEIR_OWN = ("__getattr__", "__getattribute__", "__setattr__", "__slots__", "__get__")
 
 _MOST = 50
@@ -38,7 +39,7 @@ def _is_small(value: Any) -> bool:
     kind = type(value)
     if not is_users(module_of(kind)) or is_a(value, *_OTHERS, *CONTAINERS):
         return False
-    if kind.__dictoffset__ == 0 or kind.__weakrefoffset__ == 0:  # an `IntEnum`'s member has no weak references
+    if kind.__dictoffset__ == 0 or kind.__weakrefoffset__ == 0:
         return False
     users = [vars(base) for base in kind.__mro__ if is_users(module_of(base))]
     if any(name in names for names in users for name in _OF_THEIR_OWN):

@@ -25,6 +25,7 @@ from lightning_sink.engine.programs.candidates import (
 from lightning_sink.engine.programs.observation import Observation, observe
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Programs
+from lightning_sink.engine.shadows import alone
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.granted import Granted, State
@@ -130,7 +131,9 @@ class ProgramMaker:
             may = not self._waits() and (due or not (self._costly or candidate.hazard is not None))
             # Where other steps have programs, a step may be seldom no example, and is not to hold up a new way.
             if may and (self._programs.have(step.key) or not candidate.rests()):
-                return self._record(sink, step, candidate)
+                with alone() as is_alone:
+                    if is_alone:
+                        return self._record(sink, step, candidate)
         began = perf_counter()
         sink.run(step, Tape())
         if candidate is not None and candidate.hazard is None:
@@ -214,14 +217,23 @@ class ProgramMaker:
 
     def forget(self, changed: Sequence[str] = ()) -> None:
         """Forgets programs and recordings: what they take for granted has changed; by these names if it has any."""
-        self._restless += bool(self._programs) or bool(self._candidates)
-        self._changed, self._steps_at_change = changed, None
+        if self._programs or self._candidates:
+            self._restless += 1
+            self._changed = changed
+        self._steps_at_change = None
         self._programs.clear()
         self._in_vain.clear()
         # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
         for key, problem in self._candidates.problems():
             self._fail(key, problem)
         self._candidates.clear()
+
+    def take_over(self, other: ProgramMaker, replaced: Sequence[str]) -> None:
+        """Goes on where another one ends, which had objects of the training's that others have replaced."""
+        other.forget(replaced)
+        self._functions, other._functions = other._functions, self._functions
+        self._reported, self._failures = other._reported, other._failures
+        self._restless, self._changed = other._restless, other._changed
 
     def close(self) -> None:
         """Lets go of every function, program and recording."""

@@ -65,11 +65,13 @@ def fingerprint(value: Any, in_slots: int | None = None, known: Collection[int] 
     Args:
         value: The value.
         in_slots: Containers in each other down to which tensors have slots and are left out here; None if none have.
-        known: Identities of modules, optimizers and other objects that are looked at by themselves.
+        known: Identities of modules, optimizers, their groups and other objects that are looked at by themselves.
     """
     kind = type(value)
     if kind in SCALARS:
         return kind, _told_apart(value)
+    if kind is dict and id(value) in known:
+        return _itself(value), 0
     if kind in CONTAINERS and not value and not getattr(value, "__dict__", None):
         return kind, ()
     if kind in ProxyTypes:
@@ -264,13 +266,13 @@ class _Walk:
         return [*held, *of_class] if held is not None and of_class else held
 
     def _held(self, value: Any) -> Collection[Any] | None:
+        if id(value) in self._known:
+            return None
         if is_a(value, *_HOLD_ITEMS):
             items = items_of(value, with_keys=True)
             return [*items, own] if (own := held_by(value)) else items
         if issubclass(type(value), Mapping) and not is_users(module_of(type(value))):
             return [*value.keys(), *value.values()]
-        if id(value) in self._known:
-            return None
         if is_a(value, Optimizer):
             return [*value.param_groups, value.defaults]
         if is_a(value, LRScheduler):

@@ -38,7 +38,7 @@ def python_state(parts: Parts) -> dict[str, Hashable]:
     state: dict[str, Hashable] = {f"{path}.__class__": Same(module) for path, module in apart}
     held = list(parts.holders())
     holders = {id(holder) for _, holder in held}
-    known = holders | {id(item) for item in (*parts.optimizers, *parts.schedulers())}
+    known = holders | looked_at_by_themselves(parts)
     known |= {id(submodule) for _, module in apart for submodule in module.modules()}
     places: dict[int, list[str]] = {}
     for kind in users_classes(holder for _, holder in held):
@@ -85,6 +85,12 @@ def python_state(parts: Parts) -> dict[str, Hashable]:
             place = repr(key) if isinstance(key, str) else index
             state[f"optimizer {number} state {place}"] = fingerprint(kept, deep, known)
     return state
+
+
+def looked_at_by_themselves(parts: Parts) -> set[int]:
+    """Returns the identities of optimizers, with their groups of options (`hyper.py`), and of schedulers."""
+    groups = (group for optimizer in parts.optimizers for group in optimizer.param_groups)
+    return {id(item) for item in (*parts.optimizers, *groups, *parts.schedulers())}
 
 
 def _find_places(value: Any, name: str, places: dict[int, list[str]], deep: int = DEEPEST_SLOTS - 1) -> None:

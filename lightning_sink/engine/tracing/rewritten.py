@@ -115,9 +115,10 @@ def with_types(
     default = torch.get_default_dtype()
     if default is _USUAL or not isinstance(out, Tensor) or members(torch.dtype, args):
         return args, kwargs
-    if takes_dtype(func):
-        return args, {**kwargs, "dtype": out.dtype} if kwargs.get("dtype") is None else kwargs
     types = [node.meta["layout"][2] for node in members(fx.Node, (*args, *kwargs.values())) if node.meta["layout"]]
+    if takes_dtype(func):
+        is_given = kwargs.get("dtype") is not None or any(dtype.is_complex for dtype in types)
+        return args, kwargs if is_given else {**kwargs, "dtype": out.dtype}
     are_whole = bool(types) and not any(dtype.is_floating_point or dtype.is_complex for dtype in types)
     compares = schema_name(func) in _COMPARISONS and bool(members(float, args))
     if not are_whole or not (compares or out.dtype is default):
