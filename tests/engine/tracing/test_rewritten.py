@@ -9,6 +9,7 @@ from lightning_sink.engine.compiler.inductor import graph_module
 WHOLE = torch.tensor([1, 2, 7])
 TRUTH = torch.tensor([True, False, True])
 REAL = torch.tensor([0.1, 0.2, 0.7])
+COMPLEX = torch.complex(REAL.double(), WHOLE.double())
 
 OPERATIONS = {
     "a quotient": lambda: WHOLE / 3,
@@ -36,6 +37,8 @@ OPERATIONS = {
     "in another type": lambda: WHOLE.to(torch.float16) / 3,
     "a view of bits": lambda: WHOLE.view(torch.float64) / 3,
     "a number": lambda: torch.tensor(0.1) * 3,
+    "a norm of complex numbers": lambda: torch.linalg.vector_norm(COMPLEX) / 3,
+    "a sum of complex numbers": lambda: COMPLEX.sum(),
     "one hot": lambda: torch.nn.functional.one_hot(WHOLE, 9) / 3,
 }
 
