@@ -1,5 +1,6 @@
 """Every private name of Inductor's that the engine uses is there."""
 
+import gc
 import threading
 import uuid
 
@@ -54,6 +55,18 @@ def test_a_step_that_is_not_bound_leaves_all_to_the_library(graph, monkeypatch):
     monkeypatch.setattr(generated, "_find_loop", lambda code, runtime: None)
     (found,) = compile_inductor(Recording(graph, inputs=inputs, largest=10))(*inputs)
     assert torch.allclose(found, inputs[0] @ inputs[1])
+
+
+@pytest.mark.parametrize(("before", "within"), [((700, 10, 10), 20_000), ((50_000, 5, 5), 50_000), ((0, 10, 10), 0)])
+def test_garbage_is_looked_for_less_often_and_as_ever_afterwards(before, within):
+    present = gc.get_threshold()
+    gc.set_threshold(*before)
+    try:
+        with generated._seldom_collected():
+            assert gc.get_threshold() == (within, *before[1:])
+        assert gc.get_threshold() == before
+    finally:
+        gc.set_threshold(*present)
 
 
 @pytest.mark.narrow
