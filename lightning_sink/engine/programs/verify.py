@@ -136,17 +136,24 @@ def verify_step(
         VerificationError: Names the tensor, the step and the size of the difference.
     """
     generated = generators.state()
+    found: tuple[list[Tensor], list[Tensor], list[Tensor]] | None = None
     try:
-        before, made, left = _run_on_copies(program, arguments)
-    except Exception as error:
+        found = _run_on_copies(program, arguments)
+    except AssumptionFailedError:
         generators.restore(generated)
-        sink.run(step, Tape())  # raises what is wrong with the batch, if that is it, in its own words
-        if isinstance(error, AssumptionFailedError):
-            return False
-        if isinstance(error, torch.OutOfMemoryError):
-            return _NO_MEMORY
+        sink.run(step, Tape())
+        return False
+    except torch.OutOfMemoryError:
+        pass  # the copies are there as long as the error is
+    except Exception:
+        generators.restore(generated)
+        sink.run(step, Tape())  # raises what is wrong with the batch, in its own words
         raise
     generators.restore(generated)
+    if found is None:
+        sink.run(step, Tape())
+        return _NO_MEMORY
+    before, made, left = found
     tape = _EagerTape(program, arguments)
     result = sink.run(step, tape)
     if tape.disturbed:

@@ -1,5 +1,6 @@
 """Compiled steps are compared with eager ones: a wrong compiler is found, rounding is not."""
 
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -221,20 +222,27 @@ def test_the_state_after_a_failed_verification_is_that_of_the_eager_step():
         assert torch.allclose(expected, found)
 
 
-def greedy(recording):
-    """A compiler whose functions find no memory."""
-
-    def function(*inputs):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    return CompiledStep(function)
-
-
 def test_where_there_is_no_memory_for_copies_steps_run_the_plain_way_and_it_is_said():
-    _, sink = both(make(), [batches(8), batches(8)], compiler=greedy)
+    copies, were_there = [], []
+
+    def greedy(recording):
+        def function(*inputs):
+            copies.extend(map(weakref.ref, inputs))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        return CompiledStep(function)
+
+    def build():
+        training = make()()
+        training.after = lambda done: were_there.append(any(copy() is not None for copy in copies))
+        return training
+
+    _, sink = both(build, [batches(8), batches(8)], compiler=greedy)
     assert not sink.compiled
     assert "no memory to run a compiled step on copies" in sink.reasons
     assert [hazard.way_out for hazard in sink.hazards] == ["have it not compared (`verify=0`)"]
+    assert copies
+    assert not any(were_there), "copies take memory while the step runs the plain way"
 
 
 def test_a_default_device_of_the_users_is_none_of_its_business():
