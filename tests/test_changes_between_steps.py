@@ -1,5 +1,7 @@
 """What code around steps changes just when a program is made of one, and objects that others take the place of."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 import torch
@@ -9,7 +11,7 @@ from lightning_sink import SinkStrategy
 from lightning_sink.engine import make
 from lightning_sink.engine.compiler.inductor import compile_traced
 from lightning_sink.engine.programs import maker
-from lightning_sink.engine.state import closures
+from lightning_sink.engine.state import closures, holders
 from parity import assert_parity, both, loader
 
 # -- changes behind a step that is recorded ----------------------------------------------------------------------------
@@ -101,6 +103,8 @@ class State:
 
 IDLE, BUSY = State(), State()
 STATES = {"idle": State(), "busy": State()}
+NAMESPACES = SimpleNamespace(rate=1), SimpleNamespace(rate=1)
+present = IDLE
 
 
 class Marked(L.LightningModule):
@@ -138,7 +142,47 @@ class InATable(Marked):
         return self.mode is STATES["busy"]
 
 
-MARKED = [Marked, Compared, InATable]
+class InAnAttribute(Marked):
+    def __init__(self):
+        super().__init__()
+        self.busy = BUSY
+
+    def is_busy(self):
+        return self.mode is self.busy
+
+
+class OfAClass(Marked):
+    busy = BUSY
+
+    def is_busy(self):
+        return self.mode is self.busy
+
+
+class InAContainer(Marked):
+    def on_train_epoch_start(self):
+        self.modes = {"present": self.marks[self.current_epoch % 2]}
+
+    def is_busy(self):
+        return self.modes["present"] is BUSY
+
+
+class OfAModule(Marked):
+    def on_train_epoch_start(self):
+        global present
+        present = self.marks[self.current_epoch % 2]
+
+    def is_busy(self):
+        return present is BUSY
+
+
+class OfPythons(Marked):
+    marks = NAMESPACES
+
+    def is_busy(self):
+        return self.mode is NAMESPACES[1]
+
+
+MARKED = [Marked, Compared, InATable, InAnAttribute, OfAClass, InAContainer, OfAModule, OfPythons]
 
 
 def marked_as_plain(kind):
@@ -154,7 +198,8 @@ def test_which_of_two_equal_objects_an_attribute_holds_is_seen(kind):
 
 @pytest.mark.parametrize("kind", MARKED)
 def test_control_by_what_is_in_them_it_is_not(kind, monkeypatch):
-    monkeypatch.setattr(closures, "_attributes_by_identity", lambda parts: {})
+    for room in (closures, holders):
+        monkeypatch.setattr(room, "in_two_places", lambda places: None)
     with pytest.raises(AssertionError):
         marked_as_plain(kind)
 
@@ -222,9 +267,10 @@ def compiled(monkeypatch):
     return found
 
 
-def test_what_was_compiled_serves_behind_an_object_that_is_made_anew(compiled):
-    strategy = SinkStrategy(40, epoch="dataset", engine="traced", fallback="error")
-    plain, sink = both(NewInEachEpoch, lambda: loader(40, last=8), strategy, max_epochs=5)
+@pytest.mark.parametrize(("batches", "epochs"), [(40, 5), (10, 25)])
+def test_what_was_compiled_serves_behind_an_object_that_is_made_anew(batches, epochs, compiled):
+    strategy = SinkStrategy(epoch="dataset", engine="traced", fallback="error")
+    plain, sink = both(NewInEachEpoch, lambda: loader(batches, last=8), strategy, max_epochs=epochs)
     assert_parity(plain, sink)
     assert sink.engine == "traced"
     assert len(compiled) == 1
@@ -237,3 +283,32 @@ def test_steps_beside_objects_that_are_made_anew_are_warned_of_once(kind, says):
     texts = [text for text in sink.warned if "runs eagerly" in text]
     assert len(texts) == 1
     assert says in texts[0]
+
+
+class Needs:
+    """A number that a step needs as a plain one."""
+
+    def __init__(self):
+        self.rate = 0.5
+
+    def of(self, loss):
+        return loss * (1 + 0 * float(loss))
+
+
+class NeedsNone(Needs):
+    def of(self, loss):
+        return loss * self.rate
+
+
+class EagerForTwoEpochs(Marked):
+    def on_train_epoch_start(self):
+        self.mode, self.scale = IDLE, NeedsNone() if self.current_epoch > 1 else Needs()
+
+    def training_step(self, batch, batch_idx):
+        return self.scale.of(super().training_step(batch, batch_idx))
+
+
+def test_steps_are_compiled_once_what_kept_them_from_it_is_gone():
+    plain, sink = both(EagerForTwoEpochs, loader, SinkStrategy(epoch="dataset", engine="traced"), max_epochs=5)
+    assert_parity(plain, sink)
+    assert sink.engine == "traced"

@@ -139,12 +139,14 @@ def _best_instructions(of_torch: Any) -> list[Any]:
     from torch._inductor import cpu_vec_isa
 
     trusted = nullcontext() if _are_tried.is_set() else patch.object(cpu_vec_isa.VecISA, "check_build", lambda *_: True)
+    found: list[Any] = []
     with trusted:
         for each in cpu_vec_isa.supported_vec_isa_list:
             with patch.object(cpu_vec_isa, "supported_vec_isa_list", [each]):
-                if found := of_torch.__wrapped__():
-                    return [*found]
-    return []
+                found = found or [*of_torch.__wrapped__()]
+    if not _are_tried.is_set():
+        _forget_instructions()  # what is trusted here is tried elsewhere
+    return found
 
 
 @contextmanager

@@ -69,6 +69,10 @@ _INTO_BATCH = "the step puts something into its batch, or takes something out (`
 _COMES_AGAIN = f"{_INTO_BATCH}and there the step finds it when the batch comes again, as it may"
 _IS_SHOWN = f"{_INTO_BATCH}and a callback's batch hook looks at its batch"
 
+_ENOUGH = 4
+"""Steps that programs run between two replacements of objects, for which making them anew is worth it: more than are
+recorded."""
+
 _MOST_NAMES = 3
 """Names of what keeps changing that are said."""
 
@@ -232,8 +236,8 @@ class ProgramMaker:
         """Goes on where another one ends, which had objects of the training's that others have replaced."""
         other.forget(replaced)
         self._functions, other._functions = other._functions, self._functions
-        self._reported, self._failures = other._reported, other._failures
-        self._restless, self._changed = other._restless, other._changed
+        self._reported, self._changed = other._reported, other._changed
+        self._restless = 0 if other._steps >= _ENOUGH else other._restless
 
     def close(self) -> None:
         """Lets go of every function, program and recording."""

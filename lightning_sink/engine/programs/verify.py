@@ -176,8 +176,12 @@ def verify_step(
             _check(pairs, least, rounding, count)
         except VerificationError:
             present = generators.state()
-            _see_spread(pairs, program, before, arguments, lambda: generators.restore(generated))
-            generators.restore(present)
+            try:
+                _see_spread(pairs, program, before, arguments, lambda: generators.restore(generated))
+            except torch.OutOfMemoryError:
+                return _NO_MEMORY
+            finally:
+                generators.restore(present)
             _check(pairs, least, rounding, count)
     return True
 
@@ -212,12 +216,15 @@ def _see_spread(
         draw_again()
         try:
             outputs = program(changed)
+        except torch.OutOfMemoryError:
+            raise
         except (AssumptionFailedError, RuntimeError):  # so changed, it goes another way, or its values are refused
             continue
         for pair in pairs:
             moved = outputs[pair.place] if pair.place >= 0 else changed[-1 - pair.place]
             if pair.compiled.is_floating_point():
                 pair.spread = max(pair.spread, _size(moved.cpu().double() - pair.compiled.double()))
+        del changed, outputs  # before the next ones take memory
 
 
 def _round_otherwise(tensor: Tensor, generator: torch.Generator, units: int) -> Tensor:

@@ -18,24 +18,20 @@ from typing import Any
 from torch import nn
 
 from lightning_sink.engine.private import own_tensors
-from lightning_sink.engine.state.attributes import (
-    CONTAINERS,
-    SCALARS,
-    Same,
-    fingerprint,
-    is_a,
-    items_of,
-    with_bases,
+from lightning_sink.engine.state.attributes import SCALARS, Same, fingerprint, is_a, with_bases
+from lightning_sink.engine.state.holders import (
+    attribute_places,
+    class_state,
+    find_places,
+    in_two_places,
+    looked_at_by_themselves,
+    python_state,
 )
-from lightning_sink.engine.state.holders import class_state, looked_at_by_themselves, python_state
 from lightning_sink.engine.state.insides import CACHED, function_in, put_on_function
 from lightning_sink.engine.state.referrers import functions_of
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.names import names_in
-from lightning_sink.whose import is_pythons, is_users, module_of
-
-_FEW = 16
-"""Items of a container outside up to which it is looked where else they are."""
+from lightning_sink.whose import is_pythons, is_users
 
 
 def find_functions(codes: Collection[CodeType]) -> list[FunctionType]:
@@ -121,8 +117,7 @@ def kept_results(functions: Collection[FunctionType], classes: Iterable[type]) -
 def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, Hashable]:
     """Returns a fingerprint of what the functions take from outside, tensors by identity.
 
-    What is one of the parts is looked at by itself. With an object of the user's, or a container, goes which attributes
-    hold it: of two that are equal in all that is in them a step may ask which one it is (`self.mode is BUSY`).
+    What is one of the parts is looked at by itself.
     """
     known = set(parts.module.modules())
     identities = {id(item) for item in (*known, *parts.others)} | looked_at_by_themselves(parts)
@@ -134,13 +129,7 @@ def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, 
             return tuple(item for base in with_bases(value) for item in class_state(base, identities).items())
         return fingerprint(value, known=identities)
 
-    places = _attributes_by_identity(parts)
-
-    def look_around(value: Any) -> Hashable:
-        looks = type(value) in (dict, list, tuple) and len(value) <= _FEW
-        items = items_of(value, with_keys=True) if looks else ()
-        return look(value), tuple([tuple(places.get(id(item), ())) for item in (value, *items)])
-
+    in_attributes = attribute_places(parts)
     state: dict[str, tuple[Hashable, ...]] = {}
     looked, met = dict[int, tuple[Any, Hashable]](), Counter[str]()
     for function in functions:
@@ -148,24 +137,20 @@ def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, 
         met[where] += 1
         if met[where] > 1:  # as of two lambdas: one that is met later on is no change of the other
             where = f"{where} {met[where]}"
+        places: dict[int, list[str]] = {}
         for name, value in _variables(function):
+            if type(value) not in SCALARS:
+                find_places(value, name, places)
             if id(value) not in looked:  # many functions lead to one object, which may be large
-                looked[id(value)] = value, look_around(value)
+                looked[id(value)] = value, look(value)
             found = looked[id(value)][1]
             key = f"{name} in {where}"
             state[key] = (*state.get(key, ()), found)
+        for identity, names in places.items():
+            names += in_attributes.get(identity, [])
+        if any(len(names) > 1 for names in places.values()):
+            state[f"objects in two places in {where}"] = (in_two_places(places),)
     return dict(state)
-
-
-def _attributes_by_identity(parts: Parts) -> dict[int, list[str]]:
-    """Returns the attributes that hold an object of the user's, or a container, by its identity."""
-    places: dict[int, list[str]] = {}
-    for prefix, holder in parts.holders():
-        for name, value in vars(holder).items():
-            kind = type(value)
-            if kind in CONTAINERS or (kind not in SCALARS and is_users(module_of(kind))):
-                places.setdefault(id(value), []).append(prefix + name)
-    return places
 
 
 class Variables:

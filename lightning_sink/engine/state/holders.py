@@ -7,8 +7,9 @@ module, of its submodules and of the optimizers, hooks among them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from lightning_sink.engine.state.attributes import (
     CONTAINERS,
     DEEPEST_SLOTS,
     MOST_ABOVE_SLOTS,
+    SCALARS,
     WITH_SLOTS,
     Same,
     fingerprint,
@@ -26,7 +28,7 @@ from lightning_sink.engine.state.attributes import (
 )
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.held import ABSENT
-from lightning_sink.whose import is_library, module_of
+from lightning_sink.whose import is_library, is_users, module_of
 
 _OF_EVERY_MODULE, _EMPTY = frozenset(vars(nn.Module())), "empty"
 """Torch's own attributes, and what is said of those that hold nothing, as most do: a fifth of a look's time."""
@@ -40,7 +42,6 @@ def python_state(parts: Parts) -> dict[str, Hashable]:
     holders = {id(holder) for _, holder in held}
     known = holders | looked_at_by_themselves(parts)
     known |= {id(submodule) for _, module in apart for submodule in module.modules()}
-    places: dict[int, list[str]] = {}
     for kind in users_classes(holder for _, holder in held):
         state |= class_state(kind, known)
     state |= parts.collected.state() | parts.carried.state(known)
@@ -57,8 +58,6 @@ def python_state(parts: Parts) -> dict[str, Hashable]:
         for name, value in vars(holder).items():
             if name in left_out:
                 continue
-            if type(value) in WITH_SLOTS:
-                _find_places(value, prefix + name, places)
             if name in _OF_EVERY_MODULE and type(value) in CONTAINERS and not value:
                 state[prefix + name] = _EMPTY
             elif name not in known_otherwise:
@@ -70,7 +69,7 @@ def python_state(parts: Parts) -> dict[str, Hashable]:
             for name, tensor in (*own_parameters(holder), *own_buffers(holder)):
                 if own := own_attributes(tensor):
                     state[f"attributes of {prefix}{name}"] = fingerprint(own, known=known)
-    state["containers in two places"] = "places", tuple(tuple(names) for names in places.values() if len(names) > 1)
+    state["objects in two places"] = in_two_places(attribute_places(parts))
     state |= parts.optimizer_counts.state()
     for number, optimizer in enumerate(parts.optimizers):
         state[f"optimizer {number}.__class__"] = Same(type(optimizer))
@@ -93,15 +92,46 @@ def looked_at_by_themselves(parts: Parts) -> set[int]:
     return {id(item) for item in (*parts.optimizers, *groups, *parts.schedulers())}
 
 
-def _find_places(value: Any, name: str, places: dict[int, list[str]], deep: int = DEEPEST_SLOTS - 1) -> None:
-    """Takes note of where lists and dictionaries are: what a step puts into one is in all places that have it."""
+def attribute_places(parts: Parts) -> dict[int, list[str]]:
+    """Returns the attributes, of classes too, in which objects are that a step may tell apart or put something into."""
+    places: dict[int, list[str]] = {}
+    held = [*parts.holders()]
+    for prefix, holder in held:
+        left_out = parts.left_out(holder)
+        if parts.collected.places:
+            left_out |= parts.collected.names(holder)
+        for name, value in vars(holder).items():
+            if type(value) not in SCALARS and name not in left_out:
+                find_places(value, prefix + name, places)
+    for kind in users_classes(holder for _, holder in held):
+        for name, value in vars(kind).items():
+            if type(value) not in SCALARS and not name.startswith("__"):
+                find_places(value, f"{kind.__qualname__}.{name}", places)
+    return places
+
+
+def find_places(value: Any, name: str, places: dict[int, list[str]], deep: int = DEEPEST_SLOTS - 1) -> None:
+    """Takes note of where lists, dictionaries and objects of the user's are.
+
+    What a step puts into one is in all places that have it; and of two that are equal in all that is in them, a step
+    may ask which one it is (`self.mode is BUSY`).
+    """
     kind = type(value)
+    if kind not in WITH_SLOTS:
+        if is_users(module_of(kind)) or kind is SimpleNamespace:
+            places.setdefault(id(value), []).append(name)
+        return
     if kind is not tuple:
         places.setdefault(id(value), []).append(name)
     if deep and len(value) <= MOST_ABOVE_SLOTS:
-        for key, item in enumerate(value.values() if kind is dict else value):
-            if type(item) in WITH_SLOTS:
-                _find_places(item, f"{name} {key}", places, deep - 1)
+        for key, item in enumerate([*value, *value.values()] if kind is dict else value):
+            if type(item) not in SCALARS:
+                find_places(item, f"{name} {key}", places, deep - 1)
+
+
+def in_two_places(places: Mapping[int, list[str]]) -> Hashable:
+    """Returns the places of what is in several."""
+    return "places", tuple(tuple(names) for names in places.values() if len(names) > 1)
 
 
 def users_classes(holders: Iterable[Any]) -> Collection[type]:

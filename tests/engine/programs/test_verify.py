@@ -245,6 +245,16 @@ def test_where_there_is_no_memory_for_copies_steps_run_the_plain_way_and_it_is_s
     assert not any(were_there), "copies take memory while the step runs the plain way"
 
 
+def test_where_there_is_no_memory_to_see_what_rounding_does_steps_run_the_plain_way(monkeypatch):
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(verify, "_see_spread", no_memory)
+    _, sink = both(make(), [batches(8), batches(8)], compiler=wrong(0.01, "loss"))
+    assert not sink.compiled
+    assert "no memory" in sink.reasons
+
+
 def test_a_default_device_of_the_users_is_none_of_its_business():
     right = torch.rand(3), torch.tensor([1, 2])
     pairs = [verify._Pair(f"value {i}", value, value.clone(), i, value.clone()) for i, value in enumerate(right)]
