@@ -18,11 +18,12 @@ from typing import Any
 from torch import nn
 
 from lightning_sink.engine.private import own_tensors
-from lightning_sink.engine.state.attributes import SCALARS, Same, fingerprint, is_a, with_bases
+from lightning_sink.engine.state.attributes import Same, fingerprint, is_a, with_bases
 from lightning_sink.engine.state.holders import (
     attribute_places,
     class_state,
     find_places,
+    has_places,
     in_two_places,
     looked_at_by_themselves,
     python_state,
@@ -129,7 +130,7 @@ def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, 
             return tuple(item for base in with_bases(value) for item in class_state(base, identities).items())
         return fingerprint(value, known=identities)
 
-    in_attributes = attribute_places(parts)
+    in_attributes: dict[int, list[str]] | None = None
     state: dict[str, tuple[Hashable, ...]] = {}
     looked, met = dict[int, tuple[Any, Hashable]](), Counter[str]()
     for function in functions:
@@ -139,15 +140,17 @@ def outside_state(functions: Iterable[FunctionType], parts: Parts) -> dict[str, 
             where = f"{where} {met[where]}"
         places: dict[int, list[str]] = {}
         for name, value in _variables(function):
-            if type(value) not in SCALARS:
+            if has_places(type(value)):
                 find_places(value, name, places)
             if id(value) not in looked:  # many functions lead to one object, which may be large
                 looked[id(value)] = value, look(value)
             found = looked[id(value)][1]
             key = f"{name} in {where}"
             state[key] = (*state.get(key, ()), found)
+        if places and in_attributes is None:
+            in_attributes = attribute_places(parts)
         for identity, names in places.items():
-            names += in_attributes.get(identity, [])
+            names += (in_attributes or {}).get(identity, [])
         if any(len(names) > 1 for names in places.values()):
             state[f"objects in two places in {where}"] = (in_two_places(places),)
     return dict(state)

@@ -7,10 +7,10 @@ module, of its submodules and of the optimizers, hooks among them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -20,7 +20,6 @@ from lightning_sink.engine.state.attributes import (
     CONTAINERS,
     DEEPEST_SLOTS,
     MOST_ABOVE_SLOTS,
-    SCALARS,
     WITH_SLOTS,
     Same,
     fingerprint,
@@ -101,31 +100,35 @@ def attribute_places(parts: Parts) -> dict[int, list[str]]:
         if parts.collected.places:
             left_out |= parts.collected.names(holder)
         for name, value in vars(holder).items():
-            if type(value) not in SCALARS and name not in left_out:
+            if has_places(type(value)) and name not in left_out and (value or name not in _OF_EVERY_MODULE):
                 find_places(value, prefix + name, places)
     for kind in users_classes(holder for _, holder in held):
         for name, value in vars(kind).items():
-            if type(value) not in SCALARS and not name.startswith("__"):
+            if has_places(type(value)) and not name.startswith("__"):
                 find_places(value, f"{kind.__qualname__}.{name}", places)
     return places
 
 
-def find_places(value: Any, name: str, places: dict[int, list[str]], deep: int = DEEPEST_SLOTS - 1) -> None:
-    """Takes note of where lists, dictionaries and objects of the user's are.
+def _has_places(kind: type) -> bool:
+    """Tells whether it is seen where objects of a class are.
 
-    What a step puts into one is in all places that have it; and of two that are equal in all that is in them, a step
-    may ask which one it is (`self.mode is BUSY`).
+    Of two that are equal in all that is in them, a step may ask which one it is (`self.mode is BUSY`); and what it puts
+    into a container is in all places that have it.
     """
+    return kind in WITH_SLOTS or kind is SimpleNamespace or is_users(module_of(kind))
+
+
+has_places = cast("Callable[[type], bool]", lru_cache(maxsize=1024)(_has_places))
+
+
+def find_places(value: Any, name: str, places: dict[int, list[str]], deep: int = DEEPEST_SLOTS - 1) -> None:
+    """Takes note of where an object is, and what is in it if it is a container; its class has places."""
     kind = type(value)
-    if kind not in WITH_SLOTS:
-        if is_users(module_of(kind)) or kind is SimpleNamespace:
-            places.setdefault(id(value), []).append(name)
-        return
     if kind is not tuple:
         places.setdefault(id(value), []).append(name)
-    if deep and len(value) <= MOST_ABOVE_SLOTS:
+    if kind in WITH_SLOTS and deep and len(value) <= MOST_ABOVE_SLOTS:
         for key, item in enumerate([*value, *value.values()] if kind is dict else value):
-            if type(item) not in SCALARS:
+            if has_places(type(item)):
                 find_places(item, f"{name} {key}", places, deep - 1)
 
 
