@@ -84,7 +84,7 @@ def test_what_changes_behind_a_recorded_step_is_seen_by_the_next(kind, at, verif
 
 @pytest.mark.parametrize("kind", [Logs, Scales])
 def test_control_taken_as_it_is_behind_the_step_it_is_not(kind, monkeypatch):
-    monkeypatch.setattr(maker, "_while_recorded", lambda looks: looks[-1])
+    monkeypatch.setattr(maker, "while_recorded", lambda looks: looks[-1])
     wrong = 0
     for at in WHEN:
         try:

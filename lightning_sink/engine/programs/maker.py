@@ -28,7 +28,7 @@ from lightning_sink.engine.programs.registry import Programs
 from lightning_sink.engine.shadows import alone
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.default_generators import Generators
-from lightning_sink.engine.state.granted import Granted, State
+from lightning_sink.engine.state.granted import Granted, State, while_recorded
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, Snapshot
 from lightning_sink.engine.step import Key, Sink, Step, Tape
@@ -289,7 +289,7 @@ class ProgramMaker:
         bindings = candidate.compare(observation, self._volatile, self._cleared)
         if bindings is not None:
             made = self._make(step.key, candidate, observation, bindings, asked)
-            return _while_recorded(looks) if made else None
+            return while_recorded(looks) if made else None
         reasons = recording.hazards[:1]
         self._in_vain = [*self._in_vain, *reasons][:_HOPELESS] if self._in_vain[:1] == reasons else reasons
         if len(self._in_vain) == _HOPELESS and not self._programs:
@@ -361,17 +361,3 @@ class ProgramMaker:
         if self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted)):
             self.lost(self._steps)
         return True
-
-
-def _while_recorded(looks: Sequence[State]) -> State:
-    """Returns what a recorded step takes for granted: what was there before code that is none of it changed something.
-
-    Args:
-        looks: At the start of each span, at its end, and behind the step.
-    """
-    last = looks[-1]
-    for left, found in zip(looks[1::2], looks[2::2], strict=True):
-        kept = found._replace(training=left.training, gradients=left.gradients, python=left.python)
-        if kept != found:
-            return kept._replace(switches=last.switches, hooks=last.hooks, constants=last.constants)
-    return last

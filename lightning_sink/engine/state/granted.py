@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple
@@ -61,6 +61,20 @@ class State(NamedTuple):
     def knowing(self, learned: dict[str, Hashable]) -> State:
         """Returns it with values that were not looked at by then."""
         return self._replace(python={**self.python, **learned}) if learned else self
+
+
+def while_recorded(looks: Sequence[State]) -> State:
+    """Returns what a recorded step takes for granted: what was there before code that is none of it changed something.
+
+    Args:
+        looks: At the start of each span, at its end, and behind the step.
+    """
+    last = looks[-1]
+    for left, found in zip(looks[1::2], looks[2::2], strict=True):
+        kept = found._replace(training=left.training, gradients=left.gradients, python=left.python)
+        if kept != found:
+            return kept._replace(switches=last.switches, hooks=last.hooks, constants=last.constants)
+    return last
 
 
 def _count(looks: Iterable[Hashable]) -> int:
