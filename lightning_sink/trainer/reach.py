@@ -43,7 +43,7 @@ _WHOLE: tuple[type, ...] = (nn.Module, Tensor, Optimizer, Enum, type, ModuleType
 """What is compared as a whole; and numbers and texts, which have no attributes."""
 
 _WALKED: tuple[str, ...] = ("lightning.", "pytorch_lightning.", "lightning_sink.", "torchdata.", "types", "argparse")
-_WALKED += ("torch.utils.data.", "torch.optim.lr_scheduler")
+_WALKED += ("torch.utils.data.", "torch.optim.lr_scheduler", "torch.optim.swa_utils")
 """Modules whose objects are gone through by names, beside the user's own."""
 
 _DATA = ("dataset", "sampler", "batch_sampler")
