@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from lightning_sink.engine.failures import AssumptionFailedError
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.default_generators import Generators
-from lightning_sink.engine.step import Sink, Step, Tape
+from lightning_sink.engine.step import Result, Sink, Step, Tape
 from lightning_sink.engine.waits import may_wait
 from lightning_sink.engine.watch import Hazard
 from lightning_sink.errors import VerificationError
@@ -136,7 +136,7 @@ def verify_step(
         VerificationError: Names the tensor, the step and the size of the difference.
     """
     generated = generators.state()
-    found: tuple[list[Tensor], list[Tensor], list[Tensor]] | None = None
+    found: _Compiled | None = None
     try:
         found = _run_on_copies(program, arguments)
     except AssumptionFailedError:
@@ -153,23 +153,12 @@ def verify_step(
     if found is None:
         sink.run(step, Tape())
         return _NO_MEMORY
-    before, made, left = found
     tape = _EagerTape(program, arguments)
     result = sink.run(step, tape)
     if tape.disturbed:
         return True
     with may_wait():
-        returned = (leaf for leaf in pytree.tree_leaves(result.output) if isinstance(leaf, Tensor))
-        expected = [*returned, *result.logged, *program.appends.last()]
-        names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
-        known = enumerate(zip(names, expected, strict=True))
-        pairs = [_Pair(name, eager.cpu(), made[i], i) for i, (name, eager) in known if eager is not None]
-        for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_given):
-            if eager is not None:
-                pairs.append(_Pair(slot.name, eager, made[index], index))
-        for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):
-            if binding.leaf is None:
-                pairs.append(_Pair(binding.name, eager, left[index], -1 - index, before[index]))
+        pairs = _pairs(program, result, tape, found)
         least = max(_TOLERANCE.get(dtype, 0.0) for dtype in {torch.float64, *program.dtypes})
         rounding = program.function.rounding
         try:
@@ -177,7 +166,7 @@ def verify_step(
         except VerificationError:
             present = generators.state()
             try:
-                _see_spread(pairs, program, before, arguments, lambda: generators.restore(generated))
+                _see_spread(pairs, program, found.before, arguments, lambda: generators.restore(generated))
             except torch.OutOfMemoryError:
                 return _NO_MEMORY
             finally:
@@ -186,8 +175,39 @@ def verify_step(
     return True
 
 
-def _run_on_copies(program: Program, arguments: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Returns what is in the arguments, what a program gives, and what it leaves in copies of them, on the host.
+class _Compiled(NamedTuple):
+    """A program's run on copies, on the host.
+
+    Attributes:
+        before: What was in the arguments.
+        made: What it gave.
+        left: What it left in the copies.
+    """
+
+    before: list[Tensor]
+    made: list[Tensor]
+    left: list[Tensor]
+
+
+def _pairs(program: Program, result: Result, tape: _EagerTape, compiled: _Compiled) -> list[_Pair]:
+    """Returns all that a step gave and left, eager and compiled."""
+    before, made, left = compiled
+    returned = (leaf for leaf in pytree.tree_leaves(result.output) if isinstance(leaf, Tensor))
+    expected = [*returned, *result.logged, *program.appends.last()]
+    names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
+    known = enumerate(zip(names, expected, strict=True))
+    pairs = [_Pair(name, eager.cpu(), made[i], i) for i, (name, eager) in known if eager is not None]
+    for index, (slot, eager) in enumerate(zip(program.filled, tape.filled, strict=True), start=program.num_given):
+        if eager is not None:
+            pairs.append(_Pair(slot.name, eager, made[index], index))
+    for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):
+        if binding.leaf is None:
+            pairs.append(_Pair(binding.name, eager, left[index], -1 - index, before[index]))
+    return pairs
+
+
+def _run_on_copies(program: Program, arguments: list[Tensor]) -> _Compiled:
+    """Runs a program on copies of its arguments.
 
     A device may have memory for these copies and not for others beside them, or beside the eager step.
     """
@@ -196,7 +216,7 @@ def _run_on_copies(program: Program, arguments: list[Tensor]) -> tuple[list[Tens
     copies = [copy_of(tensor) for tensor in arguments]
     outputs = program(copies)
     with may_wait():
-        return before, [tensor.cpu() for tensor in outputs], [tensor.cpu() for tensor in copies]
+        return _Compiled(before, [tensor.cpu() for tensor in outputs], [tensor.cpu() for tensor in copies])
 
 
 def _see_spread(
