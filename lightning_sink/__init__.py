@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_sink.__about__ import __version__
 
 if TYPE_CHECKING:
+    from lightning_sink.aliases import alias_pytorch_lightning
     from lightning_sink.callbacks import LossMonitor, SinkProgressBar, SinkRichProgressBar, TimeMonitor
     from lightning_sink.data.report import QueueReport
     from lightning_sink.datamodule import SinkDataModule
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from lightning_sink.trainer.step_callback import StepCallback
 
 _HOMES = {
+    "aliases": ["alias_pytorch_lightning"],
     "callbacks": ["LossMonitor", "SinkProgressBar", "SinkRichProgressBar", "TimeMonitor"],
     "data.report": ["QueueReport"],
     "datamodule": ["SinkDataModule"],
@@ -46,7 +48,7 @@ _HOMES["errors"] += ["UnsupportedError", "VerificationError"]
 __all__ = ["CompileError", "DataSink", "DataTimeoutError", "DatasetHelper", "EmptyDatasetError", "LossMonitor"]
 __all__ += ["QueueReport", "SinkDataModule", "SinkError", "SinkProgressBar", "SinkReport", "SinkRichProgressBar"]
 __all__ += ["SinkStrategy", "SinkWarning", "StepCallback", "TimeMonitor", "UnsupportedError", "VerificationError"]
-__all__ += ["__version__", "connect_network_with_dataset", "data_sink"]
+__all__ += ["__version__", "alias_pytorch_lightning", "connect_network_with_dataset", "data_sink"]
 
 
 def __getattr__(name: str) -> Any:

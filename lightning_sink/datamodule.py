@@ -179,7 +179,10 @@ def _advice(given: object, name: str) -> str:
     if isinstance(given, type):
         return f"Pass an instance: `SinkDataModule({name}(...))`."
     if any(_is_of(base, "pytorch_lightning") for base in type(given).__mro__):
-        return "It is of the package `pytorch_lightning`; use `lightning` (`import lightning as L`) throughout."
+        return (
+            "It is of the package `pytorch_lightning`: use `lightning` (`import lightning as L`) throughout, or call"
+            " `lightning_sink.alias_pytorch_lightning()` before `pytorch_lightning` is imported."
+        )
     if isinstance(given, LightningModule):
         return "The model goes to `Trainer.fit(model, datamodule=...)`; pass the data it trains on."
     if _is_iterable(given):

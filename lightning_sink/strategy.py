@@ -101,7 +101,8 @@ class SinkStrategy(SingleDeviceStrategy):
         return (
             f"SinkStrategy(sink_size={self.sink_size}, dataset_sink_mode={self.dataset_sink_mode},"
             f" epoch={self.epoch!r}, engine={self.engine_option!r}, fallback={self.fallback!r}, verify={self.verify})"
-            " [for the Trainer of the package `lightning` (`import lightning`), not of `pytorch_lightning`]"
+            " [for the Trainer of the package `lightning`; for `pytorch_lightning`, call"
+            " `lightning_sink.alias_pytorch_lightning()` before it is imported]"
         )
 
     @property

@@ -32,6 +32,7 @@ SHARED_BY_ALL = {"plan", "checks", "errors", "held", "names", "whose"}
 BELOW_TRAINER = {"engine", "data"} | SHARED_BY_ALL
 ROOMS = {
     "__about__": set(),
+    "aliases": set(),
     "errors": set(),
     "checks": set(),
     "held": set(),
@@ -48,7 +49,7 @@ ROOMS = {
     "strategy": {"callbacks", "datamodule", "trainer"} | BELOW_TRAINER,
 }
 ROOMS["__init__"] = set(ROOMS)
-STDLIB_ONLY = {"__about__", "checks", "errors", "held", "names", "plan", "whose"}
+STDLIB_ONLY = {"__about__", "aliases", "checks", "errors", "held", "names", "plan", "whose"}
 WITH_LIGHTNING = {"__init__", "callbacks", "datamodule", "strategy", "trainer"}
 WITHOUT_TORCHMETRICS = {"data", "engine"}
 

@@ -68,7 +68,8 @@ def test_options_other_than_the_size_are_given_by_name():
 def test_the_representation_names_the_options_and_the_package():
     assert repr(SinkStrategy(7, epoch="dataset", engine="eager", verify=0)) == (
         "SinkStrategy(sink_size=7, dataset_sink_mode=True, epoch='dataset', engine='eager', fallback='warn', verify=0)"
-        " [for the Trainer of the package `lightning` (`import lightning`), not of `pytorch_lightning`]"
+        " [for the Trainer of the package `lightning`; for `pytorch_lightning`, call"
+        " `lightning_sink.alias_pytorch_lightning()` before it is imported]"
     )
 
 
