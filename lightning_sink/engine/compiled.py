@@ -81,6 +81,7 @@ class CompiledEngine(Engine):
         # How often the user's code has run, or may have: programs that were last used before take their tensors anew.
         self._generation = 0
         self._parted = -1  # the generation in which tensors that steps move were last given memory of their own
+        self._held = set[int]()  # those of them that could not be
         self._began, self._looking_seconds = time.perf_counter(), 0.0
         self._is_checked = False  # whether what programs take for granted has been looked at since
         self._let_go = Counter[Key]()  # kinds of steps that had programs which often failed
@@ -214,9 +215,9 @@ class CompiledEngine(Engine):
             return False
         if program.generation != self._generation:
             if self._parted != self._generation:
-                self._programs.part_memory()
+                self._held = self._programs.part_memory()
                 self._parted = self._generation
-            if not program.refresh():
+            if any(id(tensor) in self._held for tensor in program.moved) or not program.refresh():
                 self._maker.lost(self.compiled_steps, program.replaced_in())
                 return False
             program.generation = self._generation

@@ -251,6 +251,23 @@ add(
 )
 
 
+class TeacherWrittenFirst(Teacher):
+    """What somebody holds of it changes once more, before it is replaced."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        with torch.no_grad():
+            for own, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+                own.mul_(0.9)
+                own.data = own.data + other.data * 0.1
+
+
+add(
+    "teacher written to and then replaced of which a callback holds what it had",
+    TeacherWrittenFirst,
+    options={"max_epochs": 4, "callbacks": lambda: [Snapshot()]},
+)
+
+
 class GradientsReplaced(Small):
     """A way to clip them."""
 

@@ -17,6 +17,7 @@ from lightning_sink.engine.state.attributes import own_attributes
 from lightning_sink.engine.state.slot import ItemSlot, Slot
 from lightning_sink.engine.state.slots import Snapshot, shape_of, storages
 from lightning_sink.engine.step import Result, Step
+from lightning_sink.engine.tracing.moved import Follower
 from lightning_sink.engine.tracing.record import Recorder
 from lightning_sink.engine.tracing.recording import Recording
 
@@ -31,7 +32,8 @@ class Observation:
     """One recorded step with what surrounded it.
 
     `cleared_first` are gradients that the step clears before they matter, `absent` those of them that were not there;
-    `unread` are other places that it fills, with what might be asked of what was there, and of what it puts there.
+    `unread` are other places that it fills, with what might be asked of what was there, and of what it puts there;
+    `followers` those that need not be filled, since they hold the memory of what it writes to.
     """
 
     recorder: Recorder
@@ -51,6 +53,7 @@ class Observation:
     unread: list[tuple[Slot, Any, Any]]
     cleared_first: list[Slot]
     absent: list[Slot]
+    followers: list[Follower]
 
     def clears(self, known: Collection[str]) -> None:
         """Has its program clear gradients by these names, which steps before this one had left nothing in."""
@@ -75,12 +78,15 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
     tensors = [item for item in flat if isinstance(item, Tensor)]
     filled: list[tuple[Slot, Tensor]] = []
     cleared: list[Slot] = []
+    followers: list[Follower] = []
     for name, slot in after.slots.items():
         if name not in before.slots:
             recorder.hazard(f"{name} appears")
         elif (tensor := after.tensors[name]) is not before.tensors[name]:
             if tensor is None:
                 cleared.append(slot)
+            elif follower := recorder.moved.follower(slot, tensor):
+                followers.append(follower)
             else:
                 filled.append((slot, tensor))
         elif before.pointers.get(name) != after.pointers.get(name) and not recorder.moved.has(tensor):
@@ -132,6 +138,7 @@ def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, r
         unread=unread,
         cleared_first=cleared_first,
         absent=absent,
+        followers=followers,
     )
 
 
@@ -186,6 +193,9 @@ def _check_aliases(recorder: Recorder, filled: list[tuple[Slot, Tensor]]) -> Non
     for (slot, _), pointer in zip(filled, storages(tensor for _, tensor in filled), strict=True):
         if pointer in recorder.recording.written:
             recorder.hazard(f"{slot.name} shares its memory with a tensor that the step writes to")
+    for tensor, where in zip(recorder.recording.inputs, recorder.recording.first_use, strict=True):
+        if recorder.moved.left(tensor):
+            recorder.hazard("a tensor whose `.data` the step replaces shares its memory with another one", where)
 
 
 def _check_collected(recorder: Recorder, after: Snapshot, appends: Appends) -> None:

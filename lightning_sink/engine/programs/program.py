@@ -43,6 +43,8 @@ class Program:
         touches: The slots that a step fills, or clears, with whether there is something in them then.
         moved: The tensors to which the step gives other memory; the program writes what that holds into what
             they have.
+        written_first: The identities of those to which the step writes before that.
+        followers: The slots that are to hold the memory of some of those.
         takes_turns: Whether steps that it is for may take turns with others in a row.
         needs_own_batch: Whether it is for batches only that are nobody else's.
         assumed: The truths that it finds out by itself.
@@ -80,6 +82,7 @@ class Program:
         read = (recording.inputs[i] for i in sorted(recording.read))
         self._read = [(tensor, tensor.detach().clone()) for tensor in read]
         self._written, self.moved = recording.written_inputs, recording.moved
+        self.written_first, self.followers = recording.written_first, observation.followers
         fixed = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None]
         self._writes = [tensor for i, tensor in fixed if i in self._written]
         self._adds = {id(tensor): recording.adds[i] for i, tensor in fixed if i in recording.adds}
@@ -172,7 +175,7 @@ class Program:
         stays = ((b.tensor, layout) for b, layout in zip(self.bindings, self._layouts, strict=True))
         if any(t is not None and (t.shape, t.dtype, t.stride()) != layout for t, layout in stays):
             return False
-        if not self._equal.hold():
+        if not self._equal.hold() or not all(follower.follows() for follower in self.followers):
             return False
         if any(not torch.equal(tensor, value) for tensor, value in self._read):
             return False
@@ -193,10 +196,9 @@ class Program:
             if tensor is not None and not tensor.requires_grad and home.get() is not tensor
         }
 
-    def aliases(self, tensor: Tensor) -> int:
-        """Returns by how many tensors it holds another one's memory itself."""
-        place = tensor.data_ptr()
-        return sum(own is not None and own.data_ptr() == place for own in self._template)
+    def places(self) -> Iterator[int]:
+        """Yields where each tensor lies by which it holds another one's memory itself."""
+        return (own.data_ptr() for own in self._template if own is not None)
 
     def is_kept_by(self, other: Program) -> bool:
         """Tells whether another program writes to nothing that this one takes to stay as it is.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from itertools import chain
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from lightning_sink.engine.private import holders_of_memory
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.step import Key, Step
+from lightning_sink.engine.tracing.moved import Follower
 
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
@@ -70,17 +72,31 @@ class Programs:
             if program is not ran and not program.is_kept_by(ran):
                 program.generation = -1
 
-    def part_memory(self) -> None:
+    def part_memory(self) -> set[int]:
         """Gives tensors memory of their own that steps give other memory, where somebody else holds what they have.
 
-        What was taken of a tensor before (`state_dict()`, `p.data`) stays as it was when the step moves it.
+        What was taken of a tensor before (`state_dict()`, `p.data`) stays as it was when the step moves it. Returns the
+        identities of tensors of which that is not so: a step writes to them before it moves them, and what it writes
+        stays in what was taken. No program does that.
         """
         programs = [*self._all()]
         moved = {id(tensor): tensor for program in programs for tensor in program.moved}
-        for tensor in moved.values():
-            ours = 2 + sum(program.aliases(tensor) for program in programs)  # itself, and the look
+        following = {each.slot.name: each for program in programs for each in program.followers if each.follows()}
+        followers, held = dict[int, list[Follower]](), set[int]()
+        for each in following.values():
+            followers.setdefault(id(each.tensor), []).append(each)
+        aliases = Counter(place for program in programs for place in program.places()) if moved else Counter()
+        for key, tensor in moved.items():
+            own = followers.get(key, [])
+            ours = 2 + len(own) + aliases[tensor.data_ptr()]  # itself, and the look
             if holders_of_memory(tensor) > ours:
+                if any(key in program.written_first for program in programs):
+                    held.add(key)
+                    continue
                 tensor.data = tensor.detach().clone()
+                for each in own:
+                    each.follow()
+        return held
 
     def replaced(self) -> Iterator[Tensor]:
         """Yields what is in the places where steps put other tensors, but for gradients."""

@@ -128,6 +128,8 @@ class Operations(TorchDispatchMode):
         if self.writer.made(value) and self.moved.may_take(tensor, value):
             node, origin = self.writer.node(tensor), self._origins.of([value])
             self.writer.write(torch.ops.aten.copy_.default, (node, self.writer.node(value)), {}, None, draws=False)
+            if memory_of(tensor) in self._recording.written and not self.moved.has(tensor):
+                self._recording.written_first.add(id(tensor))
             self.moved.take(tensor, value)
             self._recording.written |= {memory_of(tensor), memory_of(value)}
             self._recording.moved.append(tensor)

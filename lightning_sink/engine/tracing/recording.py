@@ -55,6 +55,7 @@ class Recording:
         dtypes: Of the tensors that operations gave.
         written: Storages of inputs that the step writes to.
         moved: Tensors to which the step gives other memory; a program writes what that holds into what they have.
+        written_first: The identities of those to which the step writes before that.
         grad_mode: Whether an operation gives something else where gradients are off.
         read: Inputs whose values Python looked at; a program takes them to stay as they are.
         asked: Inputs that questions take beside the batch; a program takes them to stay where they are.
@@ -85,6 +86,7 @@ class Recording:
     dtypes: set[torch.dtype] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     moved: list[Tensor] = field(default_factory=list)
+    written_first: set[int] = field(default_factory=set)
     grad_mode: bool = False
     read: frozenset[int] = frozenset()
     asked: frozenset[int] = frozenset()
