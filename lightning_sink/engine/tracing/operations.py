@@ -258,9 +258,9 @@ class Operations(TorchDispatchMode):
                 self.writer.constant(place)
             return places
         node, origin = self.writer.node(mask), self._origins.of([mask])
-        if not asks or origin is None or origin.is_written:
+        if not asks or origin is None:
             return None
-        if node not in self._places_in:
+        if origin.is_written or node not in self._places_in:
             many = self._values().ones(mask, node, origin)
             if many is None:
                 return None

@@ -22,7 +22,7 @@ class Origin(NamedTuple):
     Attributes:
         inputs: Indices of inputs that stay as they are, or are the batch's.
         of_batch: Whether some are the batch's.
-        is_written: Whether something was written to on the way, so that its graph alone does not tell the value.
+        is_written: Whether something was written to on the way, so that one tensor may have held several values.
     """
 
     inputs: frozenset[int] = frozenset()

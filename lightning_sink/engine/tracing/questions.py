@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
+from lightning_sink.engine.private import is_mutable, written_arguments
 from lightning_sink.engine.state.slots import share_memory
+from lightning_sink.engine.tracing.draws import owner_of
 
 OF_BATCH = "a value of a tensor of the batch"
 """What users read of one."""
@@ -62,7 +65,7 @@ def question(
     """Returns what gives a value of the batch's; None where it is not to be asked of each batch.
 
     Args:
-        func: The operation that gives it; it depends on nothing that was written to before.
+        func: The operation that gives it. What it depends on may have been written to, but no input.
         args: Its arguments, nodes of the step's graph in the place of tensors.
         kwargs: The same, by name.
         value: The value.
@@ -72,7 +75,10 @@ def question(
     """
     numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
     graph, found, copies = fx.Graph(), list[Input](), dict[fx.Node, fx.Node]()
-    for node in leading_to(args, kwargs):
+    leading, writing = _leading_with_writes(args, kwargs)
+    if any(owner.op == "placeholder" for node in writing for owner in _written_by(node)):
+        return None  # it would be written to once more
+    for node in leading:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         if node.op == "placeholder":
             tensor = inputs[node.meta["input"]]
@@ -83,7 +89,7 @@ def question(
     if len(graph.nodes) - len(found) > _MOST_OPERATIONS:
         return None
     graph.output(graph.call_function(func, map_arg(args, copies.__getitem__), map_arg(kwargs, copies.__getitem__)))
-    return Question(f"{func.name()}{(args, kwargs)!r}", value, where, graph, found)
+    return Question(f"{func.name()}{(args, kwargs)!r} behind {len(writing)} writes", value, where, graph, found)
 
 
 def leading_to(*arguments: Any) -> list[fx.Node]:
@@ -97,3 +103,21 @@ def leading_to(*arguments: Any) -> list[fx.Node]:
             waiting += node.all_input_nodes
     graph = next(iter(found)).graph
     return [node for node in graph.nodes if node in found]
+
+
+def _leading_with_writes(*arguments: Any) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Returns what `leading_to` does, with what writes to such nodes' memory and leads to that; and what writes."""
+    leading, writing = leading_to(*arguments), list[fx.Node]()
+    while True:
+        owners = {owner_of(node) for node in leading}
+        found = [node for node in leading[0].graph.nodes if not owners.isdisjoint(_written_by(node))]
+        if len(found) == len(writing):
+            return leading, writing
+        leading, writing = leading_to(arguments, found), found
+
+
+def _written_by(node: fx.Node) -> set[fx.Node]:
+    """Returns the nodes whose memory an operation writes to."""
+    if not isinstance(node.target, OpOverload) or not is_mutable(node.target):
+        return set()
+    return {owner_of(given) for given in written_arguments(node.target, node.args, node.kwargs, fx.Node)}

@@ -121,7 +121,7 @@ class Values:
         """
         where, asked = user_line() or innermost_line(), None
         # What is measured in a batch, a float, is another for each.
-        if origin is not None and origin.of_batch and not origin.is_written and isinstance(value, int):
+        if origin is not None and origin.of_batch and isinstance(value, int):
             asked = question(func, args, kwargs, value, where, self._recording.inputs, self._leaves)
         if origin is None or (origin.of_batch and asked is None):
             what = f"{_OF_STEP} {_DECIDES}"

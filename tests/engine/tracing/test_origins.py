@@ -42,6 +42,8 @@ OF_BATCH = {
     "what is made of it": lambda m, x: x * int((x > torch.zeros(3, 3)).sum()),
     "written elsewhere": lambda m, x: (filled(torch.zeros(3, 3), x), x if x.sum() > 0 else -x)[1],
     "written behind that": lambda m, x: (lambda z: x if z.sum() > 0 and z.add_(1) is z else -x)(x + 1),
+    "filled with the batch, and asked": lambda m, x: x if filled(torch.zeros(3, 3), x).sum() > 0 else -x,
+    "batch with what was written to": lambda m, x: x if (x + filled(torch.zeros(3, 3), MASK)).sum() > 0 else -x,
 }
 CHANGING = {
     "batch": lambda m, x: x * float(x.sum()),
@@ -53,8 +55,6 @@ CHANGING = {
     "filled in a view": lambda m, x: (lambda z: (z[0].add_(x[0]), x * float(z.sum()))[1])(torch.zeros(3, 3)),
     "batch and parameter": lambda m, x: x if (x + m.weight.detach()).sum() > 0 else -x,
     "batch and draw": lambda m, x: x if (x + torch.rand(3)).sum() > 0 else -x,
-    "filled with the batch, and asked": lambda m, x: x if filled(torch.zeros(3, 3), x).sum() > 0 else -x,
-    "batch with what was written to": lambda m, x: x if (x + filled(torch.zeros(3, 3), MASK)).sum() > 0 else -x,
     "batch written to": lambda m, x: x if x.add_(1).sum() > 0 else -x,
     "batch written to later": lambda m, x: x.mul_(2) if x.sum() > 0 else x,
     "view of the batch from elsewhere": lambda m, x: x if m.rows.sum() > 0 else -x,

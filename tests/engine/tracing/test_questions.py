@@ -29,7 +29,19 @@ QUESTIONS = {
     "an element of it": lambda x, y: LIMITS[x[0].clamp(0, 2)].item(),
     "after a pair": lambda x, y: int(x.max(0)[1]),
     "through a list": lambda x, y: bool(torch.stack([x, y]).any()),
+    "of what was written to": lambda x, y: int(torch.zeros_like(x).masked_fill_(x > 0, 1).add_(y).sum()),
+    "of a view of that": lambda x, y: written(x, y)[0, 1].item(),
 }
+
+
+def written(x, y):
+    """Puts both into memory by views of it, and reads it by another view."""
+    memory = torch.zeros(2, 3, dtype=torch.long)
+    rows = memory.unbind(0)
+    rows[0].copy_(x)
+    rows[1].copy_(y)
+    memory[0].mul_(memory[1])
+    return memory
 
 
 def recorded(body, *leaves):
@@ -74,6 +86,25 @@ def test_a_question_that_a_batch_has_no_answer_to_does_not_hold():
     recording = recorded(lambda x: int(LIMITS[x].sum()), torch.tensor([0]))
     assert holds(recording, [torch.tensor([0])])
     assert not holds(recording, [torch.tensor([7])])
+
+
+def test_two_of_the_same_memory_are_two_where_it_was_written_to_between_them():
+    def ask(x):
+        memory = x.clone()
+        return bool((memory > 0).all()), bool((memory.add_(1) > 0).all())
+
+    first, second = recorded(ask, torch.tensor([0, 1])).questions
+    assert first.name != second.name
+    assert (first.value, second.value) == (False, True)
+    assert first.holds([torch.tensor([0, 5])])
+    assert second.holds([torch.tensor([0, 5])])
+    assert not second.holds([torch.tensor([-1, 5])])
+
+
+def test_none_is_asked_of_a_batch_that_was_written_to():
+    recording = recorded(lambda x: int(x.add_(1).max()), torch.tensor([0, 1]))
+    assert recording.questions == []
+    assert recording.hazards
 
 
 def test_one_that_takes_many_operations_is_none():
