@@ -99,7 +99,7 @@ def _reads_modules(code: CodeType) -> bool:
 
 def first_line(function: Callable[..., Any]) -> str:
     """Returns file and first line of a Python function, or of what calling an object calls; "" for anything else."""
-    function = getattr(function, "__func__", function)
+    function = inspect.unwrap(getattr(function, "__func__", function))  # not a line of `torch.no_grad`'s
     called = inspect.getattr_static(type(function), "__call__", None)
     code = getattr(function, "__code__", getattr(called, "__code__", None))
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

@@ -200,6 +200,7 @@ def test_lines():
     assert user_line().startswith(f"{__file__}:")
     assert innermost_line().startswith(f"{__file__}:")
     assert first_line(test_lines) == f"{__file__}:{test_lines.__code__.co_firstlineno}"
+    assert first_line(torch.no_grad()(test_lines)) == first_line(test_lines)
     assert first_line(len) == ""
     assert str(Hazard("it is late")) == "it is late"
     assert str(Hazard("it is late", "a.py:3")) == "it is late (a.py:3)"
