@@ -2,8 +2,8 @@
 
 A program writes what was put there into the memory that the tensor has. That is the same as long as nobody looks at the
 memory that the tensor had before, and nobody else holds what was put there: `Moved` knows both of a recorded step. A
-place that holds it, and has held the same tensor's memory before (`p.data = self.state[p]["old_p"]`), need not be filled
-by a program: it holds the memory that the program writes to, and is a `Follower`.
+place that holds it, and has held the same tensor's memory before (`p.data = self.state[p]["old_p"]`), need not be
+filled by a program: it holds the memory that the program writes to, and is a `Follower`.
 """
 
 from __future__ import annotations
