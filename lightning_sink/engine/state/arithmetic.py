@@ -165,7 +165,9 @@ def _named_in(code: CodeType) -> list[tuple[str, Any]]:
     for instruction in dis.get_instructions(code):
         does, name = instruction.opname, instruction.argval
         does = "LOAD_METHOD" if "NULL|self" in instruction.argrepr else does  # from Python 3.12 on
-        if does.startswith(_DO_MORE) or (isinstance(name, str) and name == "params"):  # an optimizer's: no numbers
+        is_own = does == "STORE_DEREF" and name in code.co_cellvars  # a variable of its own, that inner code reads
+        does_more = does.startswith(_DO_MORE) and not is_own
+        if does_more or (isinstance(name, str) and name == "params"):  # an optimizer's: no numbers
             found.append((_REFUSED, name))
         elif was_loaded or does in _LOADS or does in _GETS or does == "STORE_ATTR":
             found.append((does, name))

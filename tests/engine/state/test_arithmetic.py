@@ -192,6 +192,16 @@ class AnyName(Own):
         return 1.0
 
 
+class Inner(Own):
+    """Keeps a variable that the code inside of its comprehension reads."""
+
+    def get_lr(self):
+        factor = 0.5 * (1 + np.cos(np.pi * self.last_epoch / 10))
+        if self.last_epoch <= 3:
+            factor *= self.last_epoch / 3
+        return [rate * factor for rate in self.base_lrs]
+
+
 class Plots(Own):
     """Has a method that is not called in a step."""
 
@@ -204,7 +214,7 @@ class NoScheduler:
         pass
 
 
-@pytest.mark.parametrize("kind", [Own, Writes, Plots])
+@pytest.mark.parametrize("kind", [Own, Writes, Inner, Plots])
 def test_schedulers_of_the_users_that_only_compute(kind):
     assert only_computes(kind(optimizer()))
 
