@@ -63,7 +63,7 @@ OTHERS += [
 ]
 OTHERS += ["held_schedulers", "inputs", "recomputed", "setting", "state", "tables", "teachers", "values", "wrapped"]
 OTHERS += ["carried", "kept_numbers", "objects"] * positions.KNOWN  # from Python 3.11 on
-OTHERS += ["second_names", "sharpness"]
+OTHERS += ["floats", "second_names", "sharpness"]
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES
 HOOKED = [case for case in CASES if case.refused is None and case.raises is None and case.ordered]

@@ -93,4 +93,6 @@ def as_tensor(value: Any, beside: Sequence[Tensor] = (), compared: bool = False,
 def tensor_of(number: Value, dtype: torch.dtype | None) -> Tensor:
     """Returns what `torch.tensor` makes of a number."""
     default = torch.int64 if isinstance(number.value, int) else torch.get_default_dtype()
+    if type(number.value) not in (int, float, bool):  # one of numpy's, which keeps its type
+        default = torch.float64
     return number.tensor.to(dtype or default, copy=True)

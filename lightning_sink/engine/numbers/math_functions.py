@@ -1,7 +1,8 @@
-"""Functions of Python's `math` of numbers that change from step to step: a cosine of `global_step`.
+"""Functions of Python's `math`, and `float`, of numbers that change from step to step: a cosine of `global_step`.
 
 They are C code, which asks a stand-in for the number itself. While a step is recorded, others take their place that
-know stand-ins; a function that was imported by its name (`from math import cos`) is not among them.
+know stand-ins; a function that was imported by its name (`from math import cos`) is not among them, and `float` only in
+modules that do nothing else with that name (`floats.py`).
 """
 
 from __future__ import annotations
@@ -13,39 +14,21 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from lightning_sink.engine.numbers.number import TRUTHS, Number
+from lightning_sink.engine.numbers import floats
+from lightning_sink.engine.numbers.known_functions import DOMAINS, FUNCTIONS, TRUTHS
+from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
-
-_MOST_OF_EXP = 709.0
-"""Up to which `math.exp` does not overflow, within one."""
-
-_DOMAINS: dict[str, Callable[[Tensor], Tensor] | None] = {
-    **dict.fromkeys(("tanh", "atan", "fabs"), None),
-    **dict.fromkeys(("cos", "sin", "tan"), torch.isfinite),
-    **dict.fromkeys(("log", "log2", "log10"), lambda x: x > 0),
-    "log1p": lambda x: x > -1,
-    "sqrt": lambda x: x >= 0,
-    "exp": lambda x: x < _MOST_OF_EXP,
-    **dict.fromkeys(("cosh", "sinh"), lambda x: x.abs() < _MOST_OF_EXP),
-}
-"""Where Python raises no error (`math.sqrt(-1)`), and torch gives no NaN or infinity in its place; None: anywhere."""
-
-_FUNCTIONS = {name: getattr(torch, "abs" if name == "fabs" else name) for name in _DOMAINS}
-
-KNOWN_TO_MATH = frozenset(_DOMAINS)
 
 
 @contextmanager
 def known_to_math() -> Iterator[None]:
-    """Lets the functions of `math` take stand-ins for a while."""
-    present = {name: _plain(getattr(math, name)) for name in (*KNOWN_TO_MATH, *TRUTHS, "pow")}
+    """Lets the functions of `math`, and `float` where it may, take stand-ins for a while."""
+    present = {name: _plain(getattr(math, name)) for name in (*DOMAINS, *TRUTHS, "pow")}
     for name, plain in present.items():
         setattr(math, name, partial(_call, name, plain))
     try:
-        yield
+        with floats.known_to(_float):
+            yield
     finally:
         for name, plain in present.items():
             setattr(math, name, plain)
@@ -56,6 +39,10 @@ def _plain(function: Any) -> Any:
     return function.args[1] if isinstance(function, partial) and function.func is _call else function
 
 
+def _float(value: Any = 0.0, /) -> Any:
+    return value.as_float() if type(value) is Number else float(value)
+
+
 def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
     if name == "pow" and len(arguments) == 2 and _is_share(arguments[0]) and type(arguments[1]) is Number:
         return operator.pow(float(arguments[0]), arguments[1])
@@ -63,7 +50,7 @@ def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
     if type(number) is Number:
         if name in TRUTHS:
             return number.decided(name, plain, TRUTHS[name])
-        computed = number.computed(name, plain, _FUNCTIONS[name], _DOMAINS[name])
+        computed = number.computed(name, plain, FUNCTIONS[name], DOMAINS[name])
         if computed is not None:
             return computed
     return plain(*released(arguments))

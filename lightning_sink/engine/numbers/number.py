@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from lightning_sink.engine.numbers import floats
 from lightning_sink.engine.numbers.beside_tensors import call
 from lightning_sink.engine.numbers.combined import combine, compare
+from lightning_sink.engine.numbers.known_functions import DOMAINS, FUNCTIONS, TRUTHS
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.numbers.result_types import is_real
 from lightning_sink.engine.numbers.value import Value
 
 _UFUNCS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv}
 """Numpy's own numbers ask these functions, and not the other one, for what is computed of both."""
-
-TRUTHS = {name: getattr(torch, name) for name in ("isnan", "isinf", "isfinite")}
-"""What `math` and numpy tell of a number."""
 
 
 class Number(Value):
@@ -43,6 +43,15 @@ class Number(Value):
     def __pos__(self) -> Number:
         return self
 
+    def __float__(self) -> float:
+        floats.asked(sys._getframe(1))
+        return float(self.freeze())
+
+    def as_float(self) -> Any:
+        """Returns the number as a float, which is a stand-in again where all functions may have one."""
+        computed = self.computed("float", float, _same, None) if self.plain is None else None
+        return float(self.freeze()) if computed is None else computed
+
     def __abs__(self) -> Any:
         is_whole = isinstance(self.value, int) and self.host is None
         computed = None if is_whole else self.computed("abs", abs, torch.abs, None)
@@ -58,6 +67,10 @@ class Number(Value):
         name = function.__name__
         if name in TRUTHS and method == "__call__" and not options:
             return sys.modules["numpy"].bool_(self.decided(name, getattr(math, name), TRUTHS[name]))
+        if name in DOMAINS and method == "__call__" and not options and self.plain is None and is_real(self.value):
+            computed = self.computed(f"numpy.{name}", function, FUNCTIONS[name], DOMAINS[name])
+            if computed is not None:
+                return computed
         symbol = _UFUNCS.get(name)
         others = [value for value in given if type(value) is not Number]
         by_itself = len(others) == 1 and getattr(others[0], "shape", None) == () and is_real(others[0])
@@ -77,6 +90,10 @@ class Number(Value):
     ) -> Any:
         """Lets a tensor operation take the number as the tensor it stands for."""
         return call(func, args, kwargs or {})
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _define(name: str, method: Callable[..., Any]) -> None:
@@ -106,7 +123,7 @@ _WHOLE |= {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 for _name, _function in _WHOLE.items():
     _define(_name, _freezing(_function))
     _define(f"r{_name}", _freezing(lambda value, other, function=_function: function(other, value)))
-_PLAIN: list[Callable[..., Any]] = [int, float, hash, repr, str, format, round]
+_PLAIN: list[Callable[..., Any]] = [int, hash, repr, str, format, round]
 _PLAIN += [operator.index, operator.invert, math.floor, math.ceil, math.trunc]
 for _function in _PLAIN:
     _define(_function.__name__, _freezing(_function))

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from lightning_sink.engine.numbers.called import argument_of, called_by
 from lightning_sink.engine.numbers.flows import getter, gives_later, got
 from lightning_sink.engine.numbers.handed import OF_TENSORS
-from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH
-from lightning_sink.engine.numbers.number import TRUTHS
+from lightning_sink.engine.numbers.known_functions import DOMAINS, TRUTHS
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver
 from lightning_sink.engine.source import Source, bound_in, path_of, source_of
 from lightning_sink.held import ABSENT, found_behind
@@ -203,7 +202,7 @@ class SourceUses:
             self._way.decides = True
             return not call.keywords
         if holder is math:
-            return name in KNOWN_TO_MATH and self.is_plain(call)
+            return name in DOMAINS and self.is_plain(call)
         if holder is torch or holder is F:  # ask the stand-in, as its operators do
             return True
         if self._is_received(node):

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from lightning_sink.engine.numbers.guards import Uses
-from lightning_sink.engine.numbers.math_functions import KNOWN_TO_MATH, known_to_math
-from lightning_sink.engine.numbers.number import TRUTHS, Number
+from lightning_sink.engine.numbers.known_functions import DOMAINS, TRUTHS
+from lightning_sink.engine.numbers.math_functions import known_to_math
+from lightning_sink.engine.numbers.number import Number
 
-NAMES = sorted(KNOWN_TO_MATH)
+NAMES = sorted(DOMAINS)
 
 
 def number(value, hosted=True):

@@ -1,0 +1,117 @@
+"""`float` knows stand-ins in modules whose functions only call it, and while a step is recorded."""
+
+import math
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import positions
+from lightning_sink.engine.numbers import floats
+from lightning_sink.engine.numbers.beside_tensors import tensor_of
+from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.math_functions import known_to_math
+from lightning_sink.engine.numbers.number import Number
+
+CALLS = {
+    "a function": "",
+    "a method of a tensor": "def other(x):\n    return x.float()",
+    "a function inside": "def other(x):\n    return [float(each) for each in (lambda: x)()]",
+    "a class": "class Other:\n    def __call__(self, x):\n        return float()",
+    "a decorator": "import functools\n@functools.cache\ndef other(x):\n    return float(x)",
+    "an annotation": "def other(x: float) -> float:\n    return x",
+}
+OTHERS = {
+    "its type": "def other(x):\n    return type(x) is float",
+    "an instance": "def other(x):\n    return isinstance(x, float)",
+    "handed on": "def other(x):\n    return list(map(float, x))",
+    "a method": "class Other:\n    def __call__(self, x):\n        return float.fromhex(x)",
+    "behind a decorator": "import functools\n@functools.cache\ndef other(x):\n    return {float: x}",
+    "within": "def other(x):\n    return lambda y: (x, float)",
+    "a name of its own": "def float(x):\n    return 2.0 * x.__float__()",
+}
+known_from_3_11 = pytest.mark.skipif(not positions.KNOWN, reason="calls are told from other uses from Python 3.11 on")
+
+
+@pytest.fixture
+def module(request):
+    """A module with such code, and a function that makes a float."""
+    made = ModuleType(f"made_for_{request.node.name}")
+    exec(f"def convert(x):\n    return float(x)\n\n{request.param}", vars(made))
+    sys.modules[made.__name__] = made
+    yield made
+    del sys.modules[made.__name__]
+    floats._found.pop(made.__name__, None)
+
+
+def number(value):
+    told = []
+    uses = Uses(told.append, told.append)
+    values = [value]
+    tensor = torch.tensor(float(value), dtype=torch.float64)
+    return Number(tensor, value, uses, "`n`", lambda: values[0]), told, values
+
+
+def given_twice(module, value):
+    """Returns what a module makes of a number, once it has asked for one; with what was told of that."""
+    with known_to_math():
+        first = module.convert(number(value)[0])
+        assert type(first) is float
+        stands, told, values = number(value)
+        found = module.convert(stands)
+        assert type(found) is float  # in the recording in which it asks for the first time
+    assert told.pop()
+    with known_to_math():
+        return module.convert(stands), told, values
+
+
+@known_from_3_11
+@pytest.mark.parametrize("module", CALLS.values(), ids=CALLS.keys(), indirect=True)
+def test_a_stand_in_is_given_where_functions_only_call_it(module):
+    found, told, values = given_twice(module, 3)
+    assert type(found) is Number
+    assert (found.value, type(found.value), found.tensor.item()) == (3.0, float, 3.0)
+    assert not told
+    values[0] = 5
+    assert found.host() == 5.0
+    assert vars(module).get("float") is None
+    assert type(module.convert(found)) is float
+    with known_to_math():
+        assert (module.convert("2.5"), module.convert(torch.ones(()))) == (2.5, 1.0)
+
+
+@pytest.mark.parametrize("module", OTHERS.values(), ids=OTHERS.keys(), indirect=True)
+def test_a_plain_number_is_given_where_they_do_something_else(module):
+    names = dict(vars(module))
+    with known_to_math():
+        module.convert(number(3)[0])
+    with known_to_math():
+        found = module.convert(number(3)[0])
+        assert vars(module) == names
+    assert type(found) is float
+    assert found == (6.0 if "float" in names else 3.0)
+
+
+@pytest.mark.parametrize("name", ["cos", "exp", "sqrt", "log1p"])
+def test_functions_of_numpy_give_stand_ins_of_its_type(name):
+    stands, told, values = number(3)
+    found = getattr(np, name)(stands)
+    assert type(found) is Number
+    assert (found.value, type(found.value)) == (getattr(np, name)(3), np.float64)
+    assert found.tensor.item() == pytest.approx(getattr(math, name)(3), rel=1e-12)
+    assert not told
+    values[0] = 7
+    assert found.host() == getattr(np, name)(7)
+    assert tensor_of(found, None).dtype == torch.tensor(found.value).dtype == torch.float64
+
+
+def test_where_numpy_gives_no_number_a_stand_in_is_another_kind_of_step():
+    stands, _, values = number(0.5)
+    with np.errstate(invalid="ignore"):
+        found = np.sqrt(stands - 1.0)
+        assert math.isnan(found.value)
+        assert math.isnan(found.tensor.item())
+        values[0] = 3.0
+        assert found.host() == np.sqrt(2.0)
