@@ -100,7 +100,7 @@ def attribute_places(parts: Parts) -> dict[int, list[str]]:
         if parts.collected.places:
             left_out |= parts.collected.names(holder)
         for name, value in vars(holder).items():
-            if has_places(type(value)) and name not in left_out and (value or name not in _OF_EVERY_MODULE):
+            if has_places(type(value)) and name not in left_out and (name not in _OF_EVERY_MODULE or value):
                 find_places(value, prefix + name, places)
     for kind in users_classes(holder for _, holder in held):
         for name, value in vars(kind).items():

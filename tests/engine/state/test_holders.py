@@ -113,3 +113,16 @@ def test_what_was_seen_is_not_kept():
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
     assert state != python_state(Parts(module))
+
+
+class Ambiguous:
+    """As a table of pandas's, which is neither true nor false."""
+
+    def __bool__(self):
+        raise ValueError("the truth value is ambiguous")
+
+
+def test_an_attribute_is_not_asked_whether_it_is_true():
+    module = nn.Linear(2, 2)
+    module.table = Ambiguous()
+    assert "table" in python_state(Parts(module))
