@@ -10,7 +10,17 @@ from typing import Any
 
 _LIBRARIES = frozenset(
     ["torch", "lightning", "pytorch_lightning", "lightning_sink", "lightning_utilities", "torchmetrics", "numpy"]
-    + ["contextlib", "functools", "importlib", "threading", "abc", "typing_extensions", "packaging"]
+    + [
+        "contextlib",
+        "functools",
+        "importlib",
+        "threading",
+        "abc",
+        "typing_extensions",
+        "packaging",
+        "pandas",
+        "pyarrow",
+    ]
 )
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
