@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins import CheckpointIO, Precision, TorchCheckpointIO
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -43,6 +45,7 @@ from lightning_sink.trainer.transfer import Transfer
 from lightning_sink.trainer.turns import in_step
 
 _CHECKPOINT_KEY = "lightning_sink"
+_NOT_TRAINING = {"_queue": None, "_engine": None, "present_sink": None, "_engine_parts": [], "_engine_objects": []}
 
 
 class SinkStrategy(SingleDeviceStrategy):
@@ -68,6 +71,9 @@ class SinkStrategy(SingleDeviceStrategy):
     """
 
     strategy_name = "sink"
+    _trainers_accelerator: Any = None
+    _trainers_precision: Precision | None = None
+    _trainers_checkpoint_io: CheckpointIO | None = None
 
     def __init__(
         self,
@@ -104,6 +110,11 @@ class SinkStrategy(SingleDeviceStrategy):
             " [for the Trainer of the package `lightning`; for `pytorch_lightning`, call"
             " `lightning_sink.alias_pytorch_lightning()` before it is imported]"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what trains at present: one in a module's hyperparameters goes into each checkpoint."""
+        held = {"_queue_report": self.queue_report(), "_active_engine": self.active_engine, "_last": self._record}
+        return super().__getstate__() | held | _NOT_TRAINING
 
     @property
     def _trainer(self) -> Any:
@@ -218,6 +229,40 @@ class SinkStrategy(SingleDeviceStrategy):
         self._last, self.present_sink = self._record, None
 
     # -- Lightning's side -------------------------------------------------------------------------------------------
+
+    # A Trainer takes what it finds in a strategy's `_accelerator`, `_precision_plugin` and `_checkpoint_io` for the
+    # user's choice: a second one of the same strategy would refuse its `accelerator`, and not heed its `precision`.
+
+    @property
+    def accelerator(self) -> Any:
+        """What the present Trainer trains on."""
+        return self._trainers_accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        self._trainers_accelerator, self._trainers_checkpoint_io = accelerator, None  # the first that a Trainer sets
+
+    @property
+    def precision_plugin(self) -> Precision:
+        """The present Trainer's."""
+        return self._trainers_precision or Precision()
+
+    @precision_plugin.setter
+    def precision_plugin(self, precision_plugin: Precision | None) -> None:
+        self._trainers_precision = precision_plugin
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """What writes and reads the present Trainer's checkpoints."""
+        if self._trainers_checkpoint_io is None:
+            self._trainers_checkpoint_io = TorchCheckpointIO()
+        elif isinstance(self._trainers_checkpoint_io, _WrappingCheckpointIO):
+            self._trainers_checkpoint_io.checkpoint_io = TorchCheckpointIO()
+        return self._trainers_checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._trainers_checkpoint_io = io
 
     @property
     def parallel_devices(self) -> list[torch.device]:

@@ -10,6 +10,7 @@ import pytorch_lightning
 import torch
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -276,3 +277,33 @@ def test_a_trainer_that_has_trained_can_be_copied(copied, data):
     for name, tensor in again(other).items():
         assert torch.equal(tensor, expected[name])
     assert other.global_step == found.trainer.global_step
+
+
+class Keeps(BoringModel):
+    """As models of libraries do that build their Trainer themselves (neuralforecast)."""
+
+    def __init__(self, trainer_kwargs):
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_a_strategy_among_the_hyperparameters_goes_into_checkpoints(tmp_path):
+    strategy = SinkStrategy(3, epoch="dataset", engine="eager", verify=0)
+    checkpoint = L.pytorch.callbacks.ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2)
+    found = trainer(strategy, max_steps=4, callbacks=[checkpoint], enable_checkpointing=True)
+    found.fit(Keeps({"strategy": strategy}))
+    saved = torch.load(checkpoint.best_model_path, weights_only=False)["hyper_parameters"]["trainer_kwargs"]["strategy"]
+    assert repr(saved) == repr(strategy)
+    assert saved.sink_report().batches > 0
+    trainer(saved, accelerator="cpu", max_steps=2).fit(BoringModel())
+
+
+def test_each_trainer_of_a_strategy_has_what_it_asked_for():
+    strategy = SinkStrategy(2, epoch="dataset", engine="eager")
+    for precision in ("32-true", "bf16-mixed"):
+        found = trainer(strategy, accelerator="cpu", precision=precision, plugins=[TorchCheckpointIO()], max_steps=2)
+        found.fit(BoringModel())
+        assert found.precision == precision
+    found = trainer(strategy, precision="64-true", max_steps=2)
+    found.fit(BoringModel())
+    assert found.precision_plugin.precision == "64-true"
