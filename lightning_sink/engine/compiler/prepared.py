@@ -1,11 +1,12 @@
 """What is done to a recording's graph before Inductor compiles it, for a CPU or a GPU.
 
-Three operations are written so that Inductor (torch 2.13) does not get them wrong. `torch.compile` does, too.
+Some operations are written so that Inductor (torch 2.13) does not get them wrong. `torch.compile` does, too.
 """
 
 from __future__ import annotations
 
 import math
+from operator import getitem
 from typing import Any
 
 import torch
@@ -18,12 +19,15 @@ from lightning_sink.engine.tracing.recording import Recording
 
 _aten = torch.ops.aten
 
+_BATCH_NORMS = (_aten.native_batch_norm.default, _aten.native_batch_norm_backward.default)
+
 
 def prepare(recording: Recording, *, on_host: bool) -> None:
     """Changes the graph of a recording, whose random draws have been taken out, for Inductor to compile it."""
     compute_late(recording)
     keep_value_checks(recording.graph, on_host)
     copy_joins_of_one(recording.graph)
+    copy_normalized(recording.graph)
     keep_factors(recording.graph)
     fill_by_masks(recording.graph)
 
@@ -68,6 +72,24 @@ def copy_joins_of_one(graph: fx.Graph) -> None:
         copy.meta.update(node.meta)
         node.replace_all_uses_with(copy)
         graph.erase_node(node)
+
+
+def copy_normalized(graph: fx.Graph) -> None:
+    """Copies what batch normalization makes in one piece of a tensor that does not lie so: a transposed one.
+
+    Inductor's lies as the tensor does, and views behind it fail.
+    """
+    for node in [node for node in graph.nodes if node.target in _BATCH_NORMS]:
+        given = [item.meta["layout"] for item in node.args if isinstance(item, fx.Node) and item.meta.get("layout")]
+        if all(is_in_one_piece(shape, stride) for shape, stride, *_ in given):
+            continue
+        for part in [user for user in node.users if user.target is getitem and user.args[1] == 0]:
+            if part.meta.get("layout") is None or not is_in_one_piece(*part.meta["layout"][:2]):
+                continue
+            with graph.inserting_after(part):
+                copy = graph.call_function(_aten.clone.default, (part,), {"memory_format": torch.contiguous_format})
+            copy.meta.update(part.meta)
+            part.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
 
 
 def fill_by_masks(graph: fx.Graph) -> None:

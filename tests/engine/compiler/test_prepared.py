@@ -102,6 +102,23 @@ def test_joining_several_stays():
     assert any("cat" in str(node.target) for node in recording.graph.nodes)
 
 
+def normalized(x, weight):
+    """Normalizes over channels that stand last, as transformers do, and looks at the result in one piece."""
+    x = x.detach().requires_grad_()
+    found = torch.nn.functional.batch_norm(x.transpose(1, 2), None, None, weight, training=True).view(8, -1)
+    (gradient,) = torch.autograd.grad(found.pow(3).sum(), x)
+    return torch.cat([found.reshape(-1), gradient.reshape(-1)])
+
+
+@missing
+def test_batch_normalization_of_a_transposed_tensor_gives_one_piece():
+    given = torch.randn(8, 6, 4), torch.rand(4)
+    recording = record(normalized, *given)
+    expected = normalized(*given)
+    found = compile_inductor(recording)(*recording.inputs)[0]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 PLACES = torch.tensor([0, 2, 5])
 
 FILLS = {
