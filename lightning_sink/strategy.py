@@ -45,7 +45,13 @@ from lightning_sink.trainer.transfer import Transfer
 from lightning_sink.trainer.turns import in_step
 
 _CHECKPOINT_KEY = "lightning_sink"
-_NOT_TRAINING = {"_queue": None, "_engine": None, "present_sink": None, "_engine_parts": [], "_engine_objects": []}
+_NOT_TRAINING: dict[str, Any] = {
+    "_queue": None,
+    "_engine": None,
+    "present_sink": None,
+    "_engine_parts": [],
+    "_engine_objects": [],
+}
 
 
 class SinkStrategy(SingleDeviceStrategy):
