@@ -7,11 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins import CheckpointIO, Precision, TorchCheckpointIO
-from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -19,7 +15,7 @@ from torch.optim import Optimizer
 
 from lightning_sink.callbacks import show_progress
 from lightning_sink.checks import boolean, choice, integer
-from lightning_sink.data.cuda import STREAMS, sender
+from lightning_sink.data.cuda import sender
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.report import QueueReport
@@ -30,12 +26,12 @@ from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.state.attributes import are_the_same
 from lightning_sink.engine.state.slots import Parts, with_inner
 from lightning_sink.engine.step import Engine
-from lightning_sink.errors import UnsupportedError
 from lightning_sink.trainer.demands import in_step_reason, refuse_step_that_fetches, require_optimizer
 from lightning_sink.trainer.loaders import TrainingLoaders
 from lightning_sink.trainer.loop_sink import LoopSink
 from lightning_sink.trainer.loops import SinkFitLoop, take_over
 from lightning_sink.trainer.metrics import is_metric
+from lightning_sink.trainer.one_device import OneDevice
 from lightning_sink.trainer.own_objects import own_objects
 from lightning_sink.trainer.progress import SinkRecord, SinkReport
 from lightning_sink.trainer.reach import parts_of_precision, reached_through
@@ -45,16 +41,9 @@ from lightning_sink.trainer.transfer import Transfer
 from lightning_sink.trainer.turns import in_step
 
 _CHECKPOINT_KEY = "lightning_sink"
-_NOT_TRAINING: dict[str, Any] = {
-    "_queue": None,
-    "_engine": None,
-    "present_sink": None,
-    "_engine_parts": [],
-    "_engine_objects": [],
-}
 
 
-class SinkStrategy(SingleDeviceStrategy):
+class SinkStrategy(OneDevice):
     """Trains in sinks: many steps between two visits to the host, each step one compiled graph.
 
     Args:
@@ -77,9 +66,6 @@ class SinkStrategy(SingleDeviceStrategy):
     """
 
     strategy_name = "sink"
-    _trainers_accelerator: Any = None
-    _trainers_precision: Precision | None = None
-    _trainers_checkpoint_io: CheckpointIO | None = None
 
     def __init__(
         self,
@@ -91,7 +77,7 @@ class SinkStrategy(SingleDeviceStrategy):
         fallback: Literal["warn", "error"] = "warn",
         verify: int = 2,
     ) -> None:
-        super().__init__("cpu")
+        super().__init__()
         self.sink_size = integer(_named("sink_size"), sink_size, _SINK_SIZES, least=1, besides=-1)
         self.dataset_sink_mode = boolean(_named("dataset_sink_mode"), dataset_sink_mode)
         self.epoch = choice(_named("epoch"), epoch, ("sink", "dataset"))
@@ -119,8 +105,10 @@ class SinkStrategy(SingleDeviceStrategy):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what trains at present: one in a module's hyperparameters goes into each checkpoint."""
-        held = {"_queue_report": self.queue_report(), "_active_engine": self.active_engine, "_last": self._record}
-        return super().__getstate__() | held | _NOT_TRAINING
+        told = {"_queue_report": self.queue_report(), "_active_engine": self.active_engine, "_last": self._record}
+        training: dict[str, Any] = dict.fromkeys(("_queue", "_engine", "present_sink"))
+        training |= {"_engine_parts": [], "_engine_objects": []}
+        return {**super().__getstate__(), **told, **training}
 
     @property
     def _trainer(self) -> Any:
@@ -235,73 +223,6 @@ class SinkStrategy(SingleDeviceStrategy):
         self._last, self.present_sink = self._record, None
 
     # -- Lightning's side -------------------------------------------------------------------------------------------
-
-    # A Trainer takes what it finds in a strategy's `_accelerator`, `_precision_plugin` and `_checkpoint_io` for the
-    # user's choice: a second one of the same strategy would refuse its `accelerator`, and not heed its `precision`.
-
-    @property
-    def accelerator(self) -> Any:
-        """What the present Trainer trains on."""
-        return self._trainers_accelerator
-
-    @accelerator.setter
-    def accelerator(self, accelerator: Any) -> None:
-        self._trainers_accelerator, self._trainers_checkpoint_io = accelerator, None  # the first that a Trainer sets
-
-    @property
-    def precision_plugin(self) -> Precision:
-        """The present Trainer's."""
-        return self._trainers_precision or Precision()
-
-    @precision_plugin.setter
-    def precision_plugin(self, precision_plugin: Precision | None) -> None:
-        self._trainers_precision = precision_plugin
-
-    @property
-    def checkpoint_io(self) -> CheckpointIO:
-        """What writes and reads the present Trainer's checkpoints."""
-        if self._trainers_checkpoint_io is None:
-            self._trainers_checkpoint_io = TorchCheckpointIO()
-        elif isinstance(self._trainers_checkpoint_io, _WrappingCheckpointIO):
-            self._trainers_checkpoint_io.checkpoint_io = TorchCheckpointIO()
-        return self._trainers_checkpoint_io
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: CheckpointIO) -> None:
-        self._trainers_checkpoint_io = io
-
-    @property
-    def parallel_devices(self) -> list[torch.device]:
-        """None of the strategy's own, so that each Trainer it serves tells it those that were asked for."""
-        return []
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: list[torch.device]) -> None:
-        if not devices:
-            return
-        device = devices[0]  # a number where Lightning has XLA's
-        if not isinstance(device, torch.device) or device.type not in ("cpu", *STREAMS):
-            raise UnsupportedError(
-                f"`SinkStrategy` trains on a CPU or a CUDA GPU; got `{type(self.accelerator).__name__}`. Pass"
-                ' `Trainer(accelerator="cpu", ...)`, or leave the strategy out to train on this device without sinks.'
-            )
-        if len(devices) > 1:
-            raise UnsupportedError(
-                f"`SinkStrategy` trains on one device so far; got {len(devices)}. Pass `Trainer(devices=1, ...)`."
-            )
-        self._root_device = device
-
-    @property
-    def num_nodes(self) -> int:
-        """One machine; the Trainer says here how many it was asked for."""
-        return 1
-
-    @num_nodes.setter
-    def num_nodes(self, nodes: int) -> None:
-        if nodes > 1:
-            raise UnsupportedError(
-                f"`SinkStrategy` trains on one node so far; got {nodes}. Pass `Trainer(num_nodes=1, ...)`."
-            )
 
     def connect(self, model: LightningModule) -> None:
         """Puts loops with sinks into the Trainer before anything asks it for its data."""

@@ -10,17 +10,8 @@ from typing import Any
 
 _LIBRARIES = frozenset(
     ["torch", "lightning", "pytorch_lightning", "lightning_sink", "lightning_utilities", "torchmetrics", "numpy"]
-    + [
-        "contextlib",
-        "functools",
-        "importlib",
-        "threading",
-        "abc",
-        "typing_extensions",
-        "packaging",
-        "pandas",
-        "pyarrow",
-    ]
+    + ["contextlib", "functools", "importlib", "threading", "abc", "typing_extensions", "packaging"]
+    + ["pandas", "pyarrow"]
 )
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep

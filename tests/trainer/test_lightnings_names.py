@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 from lightning.pytorch import callbacks
 from lightning.pytorch.loops import fetchers, fit_loop, training_epoch_loop
+from lightning.pytorch.plugins.io import wrapper
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector import logger_connector, result
 from lightning.pytorch.tuner import lr_finder
@@ -65,6 +66,7 @@ def test_of_modules_and_classes():
     assert missing(fit_loop, ["_FitLoop"]) == []
     assert missing(training_epoch_loop, ["_TrainingEpochLoop"]) == []
     assert missing(lr_finder, ["_LRCallback"]) == []
+    assert missing(wrapper, ["_WrappingCheckpointIO"]) == []
     assert missing(imports, ["_RICH_AVAILABLE"]) == []
     assert missing(logger_connector, ["_LoggerConnector"]) == []
     assert missing(callbacks.ModelCheckpoint("kept"), OF_CHECKPOINT) == []
