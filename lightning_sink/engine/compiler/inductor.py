@@ -82,10 +82,12 @@ def compile_inductor(recording: Recording) -> CompiledStep:
         drawn = [draw() for draw in draws]
         step = _text(_STEP).replace("@ONE_THREAD@", str(small).lower())
         beside = Beside(_HEADERS, step, _text(_RUNTIME), _CALLS)
-        function, loop = compile_graph(graph_module(recording), [*inputs, *drawn], options, beside)
-    if loop is None:
-        return CompiledStep(function, draws, one_thread=small, assumes=assumes)
-    return NativeStep(function, loop, draws, one_thread=small, assumes=assumes)
+        graph = graph_module(recording)
+        function, loop = compile_graph(graph, [*inputs, *drawn], options, beside)
+    options = {"one_thread": small, "assumes": assumes}
+    made = CompiledStep(function, draws, **options) if loop is None else NativeStep(function, loop, draws, **options)
+    made.graph = graph.forward
+    return made
 
 
 def keep_freed_memory() -> None:

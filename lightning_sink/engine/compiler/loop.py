@@ -38,9 +38,11 @@ class CompiledStep:
             more than what types round.
         overlaps: Whether rows run beside the thread that launches them.
         waits: Whether a row is launched only when the one before it is known to have been right.
+        graph: The operations that the function was compiled of, to be called as it is; None where there are others.
     """
 
     rounding, overlaps, waits = 0.0, False, False
+    graph: Callable[..., Outputs] | None = None
 
     def __init__(
         self,
@@ -71,6 +73,10 @@ class CompiledStep:
         drawn = [draw() for draw in self.draws]
         with on_one_thread() if self.one_thread else nullcontext():
             return self._function(*inputs, *drawn)
+
+    def uncompiled(self) -> CompiledStep | None:
+        """Returns what runs the operations themselves; None where they are not known."""
+        return None if self.graph is None else CompiledStep(self.graph, self.draws)
 
     def once(self, inputs: list[Tensor], positions: list[int], kept: list[int]) -> Outputs:
         """Runs one step, of a training's.

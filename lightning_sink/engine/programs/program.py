@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -249,9 +249,24 @@ class Program:
 
     def __call__(self, arguments: list[Tensor]) -> tuple[Tensor, ...]:
         """Runs the step on its inputs."""
-        # No input asks for gradients, so there is nothing to switch off.
-        with torch.enable_grad() if self.grad_mode else nullcontext():
+        with self._grad_mode():
             return self.function.once(arguments, self._moving, self._kept)
+
+    def uncompiled(self) -> Callable[[list[Tensor]], tuple[Tensor, ...]] | None:
+        """Returns what runs the operations themselves that were compiled; None where they are not known."""
+        step = self.function.uncompiled()
+        if step is None:
+            return None
+
+        def run(arguments: list[Tensor]) -> tuple[Tensor, ...]:
+            with self._grad_mode():
+                return step(*arguments)
+
+        return run
+
+    def _grad_mode(self) -> AbstractContextManager[None]:
+        # No input asks for gradients, so there is nothing to switch off.
+        return torch.enable_grad() if self.grad_mode else nullcontext()
 
     def turn(self, columns: list[Column], numbers: list[list[Tensor]], steps: int) -> Turn:
         """Returns what steps take of its kind, some of those in a row.

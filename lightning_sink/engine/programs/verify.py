@@ -7,7 +7,8 @@ more than rounding, relative to the element, the parameter may differ by as much
 
 Rounding can do more: one of a million activations lies so near zero that it is below it here and above it there, and a
 gradient is larger by its part. So before a step is called wrong, the program runs on weights and other state that are
-changed by their own rounding: twice what that changes is allowed as well.
+changed by their own rounding: twice what that changes is allowed as well. So do the operations that it was compiled of:
+of a gradient that is zero by mathematics they give the rounding of its terms, and a compiler may know that it is zero.
 """
 
 from __future__ import annotations
@@ -227,24 +228,42 @@ def _see_spread(
     draw_again: Callable[[], None],
 ) -> None:
     """Runs the program on state that is changed by rounding, and notes for each pair how far that moves it."""
-    noise = torch.Generator().manual_seed(0)
+    noise, compiled = torch.Generator().manual_seed(0), {pair.place: pair.compiled for pair in pairs}
+    uncompiled, plain = program.uncompiled(), dict[int, Tensor]()
+    if uncompiled is not None:
+        _move(pairs, uncompiled, before, arguments, draw_again, plain)
     for units in _ROUNDINGS:
         changed = [
-            refill(copy_of(like), tensor if binding.leaf is not None else _round_otherwise(tensor, noise, units))
-            for binding, tensor, like in zip(program.bindings, before, arguments, strict=True)
+            tensor if binding.leaf is not None else _round_otherwise(tensor, noise, units)
+            for binding, tensor in zip(program.bindings, before, strict=True)
         ]
-        draw_again()
-        try:
-            outputs = program(changed)
-        except torch.OutOfMemoryError:
-            raise
-        except (AssumptionFailedError, RuntimeError):  # so changed, it goes another way, or its values are refused
-            continue
-        for pair in pairs:
-            moved = outputs[pair.place] if pair.place >= 0 else changed[-1 - pair.place]
-            if pair.compiled.is_floating_point():
-                pair.spread = max(pair.spread, _size(moved.cpu().double() - pair.compiled.double()))
-        del changed, outputs  # before the next ones take memory
+        _move(pairs, program, changed, arguments, draw_again, compiled)
+        if uncompiled is not None:
+            _move(pairs, uncompiled, changed, arguments, draw_again, plain)
+
+
+def _move(
+    pairs: list[_Pair],
+    run: Callable[[list[Tensor]], tuple[Tensor, ...]],
+    changed: list[Tensor],
+    arguments: list[Tensor],
+    draw_again: Callable[[], None],
+    first: dict[int, Tensor],
+) -> None:
+    """Runs a step once more, and notes how far what it gives is from what a first run gave, which is kept here."""
+    copies = [refill(copy_of(like), tensor) for tensor, like in zip(changed, arguments, strict=True)]
+    draw_again()
+    try:
+        outputs = run(copies)
+    except torch.OutOfMemoryError:
+        raise
+    except (AssumptionFailedError, RuntimeError):  # so changed, it goes another way, or its values are refused
+        return
+    for pair in pairs:
+        moved = (outputs[pair.place] if pair.place >= 0 else copies[-1 - pair.place]).cpu()
+        known = first.setdefault(pair.place, moved)
+        if moved.is_floating_point() and known is not moved:
+            pair.spread = max(pair.spread, _size(moved.double() - known.double()))
 
 
 def _round_otherwise(tensor: Tensor, generator: torch.Generator, units: int) -> Tensor:

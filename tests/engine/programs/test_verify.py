@@ -124,6 +124,44 @@ def test_a_gradient_that_is_zero_by_mathematics_may_be_the_rounding_of_large_one
         verify._check(pairs, 1e-6, 0.0, 0)
 
 
+class Cancelling(nn.Module):
+    """What one of its parameters adds is taken away again, in another order: its gradient is zero but for rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.scale = nn.Linear(4, 3), nn.Parameter(torch.rand(4))
+        self.nothing = nn.Parameter(torch.rand(1, 4))
+
+    def forward(self, x):
+        added = (self.nothing * x * self.scale).sum()
+        taken = (self.nothing * (x * self.scale).flip(0)).sum()
+        return self.net(x * self.scale) * (1.0 + 30.0 * (added - taken))
+
+
+def knowing(shape, known=True):
+    """A compiler that leaves out gradients of a shape, and the operations of which it has."""
+
+    def compiler(recording):
+        right = compile_traced(recording)
+        function = lambda *inputs: tuple(torch.zeros_like(o) if o.shape == shape else o for o in right(*inputs))  # noqa: E731
+        step = CompiledStep(function)
+        step.graph = right if known else None
+        return step
+
+    return compiler
+
+
+def test_a_compiler_may_know_that_a_gradient_is_zero():
+    sink = train(make(Cancelling, lambda p: optim.SGD(p, 1e-4)), [batches(8)], True, compiler=knowing((1, 4)))
+    assert sink.compiled
+
+
+@pytest.mark.parametrize(("shape", "known"), [((1, 4), False), ((3, 4), True)], ids=["rounding", "a real one"])
+def test_control_a_gradient_that_is_left_out_is_found(shape, known):
+    with pytest.raises(VerificationError, match="gradient of"):
+        train(make(Cancelling, lambda p: optim.SGD(p, 1e-4)), [batches(8)], True, compiler=knowing(shape, known))
+
+
 def test_a_parameter_whose_gradient_is_rounding_moves_as_far_as_either_step_moves_it():
     before = torch.full((4,), 0.1)
     pairs = [
