@@ -153,7 +153,7 @@ class CompiledEngine(Engine):
                     self._leave_programs()
                     sink.run(step, Tape())
                     continue
-                if not self._is_checked and self._programs.have(key):
+                if not self._is_checked and (self._programs.have(key) or self._programs.wait):
                     self._begin(sink)
                 program = self._programs.find(step, self._generation) if self._sets_options(sink, key) else None
                 if program is None:
@@ -177,9 +177,9 @@ class CompiledEngine(Engine):
             self._forget()
         return stale == [False]
 
-    def _forget(self, changed: Sequence[str] = ()) -> None:
+    def _forget(self, changed: Sequence[str] = (), granted: State | None = None) -> None:
         """Lets go of the programs, and of the windows of such: what they take for granted has changed."""
-        self._maker.forget(changed)
+        self._maker.forget(changed, granted)
         self._rows.forget()
 
     # -- one step ---------------------------------------------------------------------------------------------------
@@ -321,7 +321,8 @@ class CompiledEngine(Engine):
             state = self._present_state(sink)
             changed = self._granted.changed_in(state, self._state)
             if changed is not None:
-                self._forget(changed)
+                self._forget(changed, self._state)
+                self._programs.take_again(lambda granted: self._granted.changed_in(state, granted) is None)
                 self._parts.varying.suspect(changed)
             self._state = state
             self._looking_seconds += time.perf_counter() - began

@@ -22,6 +22,7 @@ from lightning_sink.engine.programs.candidates import (
     Candidate,
     Candidates,
 )
+from lightning_sink.engine.programs.followed import Followed
 from lightning_sink.engine.programs.observation import Observation, observe
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Programs
@@ -95,7 +96,7 @@ class ProgramMaker:
         self._counts, self._granted = Counts(parts.counters), granted
         self._costly, self._fallback = costly, fallback
         self._functions = Functions(compiler, Generators(parts.device))
-        self._candidates = Candidates()
+        self._candidates, self._followed = Candidates(), Followed()
         self._failures = Counter[Key]()
         self._in_vain: list[Hazard] = []  # what the last recordings had, all the same
         self._wait, self._longest_wait = 0, _FIRST_WAIT
@@ -219,13 +220,19 @@ class ProgramMaker:
         if self._short_lives >= _SHORT_LIVES:
             self._take_anew({*replaced_in})
 
-    def forget(self, changed: Sequence[str] = ()) -> None:
-        """Forgets programs and recordings: what they take for granted has changed; by these names if it has any."""
+    def forget(self, changed: Sequence[str] = (), granted: State | None = None) -> None:
+        """Forgets programs and recordings: what they take for granted has changed; by these names if it has any.
+
+        Where it may come again, that is what was `granted`, and programs wait for it.
+        """
         if self._programs or self._candidates:
             self._restless += 1
             self._changed = changed
         self._steps_at_change = None
-        self._programs.clear()
+        if granted is None:
+            self._programs.clear()
+        else:
+            self._programs.put_aside(granted)
         self._in_vain.clear()
         # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
         for key, problem in self._candidates.problems():
@@ -358,6 +365,8 @@ class ProgramMaker:
         known = {slot.name for binding in bindings for slot in binding.slots}
         recorder = observation.recorder
         bystanders = asked.of_others(self._volatile | known, tensors, recorder.ran.values(), recorder.got)
-        if self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted)):
+        program = Program(observation, bindings, function, bystanders, counts, held, lifted)
+        program.followed = self._followed.learn(recording, bindings, recorder.ran.values())
+        if self._programs.add(key, program):
             self.lost(self._steps)
         return True

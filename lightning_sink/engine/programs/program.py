@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -51,6 +52,7 @@ class Program:
         steps: How many it has run.
         failed: How many it has left, since they go another way.
         generation: For whoever runs it: as of when it has last taken its tensors anew (`refresh`).
+        followed: Inputs that are whatever tensors their homes hold.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Program:
         self._asked_as_of: int | None = None
         self._is_answered = True
         self.generation, self.seconds, self.kept_bytes = -1, 1.0, 0
-        self.needs_own_batch = recording.needs_own_batch
+        self.needs_own_batch, self.followed = recording.needs_own_batch, frozenset[int]()
         self.assumed, self.steps, self.failed = recording.assumed, 0, 0
 
     def finds(self, left: dict[str, bool]) -> bool:
@@ -170,6 +172,7 @@ class Program:
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""
+        self._follow()
         if any(home.get() is not tensor for home, tensor in self._homes()):
             return False
         stays = ((b.tensor, layout) for b, layout in zip(self.bindings, self._layouts, strict=True))
@@ -184,6 +187,13 @@ class Program:
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
         return not self._shares_what_it_writes()
+
+    def _follow(self) -> None:
+        for number in self.followed:
+            home, tensor = self.bindings[number].home, self.bindings[number].tensor
+            held = None if home is None else home.get()
+            if held is not None and held is not tensor and type(held) is type(tensor) and not _is_special(held):
+                self.bindings[number] = replace(self.bindings[number], tensor=held)
 
     def _homes(self) -> Iterator[tuple[Slot, Tensor | None]]:
         return ((home, b.tensor) for b in self.bindings if b.home is not None for home in (b.home, *b.twins))
@@ -334,3 +344,8 @@ def _without_gradient(column: Column) -> Column:
     if isinstance(column, Tensor):
         return column.detach() if column.requires_grad else column
     return [tensor.detach() if tensor.requires_grad else tensor for tensor in column]
+
+
+def _is_special(tensor: Tensor) -> bool:
+    """Tells whether a tensor is more than its memory."""
+    return tensor.requires_grad or tensor.is_conj() or tensor.is_neg()

@@ -1,10 +1,15 @@
-"""The programs of a training: for each kind of step and signature, one for each way through the step."""
+"""The programs of a training: for each kind of step and signature, one for each way through the step.
+
+What they take for granted may change and change back (a size that the last, shorter batch of an epoch leaves in an
+attribute): programs are put aside with it, and are there when it comes again.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from itertools import chain
+from typing import Any
 
 from torch import Tensor
 
@@ -16,12 +21,16 @@ from lightning_sink.engine.tracing.moved import Follower
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
 
+_MOST_ASIDE = 4
+"""Times that programs are put aside; those that have waited longest make room."""
+
 
 class Programs:
     """Holds programs and finds the one that fits a step."""
 
     def __init__(self) -> None:
         self._known: dict[Key, list[Program]] = {}
+        self._aside: list[tuple[Any, dict[Key, list[Program]]]] = []
 
     def __bool__(self) -> bool:
         return any(self._known.values())
@@ -109,9 +118,31 @@ class Programs:
 
     def remove_homes(self, names: set[str]) -> None:
         """Forgets those that count on a slot with one of these names to keep its tensor."""
-        for programs in self._known.values():
+        for programs in chain(self._known.values(), *(known.values() for _, known in self._aside)):
             programs[:] = [program for program in programs if not program.homes & names]
+
+    @property
+    def wait(self) -> bool:
+        """Whether some have been put aside."""
+        return bool(self._aside)
+
+    def put_aside(self, granted: Any) -> None:
+        """Has none any more; those that there are wait for what they take for granted."""
+        if self:
+            self._aside = [*self._aside, (granted, self._known)][-_MOST_ASIDE:]
+        self._known = {}
+
+    def take_again(self, is_there: Callable[[Any], bool]) -> None:
+        """Has those again of which what they take for granted is there, if there are any."""
+        for number, (granted, known) in enumerate(self._aside):
+            if is_there(granted):
+                del self._aside[number]
+                self._known = known
+                for program in self._all():
+                    program.generation = -1
+                return
 
     def clear(self) -> None:
         """Forgets all of them."""
         self._known.clear()
+        self._aside.clear()

@@ -81,3 +81,35 @@ def test_the_oldest_of_many_branches_makes_room():
     assert programs.find(step()) is None
     made[-1].fits = lambda generation: True
     assert programs.find(step()) is made[-1]
+
+
+def test_what_is_put_aside_is_there_when_its_time_comes_again():
+    programs, one, other = Programs(), program(), program()
+    programs.add(KEY, one)
+    programs.put_aside("small")
+    assert not programs
+    assert programs.wait
+    programs.add(KEY, other)
+    programs.put_aside("large")
+    programs.take_again("none".__eq__)
+    assert not programs
+    programs.take_again("small".__eq__)
+    assert programs.find(step()) is one
+    assert one.generation == -1, "it looks again at what it takes for granted"
+    programs.put_aside("small")
+    programs.take_again("large".__eq__)
+    assert programs.find(step()) is other
+
+
+def test_what_waits_longest_makes_room_and_all_of_it_goes_with_its_places():
+    programs = Programs()
+    for number in range(100):
+        programs.add(KEY, program(homes=["weight"] if number == 99 else []))
+        programs.put_aside(number)
+    programs.remove_homes({"weight"})
+    for number, is_there in ((0, False), (98, True), (99, False)):
+        programs.take_again(number.__eq__)
+        assert bool(programs) is is_there
+    programs.clear()
+    assert not programs
+    assert not programs.wait

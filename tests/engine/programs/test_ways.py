@@ -102,7 +102,9 @@ def sets_shares(training, sink):
 def test_a_function_that_is_met_later_is_no_change_and_its_changes_are_seen(engine, monkeypatch):
     forgotten, forget = [], ProgramMaker.forget
     monkeypatch.setattr(
-        ProgramMaker, "forget", lambda self, changed=(): (forgotten.append(changed), forget(self, changed))
+        ProgramMaker,
+        "forget",
+        lambda self, changed=(), *rest: (forgotten.append(changed), forget(self, changed, *rest)),
     )
     sinks = [batches(80), batches(80), batches(80)]
     both(of(calls_late, module=mlp, between=sets_shares), sinks, **engine)
