@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,3 +64,12 @@ def _places(kind: type) -> tuple[Any, list[tuple[str, Any]]]:
     dictionary = next((item for item in found if isinstance(item, _DESCRIPTORS)), None)
     slots = [item for base in kind.__mro__ if "__slots__" in vars(base) for item in vars(base).items()]
     return dictionary, [(name, item) for name, item in slots if type(item) is MemberDescriptorType]
+
+
+def unfreeze() -> None:
+    """Takes a `gc.freeze()` back, which hides objects from who looks for those that hold something.
+
+    Functions whose globals change would not be compared, and numbers that a step keeps would stay stand-ins.
+    """
+    if gc.get_freeze_count():
+        gc.unfreeze()

@@ -12,6 +12,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import random
 import signal
+from itertools import chain
 from types import FunctionType, SimpleNamespace
 from unittest import mock
 
@@ -29,6 +30,7 @@ import selection
 from lightning_sink.data import lookahead
 from lightning_sink.data.turn import NumpyTurns
 from lightning_sink.engine import compiled
+from lightning_sink.engine.numbers import floats
 from lightning_sink.engine.programs.window import Window
 from lightning_sink.engine.state import closures, referrers
 from lightning_sink.trainer.loop_sink import LoopSink
@@ -109,7 +111,11 @@ def pytest_collection_finish() -> None:
     importlib.import_module("torch._inductor.compile_fx")  # else some test does: a hundred thousand objects
     search = closures.functions_of
     closures.functions_of = lambda codes: search(codes) + [f for code in codes for f in FROZEN.get(id(code), ())]
-    referrers._unfreeze = lambda: None
+    of_names = floats.functions_with
+    floats.functions_with = lambda names: (
+        of_names(names) + [f for f in chain(*FROZEN.values()) if f.__globals__ is names]
+    )
+    referrers.unfreeze = floats.unfreeze = lambda: None
     freeze()
 
 

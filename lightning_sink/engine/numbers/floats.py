@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from lightning_sink.held import unfreeze
 from lightning_sink.whose import is_library
 
 _CALLS_ARE_MARKED = sys.version_info >= (3, 11)
@@ -52,8 +53,14 @@ def known_to(function: Callable[[Any], Any]) -> Iterator[None]:
 
 def _only_calls(names: dict[str, Any]) -> bool:
     """Tells whether all functions with these global names do nothing with `float` but call it."""
-    functions = (item for item in gc.get_referrers(names) if isinstance(item, FunctionType))
-    return all(_calls(function.__code__) for function in functions if function.__globals__ is names)
+    return all(_calls(function.__code__) for function in functions_with(names))
+
+
+def functions_with(names: dict[str, Any]) -> list[FunctionType]:
+    """Returns the functions with these global names, whoever holds them."""
+    unfreeze()
+    found = (item for item in gc.get_referrers(names) if isinstance(item, FunctionType))
+    return [function for function in found if function.__globals__ is names]
 
 
 def _calls(code: CodeType) -> bool:

@@ -115,3 +115,11 @@ def test_where_numpy_gives_no_number_a_stand_in_is_another_kind_of_step():
         assert math.isnan(found.tensor.item())
         values[0] = 3.0
         assert found.host() == np.sqrt(2.0)
+
+
+def test_functions_that_the_garbage_collector_does_not_show_are_looked_at(monkeypatch):
+    """Where `gc.freeze()` was called they are among no others, and one of these asks for the type."""
+    seen = []
+    monkeypatch.setattr(floats, "unfreeze", lambda: seen.append(True))
+    assert test_functions_that_the_garbage_collector_does_not_show_are_looked_at in floats.functions_with(globals())
+    assert seen

@@ -111,7 +111,7 @@ def test_another_list_in_its_place_is_told():
 @pytest.mark.parametrize("kept", [False, True])
 def test_only_where_somebody_keeps_it_all_objects_are_searched(kept, monkeypatch):
     searched = []
-    monkeypatch.setattr(referrers, "_unfreeze", lambda: searched.append(True))  # what each search begins with
+    monkeypatch.setattr(referrers, "unfreeze", lambda: searched.append(True))  # what each search begins with
     holder, elsewhere = Holder(1), []
     with learned(holder).watched(pytest.fail):
         holder.kept.append(2)
