@@ -5,6 +5,9 @@ Wrong options are `ValueError` or `TypeError`, raised when the strategy is built
 
 import warnings
 
+BY_WAY = ", by way of "
+"""Stands between a line of the user's and that of a library which it led to, where both are named."""
+
 
 class SinkError(Exception):
     """Base of every error this package raises by itself."""
@@ -39,9 +42,9 @@ def warn_at(text: str, where: str) -> None:
 
     Args:
         text: What to say.
-        where: File and line, as in "train.py:12"; "" where there is no such place.
+        where: File and line, as in "train.py:12"; "" where there is no such place. A library's may stand behind them.
     """
-    filename, _, line = where.rpartition(":")
+    filename, _, line = where.partition(BY_WAY)[0].rpartition(":")
     warnings.warn_explicit(text, SinkWarning, filename or "<unknown>", int(line) if line.isdigit() else 1)
 
 

@@ -25,6 +25,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lightning_sink.errors import BY_WAY
 from lightning_sink.whose import is_installed, is_library, is_users
 
 _ENGINE = "lightning_sink.engine.compiled"
@@ -36,7 +37,7 @@ class Hazard:
 
     Attributes:
         what: The reason, as a clause: "`batch_idx` is read".
-        where: File and line of the user's code, "" where there is none.
+        where: File and line of the user's code, as `user_line` gives them, "" where there is none.
         way_out: What has the step compiled, "" where nothing does, and nothing is to be said.
     """
 
@@ -56,9 +57,10 @@ def is_user_frame(frame: FrameType) -> bool:
 def user_line(error: BaseException | None = None) -> str:
     """Returns file and line of the innermost frame of the user's on the stack, "" if there is none in the step.
 
-    With an error, the frames that it came through are looked at in place of the stack. A library that the user's code
-    calls is named where no line of the user's own is known. The script that trains stands below the engine on the
-    stack, and is no part of the step.
+    With an error, the frames that it came through are looked at in place of the stack. Behind the user's line stands
+    that of a library which it led to, none of this stack's, since what is looked for may be there alone: "train.py:12,
+    by way of memory_bank.py:164". The script that trains stands below the engine on the stack, and is no part of the
+    step.
     """
     if error is not None:
         through = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)][::-1]
@@ -68,7 +70,8 @@ def user_line(error: BaseException | None = None) -> str:
             through += [(here, here.f_lineno)] * _is_users(here)
             here = here.f_back
     own = [item for item in through if not is_installed(item[0].f_code)]
-    return "".join(f"{frame.f_code.co_filename}:{line}" for frame, line in (own or through)[:1])
+    lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in (*own[:1], *through[:1])]
+    return BY_WAY.join(dict.fromkeys(lines))
 
 
 def innermost_line() -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from lightning_sink.engine.watch import DRAWN, Hazard, first_line, innermost_line, user_line, watch_reads
+from lightning_sink.errors import SinkWarning, warn_at
 
 
 def reports(body, codes=None):
@@ -204,3 +205,30 @@ def test_lines():
     assert first_line(len) == ""
     assert str(Hazard("it is late")) == "it is late"
     assert str(Hazard("it is late", "a.py:3")) == "it is late (a.py:3)"
+
+
+def installed(module):
+    """Returns a function of a package that was installed, which calls what it is given on its second line."""
+    scope = {"__name__": module}
+    file = f"/env/lib/site-packages/{module.replace('.', '/')}.py"
+    exec(compile("def call(function):\n    return function()\n", file, "exec"), scope)
+    return scope["call"]
+
+
+def test_the_line_of_a_library_stands_behind_the_users():
+    own = f"{__file__}:{test_the_line_of_a_library_stands_behind_the_users.__code__.co_firstlineno + 2}"
+    line = installed("bank.memory")(user_line)
+    assert line == f"{own}, by way of /env/lib/site-packages/bank/memory.py:2"
+    assert ", by way of " not in installed("torch.nn.modules")(user_line)  # what these ask is no cause
+    with pytest.raises(ZeroDivisionError) as caught:
+        installed("bank.memory")(lambda: operator.truediv(1, 0))  # the lambda's line is the innermost one
+    assert ", by way of " not in user_line(caught.value)
+    with pytest.raises(TypeError) as caught:
+        installed("bank.memory")(None)
+    assert user_line(caught.value).endswith(", by way of /env/lib/site-packages/bank/memory.py:2")
+
+
+def test_a_warning_is_given_at_the_users_line():
+    with pytest.warns(SinkWarning) as caught:
+        warn_at("It is late.", "train.py:12, by way of /env/lib/site-packages/bank/memory.py:2")
+    assert (caught[0].filename, caught[0].lineno) == ("train.py", 12)
