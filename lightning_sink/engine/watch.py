@@ -109,6 +109,7 @@ def first_line(function: Callable[..., Any]) -> str:
 
 
 DRAWN = "Python's or numpy's global random generator is drawn from"
+CHANGES = "the step changes Python state"
 
 _PYTHONS_GENERATOR = getattr(random.random, "__self__", None)
 _STATE = {"getstate", "setstate"}

@@ -35,7 +35,7 @@ from lightning_sink.engine.state.slots import Parts, Snapshot
 from lightning_sink.engine.step import Key, Sink, Step, Tape
 from lightning_sink.engine.tracing.questions import MOST_ANSWERS, OF_BATCH
 from lightning_sink.engine.tracing.record import Recorder
-from lightning_sink.engine.watch import Hazard
+from lightning_sink.engine.watch import CHANGES, Hazard
 
 _MOST_FAILURES = 3
 """How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
@@ -102,7 +102,7 @@ class ProgramMaker:
         self._wait, self._longest_wait = 0, _FIRST_WAIT
         self._volatile: set[str] = set()
         self._cleared: set[str] = set()  # gradients that were there, and that a step has cleared first of all
-        self._reported: set[str] = set()
+        self._reported: dict[str, str] = {}  # with what it was said of, where that was all steps
         self._restless = self._short_lives = self._steps_at_loss = 0
         self._steps = 0  # that programs had run when one of them last ran
         self._changed: Sequence[str] = ()
@@ -175,8 +175,8 @@ class ProgramMaker:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether it was said that what programs take for granted keeps changing: there will be none, for no step."""
-        return not self._reported.isdisjoint((_RESTLESS, _SHORT_LIVED))
+        """Whether what programs take for granted was found to keep changing: there will be none, for no step."""
+        return not self._reported.keys().isdisjoint((_RESTLESS, _SHORT_LIVED))
 
     def _why_restless(self) -> Hazard:
         if not self._changed:
@@ -254,10 +254,18 @@ class ProgramMaker:
 
     def report(self, hazard: Hazard) -> None:
         """Says why steps run the plain way, if that has not been said."""
-        what = hazard.what.partition(":")[0]
+        what, _, of = hazard.what.partition(":")
         if what not in self._reported:
-            self._reported.add(what)
-            self._fallback(hazard, bool(self._programs) and not self.has_given_up)
+            self._reported[what] = of
+            partly = bool(self._programs) and not self.has_given_up
+            self._reported[what] = "" if partly else of
+            if what != _RESTLESS or not self._is_known():
+                self._fallback(hazard, partly)
+
+    def _is_known(self) -> bool:
+        """Tells whether it was said of all that keeps changing that the step changes it."""
+        told = self._reported.get(CHANGES, "")
+        return bool(self._changed) and all(f"`{name}`" in told for name in self._changed)
 
     def gives_up(self, key: Key, hazard: Hazard) -> None:
         """Leaves a kind of steps to the plain way, and says why."""

@@ -20,6 +20,7 @@ from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly, is_wide
 from lightning_sink.engine.state.attribute_watch import Looks
 from lightning_sink.engine.state.attributes import NUMBERS, SCALARS
+from lightning_sink.engine.watch import CHANGES
 from lightning_sink.held import ABSENT
 
 _PLAINLY = "is needed as a plain number, as far as the source shows (not by arithmetic, `self.log`, `math.cos`)"
@@ -118,7 +119,7 @@ class AttributeInStep(ABC):
     def tell(self, what: str) -> None:
         """Reports what no program does with the attribute."""
         if self._step is not None:
-            self._step.uses.leak(f"the step changes Python state: {self._words}, {what}")
+            self._step.uses.leak(f"{CHANGES}: {self._words}, {what}")
 
 
 class _Held(NamedTuple):

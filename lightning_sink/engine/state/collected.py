@@ -22,6 +22,7 @@ from lightning_sink.engine.state.attribute_watch import AttributeWatches, is_pla
 from lightning_sink.engine.state.attributes import NUMBERS
 from lightning_sink.engine.state.collectors import ListWatch, Sum
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
+from lightning_sink.engine.watch import CHANGES
 from lightning_sink.held import ABSENT
 from lightning_sink.whose import is_pythons
 
@@ -226,7 +227,7 @@ class Watched:
     def tell(self, place: Place, what: str) -> None:
         """Reports what is done with a place."""
         self.read += [place] if place.is_sum else []
-        self._report(f"the step changes Python state: `{place.name}`, {what}")
+        self._report(f"{CHANGES}: `{place.name}`, {what}")
 
     def end(self) -> None:
         """Leaves everything as it was, but for what was collected."""

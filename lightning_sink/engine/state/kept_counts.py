@@ -22,6 +22,7 @@ from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.numbers.result_types import exactly
 from lightning_sink.engine.state.ahead import Left
 from lightning_sink.engine.state.attributes import NUMBERS
+from lightning_sink.engine.watch import CHANGES
 
 _NONE = frozenset[Any]()
 
@@ -200,7 +201,7 @@ class OptimizerCounts:
     def _tells(self, shared: Shared, what: str, uses: Uses) -> None:
         """Reports what no program does with it."""
         self._found.pop(id(shared), None)
-        uses.leak(f"the step changes Python state: {shared.words}, {what}")
+        uses.leak(f"{CHANGES}: {shared.words}, {what}")
 
     def set_by_step(self) -> list[tuple[Shared, Host, str]]:
         """Returns what the recorded step sets, with what gives it in later steps, and a text."""

@@ -49,7 +49,7 @@ from lightning_sink.engine.tracing.step_counts import StepCounts
 from lightning_sink.engine.tracing.undo import Attributes
 from lightning_sink.engine.tracing.values import Values
 from lightning_sink.engine.tracing.whose_error import is_raised_by_user, may_be_ours
-from lightning_sink.engine.watch import DRAWN, Hazard, unwatched, user_line, watch_reads
+from lightning_sink.engine.watch import CHANGES, DRAWN, Hazard, unwatched, user_line, watch_reads
 from lightning_sink.errors import add_note
 from lightning_sink.whose import is_pythons
 
@@ -232,7 +232,7 @@ class Recorder(Tape):
         if not self._before.parts.drawn.explains():
             self.hazard(DRAWN)
         if changed := changed_names(python, self._look()):
-            self.hazard("the step changes Python state: " + ", ".join(f"`{name}`" for name in changed[:5]))
+            self.hazard(f"{CHANGES}: " + ", ".join(f"`{name}`" for name in changed[:5]))
             self._before.parts.optimizer_counts.learn(self._before.parts.optimizers, self._before.states)
         learn(self._before.parts, changed, self._plain.wanted, attributes, self._watched, self.ran.values())
 
