@@ -249,6 +249,18 @@ class HiddenState(Scaled):
         return 1 + self.hidden
 
 
+@hazard("the step changes Python state: `prior`")
+class ADistributionInAnAttribute(Scaled):
+    def __init__(self):
+        super().__init__()
+        self.prior = torch.distributions.Normal(0.0, 1.0, validate_args=False)
+
+    def factor(self, batch, batch_idx):
+        out = 1 + self.prior.loc
+        self.prior = torch.distributions.Normal(batch[0].mean(), 1.0, validate_args=False)  # here
+        return out
+
+
 @hazard("the step changes Python state", exact_line=False)
 class HiddenStateInAnObject(Scaled):
     def __init__(self):

@@ -10,7 +10,7 @@ import ast
 import dis
 import linecache
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from types import CodeType, FrameType
@@ -120,6 +120,20 @@ def instruction_at(frames: list[FrameType]) -> tuple[Source | None, Any]:
         return None, None
     source = source_of(tuple(each.f_code for each in frames), frames[-1].f_code.co_filename)
     return source, next(islice(positions(), frames[-1].f_lasti // 2, None))
+
+
+def line_that_sets(name: str, codes: Iterable[CodeType]) -> str:
+    """Returns file and line of what sets an attribute of this name in some code; "" unless that is one line."""
+    found = {
+        f"{code.co_filename}:{line}"
+        for code in codes
+        if name in code.co_names
+        for each in dis.get_instructions(code)
+        if each.opname == "STORE_ATTR" and each.argval == name
+        for begin, end, line in code.co_lines()
+        if begin <= each.offset < end
+    }
+    return found.pop() if len(found) == 1 else ""
 
 
 def scope_of(function: ast.AST) -> tuple[list[ast.Name], set[str]]:

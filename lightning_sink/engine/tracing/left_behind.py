@@ -6,16 +6,18 @@ Of the first nothing stays. Of the second it is learned where steps collect, and
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType
 from typing import Any
 
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.source import line_that_sets
 from lightning_sink.engine.state.collected import Watched
 from lightning_sink.engine.state.referrers import put_in_places_of
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.tracing.undo import Attributes
+from lightning_sink.whose import is_pythons
 
 
 def release(uses: Uses, known: Collection[Number], parts: Parts, say: Callable[[str], None]) -> None:
@@ -50,6 +52,13 @@ def _places(holder: Any) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
         yield vars(holder), name, item, name
         if isinstance(item, dict):
             yield from ((item, key, value, name) for key, value in dict.items(item))
+
+
+def lines_of(changed: Iterable[str], attributes: Attributes, codes: Iterable[CodeType]) -> dict[str, str]:
+    """Returns the lines that set attributes which hold others behind a step, each where the step has one such line."""
+    ran, replaced = [code for code in codes if not is_pythons(code)], attributes.replaced()
+    lines = {name: line_that_sets(name.rpartition(".")[2], ran) for name in changed if name in replaced}
+    return {name: line for name, line in lines.items() if line}
 
 
 def learn(

@@ -39,7 +39,7 @@ from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.assumptions import Assumptions
 from lightning_sink.engine.tracing.count import added_to
-from lightning_sink.engine.tracing.left_behind import learn, release
+from lightning_sink.engine.tracing.left_behind import learn, lines_of, release
 from lightning_sink.engine.tracing.left_on_batch import BatchContents, BatchGradients
 from lightning_sink.engine.tracing.old_gradients import OldGradients
 from lightning_sink.engine.tracing.operations import Operations
@@ -232,7 +232,10 @@ class Recorder(Tape):
         if not self._before.parts.drawn.explains():
             self.hazard(DRAWN)
         if changed := changed_names(python, self._look()):
-            self.hazard(f"{CHANGES}: " + ", ".join(f"`{name}`" for name in changed[:5]))
+            lines = lines_of(changed, attributes, self.ran.values())
+            names = [*lines, *(name for name in changed if name not in lines)]  # the first one's line is told
+            what = f"{CHANGES}: " + ", ".join(f"`{name}`" for name in names[:5])
+            self.hazard(what, next(iter(lines.values()), None))
             self._before.parts.optimizer_counts.learn(self._before.parts.optimizers, self._before.states)
         learn(self._before.parts, changed, self._plain.wanted, attributes, self._watched, self.ran.values())
 

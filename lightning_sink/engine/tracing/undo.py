@@ -73,8 +73,8 @@ class Attributes:
     """
 
     def __init__(self, parts: Parts) -> None:
-        self._holders = [(vars(holder), dict(vars(holder))) for _, holder in parts.holders()]
-        values = [value for _, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
+        self._holders = [(prefix, vars(holder), dict(vars(holder))) for prefix, holder in parts.holders()]
+        values = [value for *_, held in self._holders for name, value in held.items() if name not in TENSOR_HOLDERS]
         beside = parts.beside()
         self._cells = [(cell, ABSENT if cell == CellType() else cell.cell_contents) for cell in beside.cells]
         self._names = [(scope, name, scope.get(name, ABSENT)) for scope, name in beside.names]
@@ -95,12 +95,21 @@ class Attributes:
 
     def with_other_numbers(self) -> set[tuple[int, str]]:
         """Returns the attributes that hold another number by now, each with the identity of the dictionary it is in."""
-        pairs = ((now, name, value) for now, held in self._holders for name, value in held.items())
+        pairs = ((now, name, value) for _, now, held in self._holders for name, value in held.items())
         numbers = ((now, name, value) for now, name, value in pairs if type(value) in (int, float))
         return {
             (id(now), name)
             for now, name, value in numbers
             if now.get(name) is not value and type(now.get(name)) in (int, float)
+        }
+
+    def replaced(self) -> set[str]:
+        """Returns the attributes that hold another object by now, by the names that users know them by."""
+        return {
+            prefix + name
+            for prefix, now, held in self._holders
+            for name, value in now.items()
+            if value is not held.get(name, ABSENT)
         }
 
     def hold(self, container: Any) -> bool:
@@ -109,7 +118,7 @@ class Attributes:
 
     def restore(self) -> None:
         """Puts everything back."""
-        for attributes, held in self._holders:
+        for _, attributes, held in self._holders:
             attributes.clear()
             attributes.update(held)
         for container, content in self._contents:

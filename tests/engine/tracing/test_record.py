@@ -6,6 +6,7 @@ from torch import nn
 
 from lightning_sink.engine.compiler.inductor import graph_module
 from lightning_sink.engine.state.counts import Counts
+from lightning_sink.engine.state.holders import python_state
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.slots import Parts, Snapshot
 from lightning_sink.engine.tracing.record import Recorder
@@ -40,6 +41,50 @@ def test_the_backward_pass_and_writes_in_place_are_recorded():
     assert torch.equal(weight.grad, torch.full((3,), 2.0))
     graph_module(recording)(*[tensor.detach() for tensor in recording.inputs])
     assert total == 12
+
+
+def told(body, module):
+    parts = Parts(module)
+    recorder = Recorder(Hyperparameters([]), Counts({}), Snapshot(parts), look=lambda: python_state(parts))
+    recorder.span(body, lambda: None)
+    return [(hazard.what, hazard.where) for hazard in recorder.recording.hazards]
+
+
+def test_the_line_that_sets_an_attribute_is_named():
+    module, other = nn.Module(), nn.Module()
+    module.seen, module.mode = [], "begin"
+
+    def body():
+        module.seen.append(len)
+        other.seen = []  # of another object, which is none of the training's
+        module.mode = "end"
+        return torch.ones(3)
+
+    (found,) = told(body, module)
+    assert found == (
+        "the step changes Python state: `mode`, `seen`",  # first the one whose line it is
+        f"{__file__}:{body.__code__.co_firstlineno + 3}",
+    )
+
+
+def test_no_line_is_named_where_two_set_the_attribute_or_none_does():
+    module = nn.Module()
+    module.mode, module.seen = "begin", []
+
+    def twice():
+        module.mode = "midst"
+        module.mode += "end"
+        return torch.ones(3)
+
+    def in_place():
+        module.seen.append(len)
+        return torch.ones(3)
+
+    for body, name in ((twice, "mode"), (in_place, "seen")):
+        ((what, where),) = told(body, module)
+        assert what.startswith(f"the step changes Python state: `{name}`")
+        lines, first = body.__code__.co_lines(), body.__code__.co_firstlineno
+        assert where not in {f"{__file__}:{line}" for *_, line in lines if line is not None and line > first}
 
 
 def test_equal_steps_have_equal_texts_and_others_do_not():
