@@ -125,15 +125,19 @@ def instruction_at(frames: list[FrameType]) -> tuple[Source | None, Any]:
 def line_that_sets(name: str, codes: Iterable[CodeType]) -> str:
     """Returns file and line of what sets an attribute of this name in some code; "" unless that is one line."""
     found = {
-        f"{code.co_filename}:{line}"
+        line_at(code, each.offset)
         for code in codes
         if name in code.co_names
         for each in dis.get_instructions(code)
         if each.opname == "STORE_ATTR" and each.argval == name
-        for begin, end, line in code.co_lines()
-        if begin <= each.offset < end
     }
     return found.pop() if len(found) == 1 else ""
+
+
+def line_at(code: CodeType, offset: int) -> str:
+    """Returns file and line of an instruction; "" where it has none."""
+    lines = (line for begin, end, line in code.co_lines() if begin <= offset < end and line is not None)
+    return next((f"{code.co_filename}:{line}" for line in lines), "")
 
 
 def scope_of(function: ast.AST) -> tuple[list[ast.Name], set[str]]:

@@ -176,7 +176,8 @@ def watch_reads(
 
     Args:
         report: Called with a description; `user_line()` then names the place.
-        codes: Code objects of getters to watch beside the clock, generators and data of tensors, with their names.
+        codes: Code objects of getters to watch beside the clock, generators and data of tensors, with their names, and
+            after a comma why.
         ran: Takes the code of every function that is called and is of no library of this stack, by identity.
         past: Takes functions that look at all attributes at once, by whatever name the user's code calls them.
         called: Called with the frame of each function of Python's that is about to run.
@@ -225,7 +226,8 @@ def watch_reads(
             if name is not None and frame.f_back is not None and _sets_back(frame.f_back, name):
                 set_back(frame.f_back, ".set_rng" in name)
             elif name is not None and frame.f_back is not None and _asked_by_user(frame.f_back, name):
-                report(f"`{name}` is {'called' if name.endswith('()') else 'read'}")
+                name, comma, why = name.partition(",")
+                report(f"`{name}` is {'called' if name.endswith('()') else 'read'}{comma}{why}")
         elif event == "c_call" and is_users:
             if arg is vars or arg is dir:
                 past.append(arg)

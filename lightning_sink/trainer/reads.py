@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.shadows import replaced, shadowed
-from lightning_sink.engine.state.schedulers import only_computes
+from lightning_sink.engine.state.schedulers import does_more, only_computes
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.watch import is_user_frame
 from lightning_sink.held import held_by
@@ -69,7 +69,10 @@ def counters(trainer: Any) -> Mapping[str, Callable[[], int]]:
 
 
 def watched_getters(trainer: Any) -> dict[CodeType, str]:
-    """Returns the code objects of what no program may repeat or depend on, with the names that users know them by."""
+    """Returns the code objects of what no program may repeat or depend on, with the names that users know them by.
+
+    Behind a name may stand, after a comma, why.
+    """
     codes: dict[CodeType, str] = {}
     for owner, names in _WATCHED.items():
         for name in names:
@@ -84,7 +87,9 @@ def watched_getters(trainer: Any) -> dict[CodeType, str]:
     # Of those that are not lifted: of another optimizer, or behind an object of the user's.
     codes[LRScheduler.get_last_lr.__code__] = "LRScheduler.get_last_lr()"
     for scheduler in schedulers_of(trainer):
-        codes[type(scheduler).step.__code__] = f"{type(scheduler).__name__}.step()"
+        more = does_more(scheduler, trainer.lightning_module)
+        because = f", which does more than arithmetic at {more}" if more else ""
+        codes[type(scheduler).step.__code__] = f"{type(scheduler).__name__}.step(){because}"
     return codes
 
 

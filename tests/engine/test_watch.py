@@ -113,6 +113,11 @@ def test_a_getter_given_by_its_code():
     assert [what for what, _ in found] == ["`steps` is read"]
 
 
+def test_why_a_call_is_reported_stands_behind_its_name():
+    found = reports(lambda: call(int), {call.__code__: "call(), which looks further at a.py:3"})
+    assert [what for what, _ in found] == ["`call()` is called, which looks further at a.py:3"]
+
+
 def test_the_code_that_ran_is_collected():
     ran = {}
     with watch_reads(lambda what: None, {}, ran, []):

@@ -283,7 +283,7 @@ class Draws(Warmup):
         return [base * (0.5 + 0.5 * np.random.rand()) for base in self.base_lrs]
 
 
-@case(eager="`Draws.step()` is called", line="self.scheduler.step()")
+@case(eager="`Draws.step()` is called, which does more than arithmetic at", line="self.scheduler.step()")
 class HeldAndDraws(Held):
     make = Draws
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_sink.engine.source import codes_in
+from lightning_sink.engine.source import codes_in, line_at
 from lightning_sink.engine.state.attributes import SCALARS
 from lightning_sink.engine.state.insides import function_in
 from lightning_sink.held import ABSENT, held_by
@@ -50,6 +50,12 @@ def is_arithmetic(function: Any, of: Any = None, filled: Collection[int] = ()) -
     return _Reader(of, filled).understands(function)
 
 
+def does_more_at(function: Any, of: Any = None, filled: Collection[int] = ()) -> str:
+    """Returns file and line of what such a function does beside; "" where it does nothing, or no line shows it."""
+    reader = _Reader(of, filled)
+    return "" if reader.understands(function) else reader.refused_at
+
+
 def only_reads(function: Any, of: Any, calls: Collection[str] = ()) -> bool:
     """Tells whether a function computes with numbers and what it asks of an object, and sets nothing anywhere.
 
@@ -60,12 +66,17 @@ def only_reads(function: Any, of: Any, calls: Collection[str] = ()) -> bool:
 
 
 class _Reader:
-    """What is known wherever code is read."""
+    """What is known wherever code is read.
+
+    Attributes:
+        refused_at: File and line of the first code that does more; "" where there is none, or it is nobody's line.
+    """
 
     def __init__(self, of: Any, filled: Collection[int], sets: bool = True, calls: Collection[str] = ()) -> None:
         self._kind, self._held = type(of), held_by(of) if of is not None else {}
         self._filled, self._sets, self._of, self._calls = filled, sets, of, calls
         self._met: set[CodeType] = set()
+        self.refused_at = ""
 
     def understands(self, function: Any) -> bool:
         """Tells whether a function, and all that it calls, only computes."""
@@ -82,31 +93,38 @@ class _Reader:
         if is_library(function.__module__ or "") or not all(map(_is_number, given)):
             return False
         if any(cell == CellType() or not self._knows(cell.cell_contents) for cell in function.__closure__ or ()):
+            self.refused_at = self.refused_at or f"{code.co_filename}:{code.co_firstlineno}"
             return False
         codes = [*codes_in(code)]
-        return (self._sets or not any(map(_stores, codes))) and all(
-            self._allows(each, function.__globals__) for each in codes
-        )
+        if not self._sets and any(map(_stores, codes)):
+            return False
+        for each in codes:
+            refused = self._refuses(each, function.__globals__)
+            if refused is not None:
+                self.refused_at = self.refused_at or line_at(each, refused)
+                return False
+        return True
 
-    def _allows(self, code: CodeType, variables: dict[str, Any]) -> bool:
+    def _refuses(self, code: CodeType, variables: dict[str, Any]) -> int | None:
+        """Returns where some code has the first instruction that does more; None where there is none."""
         scope: Any = None  # a class or a module of the user's that is at hand
-        for does, name in _named_in(code):
+        for does, name, place in _named_in(code):
             if scope is not None:
                 if does not in _GETS or not _is_number(vars(scope).get(name, scope)):
-                    return False
+                    return place
                 scope = None
             elif does in _LOADS:
                 found = variables[name] if name in variables else vars(builtins).get(name, ABSENT)
                 if not self._knows(found):
                     if not isinstance(found, (type, ModuleType)):
-                        return False
+                        return place
                     scope = found
             elif does == "STORE_ATTR":
                 if name not in self._held or not self._has_own(name):
-                    return False
+                    return place
             elif does == _REFUSED or (does in _GETS and not (self._is_asked(does, name) or self._gives_a_number(name))):
-                return False
-        return True
+                return place
+        return None
 
     def _knows(self, value: Any) -> bool:
         """Tells whether a variable outside is a number, or computes with numbers."""
@@ -155,8 +173,8 @@ def _stores(code: CodeType) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _named_in(code: CodeType) -> list[tuple[str, Any]]:
-    """Returns the instructions that name something, each with the name, and `_REFUSED` for those that do more.
+def _named_in(code: CodeType) -> list[tuple[str, Any, int]]:
+    """Returns the instructions that name something, with name and place, and `_REFUSED` for those that do more.
 
     What follows a variable that is loaded is among them, whatever it does: a class may be called. Code is read once:
     this is asked for at each row of steps.
@@ -168,9 +186,9 @@ def _named_in(code: CodeType) -> list[tuple[str, Any]]:
         is_own = does == "STORE_DEREF" and name in code.co_cellvars  # a variable of its own, that inner code reads
         does_more = does.startswith(_DO_MORE) and not is_own
         if does_more or (isinstance(name, str) and name == "params"):  # an optimizer's: no numbers
-            found.append((_REFUSED, name))
+            found.append((_REFUSED, name, instruction.offset))
         elif was_loaded or does in _LOADS or does in _GETS or does == "STORE_ATTR":
-            found.append((does, name))
+            found.append((does, name, instruction.offset))
         was_loaded = does in _LOADS
     return found
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_sink.engine.source import codes_in
-from lightning_sink.engine.state.arithmetic import is_arithmetic
+from lightning_sink.engine.state.arithmetic import does_more_at, is_arithmetic
 from lightning_sink.engine.state.attributes import is_a
 from lightning_sink.held import held_by
 
@@ -150,15 +150,24 @@ def only_computes(scheduler: Any, module: nn.Module | None = None) -> bool:
     users = [kind for kind in type(scheduler).__mro__[:-1] if not kind.__module__.startswith("torch.optim")]
     if (users and not isinstance(scheduler, LRScheduler)) or "step" in vars(scheduler):
         return False
-    held = [vars(kind) for kind in users]
-    if any(name in names for names in held for name in _NOT_OUR_OWN):
+    if any(name in vars(kind) for kind in users for name in _NOT_OUR_OWN):
         return False
+    inner = vars(scheduler).get(_INNER, [])
+    is_known = all(is_arithmetic(*each) for each in _run_by(scheduler, module))
+    return is_known and all(only_computes(each, module) for each in inner)
+
+
+def does_more(scheduler: Any, module: nn.Module | None = None) -> str:
+    """Returns file and line of what has a scheduler's step be more than arithmetic; "" where no line has."""
+    run = (each for part in with_inner(scheduler) for each in _run_by(part, module))
+    return next((line for each in run if (line := does_more_at(*each))), "")
+
+
+def _run_by(scheduler: Any, module: nn.Module | None) -> Iterator[tuple[Any, ...]]:
+    """Yields the user's functions that a scheduler's step runs, each with what else `is_arithmetic` takes."""
+    users = [kind for kind in type(scheduler).__mro__[:-1] if not kind.__module__.startswith("torch.optim")]
     parts = [] if module is None or not users else [module, *module.children()]
     filled = {id(value) for part in parts for value in vars(part).values() if type(value) in (dict, list)}
-    methods = [names[name] for names in held for name in _METHODS if name in names]
-    inner = vars(scheduler).get(_INNER, [])
-    return (
-        all(is_arithmetic(method, scheduler, filled) for method in methods)
-        and all(map(is_arithmetic, functions_of(scheduler)))
-        and all(only_computes(each, module) for each in inner)
-    )
+    for kind in users:
+        yield from ((vars(kind)[name], scheduler, filled) for name in _METHODS if name in vars(kind))
+    yield from ((function,) for function in functions_of(scheduler))

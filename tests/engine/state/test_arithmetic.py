@@ -14,8 +14,8 @@ import torch
 from torch import optim
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR, StepLR
 
-from lightning_sink.engine.state.arithmetic import is_arithmetic
-from lightning_sink.engine.state.schedulers import keep_schedulers, only_computes
+from lightning_sink.engine.state.arithmetic import does_more_at, is_arithmetic
+from lightning_sink.engine.state.schedulers import does_more, keep_schedulers, only_computes
 
 WARMUP, EDGES, WEIGHT, COUNTED = 10, (3, 7, 12), torch.ones(()), []
 config = types.ModuleType("config")
@@ -142,6 +142,20 @@ def test_what_may_do_more(name):
     assert not is_arithmetic(MORE[name])
 
 
+def line_of(function, number=0):
+    return f"{__file__}:{function.__code__.co_firstlineno + number}"
+
+
+def test_the_line_that_does_more():
+    first = closed_over(WEIGHT)
+    assert does_more_at(noisy) == line_of(noisy, 1)
+    assert does_more_at(imports) == line_of(imports, 1)
+    assert does_more_at(applied(noisy)) == line_of(noisy, 1)  # the innermost one
+    assert does_more_at(first) == line_of(first)  # by what it is closed over
+    assert does_more_at(ramp) == ""
+    assert does_more_at(torch.exp) == ""  # nobody's line
+
+
 def optimizer():
     return optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 
@@ -222,6 +236,14 @@ def test_schedulers_of_the_users_that_only_compute(kind):
 @pytest.mark.parametrize("kind", [Parameters, SetsMore, OwnState, AnyName])
 def test_schedulers_of_the_users_that_may_do_more(kind):
     assert not only_computes(kind(optimizer()))
+
+
+def test_the_line_of_a_scheduler_that_does_more():
+    first, inner = optimizer(), line_of(Parameters.get_lr, 1)
+    assert does_more(Parameters(first)) == inner
+    assert does_more(SequentialLR(first, [StepLR(first, 2), Parameters(first)], [3])) == inner
+    assert does_more(LambdaLR(first, noisy)) == line_of(noisy, 1)
+    assert does_more(Own(first)) == does_more(OwnState(first)) == ""
 
 
 def test_what_a_scheduler_holds_beside_numbers_is_not_for_its_step():
