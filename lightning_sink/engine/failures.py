@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, though not in its list of names
 
+from lightning_sink.engine.watch import Hazard
 from lightning_sink.errors import add_note
 
 OUT_OF_BOUNDS = "index out of bounds"
@@ -18,6 +19,14 @@ ASSUMED = "a value by which the recorded step went its way is another one"
 
 class AssumptionFailedError(Exception):
     """A compiled step goes another way than the recorded one, or fails on it, and has changed nothing."""
+
+
+class RefusedError(ValueError):
+    """A step is not to be compiled, for a reason of which users are told as it stands."""
+
+    def __init__(self, hazard: Hazard) -> None:
+        super().__init__(hazard.what)
+        self.hazard = hazard
 
 
 _LINALG = ("linalg.", "torch.linalg.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
-from lightning_sink.engine.failures import in_short
+from lightning_sink.engine.failures import RefusedError, in_short
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.waits import may_wait
@@ -36,6 +36,8 @@ class Functions:
         try:
             with may_wait():
                 function = self._made[recording.text] = self._compiler(recording)
+        except RefusedError as refused:
+            return refused.hazard
         except Exception as error:
             way_out = 'write the operation in another way that it names (`engine="traced"` runs it uncompiled)'
             return Hazard(f"compiling it failed: {in_short(error)}"[:500], way_out=way_out)

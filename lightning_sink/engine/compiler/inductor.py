@@ -14,7 +14,7 @@ from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler, NativeStep
 from lightning_sink.engine.compiler.prepared import prepare
 from lightning_sink.engine.compiler.toolchain import Beside
-from lightning_sink.engine.tracing.draws import hoist_draws
+from lightning_sink.engine.tracing.draws import hoist_draws, refused
 from lightning_sink.engine.tracing.recording import Recording
 
 _ONE_THREAD = 1 << 15
@@ -75,8 +75,9 @@ def compile_inductor(recording: Recording) -> CompiledStep:
         options["layout_optimization"] = False
     inputs = [tensor.detach() for tensor in recording.inputs]
     draws, assumes = hoist_draws(recording.graph), bool(recording.assumed)
-    if assumes and any(node.meta.get("draws") for node in recording.graph.nodes):
-        raise ValueError("what depends on a tensor is drawn, and a value decides what Python does")
+    left = [node for node in recording.graph.nodes if node.meta.get("draws")]
+    if assumes and left:
+        raise refused(left[0], "draws by values of a tensor, and a value decides what Python does")
     prepare(recording, on_host=True)
     with torch.set_grad_enabled(recording.grad_mode):
         drawn = [draw() for draw in draws]

@@ -17,11 +17,17 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from lightning_sink.engine.failures import RefusedError
 from lightning_sink.engine.operands import members
 from lightning_sink.engine.private import draws_otherwise, is_mutable, is_view, schema_name, written_arguments
 from lightning_sink.engine.tracing.unrepeatable import EMPTY
+from lightning_sink.engine.watch import Hazard
 
 DROPOUT: Any = torch.ops.aten.native_dropout.default
+_BY_NUMBERS = (
+    "draw by numbers, and compute with what is drawn (for `torch.bernoulli(p)`: `torch.rand_like(p) < p`;"
+    ' `engine="traced"` runs the step uncompiled)'
+)
 _LIKE = {"aten::rand_like", "aten::randn_like", "aten::randint_like"}
 
 
@@ -56,20 +62,20 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
     """Replaces draws by placeholders behind the graph's other ones; returns what makes the tensors for them.
 
     Raises:
-        ValueError: For a draw that depends on data, beside another draw, whose order nothing would keep, or if Inductor
-            would draw other numbers for it.
+        RefusedError: For a draw that depends on data, beside another draw, whose order nothing would keep, or if
+            Inductor would draw other numbers for it.
     """
     take_masks_apart(graph)
     nodes = [node for node in graph.nodes if node.meta.get("draws")]
     written = written_nodes(graph.nodes) if nodes else set()
     draws = [draw_of(node, written) for node in nodes]
     if None in draws:
+        by_values = nodes[draws.index(None)]
         if len(nodes) > 1:
-            names = ", ".join(sorted({str(node.target) for node in nodes}))
-            raise ValueError(f"draws that depend on a tensor, beside others, would change their order ({names})")
-        _, _, dtype, _ = nodes[0].meta.get("layout", (None, None, torch.float32, None))  # one result, or several
-        if draws_otherwise(nodes[0].target, dtype):
-            raise ValueError(f"the compiler of this version of torch draws other numbers for {nodes[0].target}")
+            raise refused(by_values, "draws by values of a tensor, beside other draws, and could change places")
+        _, _, dtype, _ = by_values.meta.get("layout", (None, None, torch.float32, None))  # one result, or several
+        if draws_otherwise(by_values.target, dtype):
+            raise refused(by_values, "draws other numbers where this version of torch compiles it")
         return []
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
@@ -82,6 +88,12 @@ def hoist_draws(graph: fx.Graph) -> list[Draw]:
             filled.replace_all_uses_with(placeholder)
             graph.erase_node(filled)
     return [draw for draw in draws if draw is not None]
+
+
+def refused(node: fx.Node, why: str) -> RefusedError:
+    """Returns the error of a draw that is not compiled, which tells users where it is."""
+    target: Any = node.target
+    return RefusedError(Hazard(f"`{target.name()}` {why}", node.meta.get("where", ""), _BY_NUMBERS))
 
 
 def take_masks_apart(graph: fx.Graph) -> None:

@@ -235,6 +235,7 @@ class Operations(TorchDispatchMode):
             self._note_go(node)
             if generated is not None and draws:
                 self.writer.repeats(node, self.redraws.drew(node, generated))
+                node.meta["where"] = user_line()
         return out
 
     def _note_go(self, node: fx.Node) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import fx
 
 from lightning_sink.engine.compiler.functions import Functions
+from lightning_sink.engine.failures import RefusedError
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.watch import Hazard
@@ -33,6 +34,15 @@ def test_a_compiler_that_fails_is_a_reason_and_draws_nothing():
     assert isinstance(found, Hazard)
     assert found.what == "compiling it failed: RuntimeError: no such kernel"
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_a_compiler_refuses_is_told_as_it_stands():
+    why = Hazard("`aten::bernoulli` draws by values", "train.py:3", "draw by numbers")
+
+    def compiler(item):
+        raise RefusedError(why)
+
+    assert Functions(compiler, HERE).get(recording("a")) is why
 
 
 def test_the_number_of_functions_is_bounded_because_code_is_never_given_back():

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from loop import Training, assert_same, batches, loss_of, train
+from loop import Training, assert_same, batches, loss_of, record, train
 from torch import nn, optim
 
 from lightning_sink.engine.compiler.inductor import compile_inductor, compile_traced, timed
 from lightning_sink.engine.compiler.toolchain import missing_compiler
+from lightning_sink.engine.failures import RefusedError
+from lightning_sink.engine.tracing.recording import Assumed
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 
@@ -133,3 +135,12 @@ def test_the_time_of_a_compile_is_told():
 def test_the_traced_form_is_the_graph_itself():
     sink = train(make, [batches(7)], True, compiler=compile_traced)
     assert sink.compiled
+
+
+def test_a_draw_by_values_beside_a_value_that_decides_is_refused_with_its_line():
+    """A program that finds that it goes another way has drawn by then."""
+    recording = record(lambda x: torch.bernoulli(x), torch.rand(2, 3))
+    recording.assumed.append(Assumed("a value decides", "train.py:3", True))
+    with pytest.raises(RefusedError, match="draws by values of a tensor, and a value decides") as caught:
+        compile_inductor(recording)
+    assert caught.value.hazard.where.startswith(f"{__file__}:")

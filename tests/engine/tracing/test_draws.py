@@ -7,6 +7,7 @@ from torch import nn
 
 from fake_device import DEVICE
 from lightning_sink.engine.compiler.inductor import graph_module
+from lightning_sink.engine.failures import RefusedError
 from lightning_sink.engine.tracing.draws import hoist_draws
 
 
@@ -47,20 +48,25 @@ def test_a_draw_for_which_the_compiler_draws_other_numbers_is_refused(monkeypatc
         "lightning_sink.engine.tracing.draws.draws_otherwise", lambda operation, dtype: "rrelu" in str(operation)
     )
     recording = record(lambda x: nn.functional.rrelu(x, training=True), torch.randn(2, 3))
-    with pytest.raises(ValueError, match="draws other numbers for aten.rrelu_with_noise"):
+    with pytest.raises(RefusedError, match="`aten::rrelu_with_noise` draws other numbers"):
         hoist_draws(recording.graph)
     assert hoist_draws(record(torch.bernoulli, torch.rand(2, 3)).graph) == []
 
 
 def test_draws_by_doubles_are_refused_which_the_compiler_makes_of_floats():
-    with pytest.raises(ValueError, match="draws other numbers for aten.bernoulli.default"):
+    with pytest.raises(RefusedError, match="`aten::bernoulli` draws other numbers"):
         hoist_draws(record(torch.bernoulli, torch.rand(2, 3, dtype=torch.float64)).graph)
 
 
 def test_two_draws_of_which_one_depends_on_data_are_refused():
-    recording = record(lambda x: torch.bernoulli(x) + torch.rand(3), torch.rand(2, 3))
-    with pytest.raises(ValueError, match=r"would change their order \(aten.bernoulli.default"):
-        hoist_draws(recording.graph)
+    def step(x):
+        noise = torch.rand(3)
+        return torch.bernoulli(x) + noise
+
+    with pytest.raises(RefusedError, match="`aten::bernoulli` draws by values of a tensor, beside") as caught:
+        hoist_draws(record(step, torch.rand(2, 3)).graph)
+    assert caught.value.hazard.where == f"{__file__}:{step.__code__.co_firstlineno + 2}"
+    assert "torch.rand_like(p) < p" in caught.value.hazard.way_out
 
 
 def test_a_graph_whose_draws_are_hoisted_is_whole_from_both_ends():
@@ -159,7 +165,7 @@ def written_behind(x):
 
 @pytest.mark.parametrize("step", [written, written_behind])
 def test_a_draw_by_numbers_that_are_written_to_depends_on_data(step):
-    with pytest.raises(ValueError, match="would change their order"):
+    with pytest.raises(RefusedError, match="could change places"):
         hoist_draws(record(step, torch.rand(2, 3)).graph)
 
 
