@@ -140,8 +140,17 @@ def line_at(code: CodeType, offset: int) -> str:
     return next((f"{code.co_filename}:{line}" for line in lines), "")
 
 
-def scope_of(function: ast.AST) -> tuple[list[ast.Name], set[str]]:
-    """Returns the names in a function, and which of them other scopes have too: functions in it, and around it."""
+@lru_cache(maxsize=256)
+def scope_of(function: ast.AST) -> tuple[tuple[ast.Name, ...], frozenset[str]]:
+    """Returns the names in a function, and which of them other scopes have too: functions in it, and around it.
+
+    One recording asks it of one long function hundreds of times, and nodes stay as they are.
+    """
+    with unwatched():
+        return _scope_of(function)
+
+
+def _scope_of(function: ast.AST) -> tuple[tuple[ast.Name, ...], frozenset[str]]:
     own: list[ast.Name] = []
     inner: set[str] = set()
     nodes = [*ast.iter_child_nodes(function)]
@@ -154,11 +163,17 @@ def scope_of(function: ast.AST) -> tuple[list[ast.Name], set[str]]:
         else:
             own += [node] if isinstance(node, ast.Name) else []
             nodes += ast.iter_child_nodes(node)
-    return own, inner
+    return tuple(own), frozenset(inner)
 
 
-def bound_in(function: ast.AST) -> set[str]:
-    """Returns the variables that a function sets, in any way, itself or in what is within it."""
+@lru_cache(maxsize=256)
+def bound_in(function: ast.AST) -> frozenset[str]:
+    """Returns the variables that a function sets, in any way, itself or in what is within it; see `scope_of`."""
+    with unwatched():
+        return _bound_in(function)
+
+
+def _bound_in(function: ast.AST) -> frozenset[str]:
     found = {each.id for each in scope_of(function)[0] if not isinstance(each.ctx, ast.Load)}
     for node in ast.walk(function):
         if isinstance(node, ast.alias):
@@ -167,7 +182,7 @@ def bound_in(function: ast.AST) -> set[str]:
             found.add(node.rest or "")
         elif isinstance(node, _NAMED) and node is not function:
             found.add(node.name or "")
-    return found
+    return frozenset(found)
 
 
 def path_of(node: ast.AST) -> tuple[str, ...]:
