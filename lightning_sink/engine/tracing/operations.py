@@ -272,7 +272,10 @@ class Operations(TorchDispatchMode):
         return self._places_in[node]
 
     def _as_node(self, value: Any) -> Any:
-        return self.writer.node(value) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            return self.writer.node(value)
+        # What is given memory makes no program, and the text of that has a line for each byte.
+        return "memory" if torch.is_storage(value) else value
 
     def _take_input(self, tensor: Tensor, index: int) -> None:
         self._origins.input(tensor, index)

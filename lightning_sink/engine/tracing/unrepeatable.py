@@ -34,6 +34,8 @@ def why_unrepeatable(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return f"`{func.name()}` gives a shape that depends on the data{instead}"
     if any(isinstance(leaf, torch.Generator) for leaf in (*args, *kwargs.values())):
         return f"`{func.name()}` draws from a generator of its own"
+    if any(map(torch.is_storage, (*args, *kwargs.values()))):
+        return f"`{func.name()}` is given memory, as `copy.deepcopy` of a tensor does (`.clone()` is compiled)"
     return None
 
 

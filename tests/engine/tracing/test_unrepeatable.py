@@ -1,5 +1,7 @@
 """A step that reads memory which no operation has filled makes no program; one that fills its memory does."""
 
+import copy
+
 import pytest
 import torch
 from loop import record
@@ -37,3 +39,11 @@ def test_what_is_filled_is_read(name):
 @pytest.mark.parametrize("name", READ)
 def test_what_nothing_has_filled_is_not(name):
     assert len(reasons(READ[name])) == 1
+
+
+def test_memory_that_an_operation_is_given_is_named_and_not_written_down():
+    large = torch.zeros(10_000)
+    recording = record(lambda x: x + copy.deepcopy(large)[:4], torch.ones(4))
+    assert any("as `copy.deepcopy` of a tensor does" in hazard.what for hazard in recording.hazards)
+    assert __file__ in recording.hazards[0].where
+    assert len(recording.text) < 2_000
