@@ -551,6 +551,28 @@ def test_steps_that_no_shape_can_have_compiled_are_not_recorded_for_each(monkeyp
     assert "boolean mask" in warned or "shape" in warned
 
 
+class Counted(Net):
+    """Weighs its loss by what nobody knows before a step, and by another number in each sink."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.sink = batch_idx // 20
+
+    def training_step(self, batch, batch_idx):
+        kinds = torch.unique((batch[0] * 4).round())
+        return super().training_step(batch, batch_idx) * len(kinds) * [0.1, 0.2, 0.3][self.sink]
+
+
+def test_a_change_has_steps_tried_again_once_where_the_reason_lasts(monkeypatch):
+    recorded = []
+    recorder = maker.Recorder
+    monkeypatch.setattr(maker, "Recorder", lambda *given: recorded.append(1) or recorder(*given))
+    strategy = SinkStrategy(20, epoch="dataset", engine="traced")
+    plain, sink = both(Counted, lambda: loader(60), strategy, max_epochs=1)
+    assert_parity(plain, sink)
+    assert sink.engine == "eager"
+    assert len(recorded) <= 3 + 2
+
+
 class MaskedAtFirst(Masked):
     def training_step(self, batch, batch_idx):
         return (

@@ -39,11 +39,13 @@ class Hazard:
         what: The reason, as a clause: "`batch_idx` is read".
         where: File and line of the user's code, as `user_line` gives them, "" where there is none.
         way_out: What has the step compiled, "" where nothing does, and nothing is to be said.
+        lasts: Whether nothing that is learned of the steps has them do without it.
     """
 
     what: str
     where: str = ""
     way_out: str = "move that out of the step"
+    lasts: bool = False
 
     def __str__(self) -> str:
         return f"{self.what} ({self.where})" if self.where else self.what

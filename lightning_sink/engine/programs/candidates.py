@@ -214,10 +214,10 @@ class Candidates:
         items = self._known.items()
         return [(key, known.problem) for key, known in items if known.problem is not None and known.hazard is None]
 
-    def try_again(self, hazard: Hazard) -> None:
+    def try_again(self, hazard: Hazard | None) -> None:
         """Takes back that kinds were given up for a reason, which may be gone."""
         for candidate in self._known.values():
-            if candidate.hazard == hazard:
+            if candidate.hazard is not None and candidate.hazard == hazard:
                 candidate.hazard, candidate.recordings = None, 0
 
     def drop(self, key: Key) -> None:

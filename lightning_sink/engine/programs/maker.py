@@ -16,13 +16,13 @@ from lightning_sink.engine.programs.binding import Binding
 from lightning_sink.engine.programs.bystanders import Asked
 from lightning_sink.engine.programs.candidates import (
     LONG,
-    MAX_RECORDINGS,
     PATIENCE,
     TOO_MANY_KINDS,
     Candidate,
     Candidates,
 )
 from lightning_sink.engine.programs.followed import Followed
+from lightning_sink.engine.programs.in_vain import InVain
 from lightning_sink.engine.programs.observation import Observation, observe
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Programs
@@ -39,10 +39,6 @@ from lightning_sink.engine.watch import CHANGES, Hazard
 
 _MOST_FAILURES = 3
 """How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
-
-_HOPELESS, _FIRST_WAIT = MAX_RECORDINGS, 64
-"""Steps of any kinds recorded in a row, all with one hazard, behind which none is where there are no programs, and for
-how many steps; twice as many each time: what keeps them from a program may go (an epoch that warms up with a mask)."""
 
 _PROMPT = 3
 """Shapes of batches, and ways through steps of one shape, that are compiled however long it takes: a window of
@@ -98,8 +94,7 @@ class ProgramMaker:
         self._functions = Functions(compiler, Generators(parts.device))
         self._candidates, self._followed = Candidates(), Followed()
         self._failures = Counter[Key]()
-        self._in_vain: list[Hazard] = []  # what the last recordings had, all the same
-        self._wait, self._longest_wait = 0, _FIRST_WAIT
+        self._in_vain = InVain()
         self._volatile: set[str] = set()
         self._cleared: set[str] = set()  # gradients that were there, and that a step has cleared first of all
         self._reported: dict[str, str] = {}  # with what it was said of, where that was all steps
@@ -163,14 +158,12 @@ class ProgramMaker:
 
     def _waits(self) -> bool:
         """Tells whether the present step is not recorded since step after step has made no program, for one reason."""
-        if len(self._in_vain) < _HOPELESS or self._programs:
+        if self._programs or not self._in_vain.waits:
             return False
-        self._wait -= 1
-        if self._wait <= 0:
-            self._candidates.try_again(self._in_vain[0])
+        if self._in_vain.has_waited():
+            self._candidates.try_again(self._in_vain.reason)
             # Not those that were undone although they had acted: nothing is to act twice again.
             self._failures = Counter({key: many for key, many in self._failures.items() if many >= _MOST_FAILURES})
-            self._in_vain.clear()
         return True
 
     @property
@@ -233,7 +226,7 @@ class ProgramMaker:
             self._programs.clear()
         else:
             self._programs.put_aside(granted)
-        self._in_vain.clear()
+        self._in_vain.changed()
         # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
         for key, problem in self._candidates.problems():
             self._fail(key, problem)
@@ -305,11 +298,10 @@ class ProgramMaker:
         if bindings is not None:
             made = self._make(step.key, candidate, observation, bindings, asked)
             return while_recorded(looks) if made else None
-        reasons = recording.hazards[:1]
-        self._in_vain = [*self._in_vain, *reasons][:_HOPELESS] if self._in_vain[:1] == reasons else reasons
-        if len(self._in_vain) == _HOPELESS and not self._programs:
-            self._wait, self._longest_wait = self._longest_wait, 2 * self._longest_wait
-            self.report(reasons[0])
+        reason = recording.hazards[0] if recording.hazards else None
+        if self._in_vain.add(reason) and reason is not None and not self._programs:
+            self._in_vain.begin_wait()
+            self.report(reason)
         if candidate.hazard is not None:
             self._fail(step.key, candidate.hazard, _MOST_FAILURES if recording.acts_twice else 1)
             self.report(candidate.hazard)

@@ -35,7 +35,7 @@ from lightning_sink.engine.tracing.redraws import Redraws
 from lightning_sink.engine.tracing.rewritten import by_places, in_parts, with_types
 from lightning_sink.engine.tracing.scaled_steps import ScaledSteps
 from lightning_sink.engine.tracing.undo import Undo
-from lightning_sink.engine.tracing.unrepeatable import Unfilled, why_unrepeatable
+from lightning_sink.engine.tracing.unrepeatable import BY_MASKS, Unfilled, why_unrepeatable
 from lightning_sink.engine.tracing.values import Values
 from lightning_sink.engine.watch import innermost_line, user_line
 
@@ -206,7 +206,7 @@ class Operations(TorchDispatchMode):
         origin = self._origins.of(leaves)
         decides = torch.Tag.data_dependent_output in func.tags
         if not decides and (why := why_unrepeatable(func, args, kwargs)) is not None:
-            self._recording.hazard(why)
+            self._recording.hazard(why, lasts=schema_name(func) not in BY_MASKS)
         written = list(written_arguments(func, args, kwargs, Tensor)) if is_mutable(func) else []
         self._recording.written |= self.undo.keep(written)
         self.scaled.about_to_write(written)

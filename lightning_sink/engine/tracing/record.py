@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -181,10 +182,11 @@ class Recorder(Tape):
     def _watch(self, stack: ExitStack) -> None:
         """Has all be seen that a step does, until the stack is left."""
         parts, operations = self._before.parts, self._operations
+        draws_otherwise = partial(self.recording.hazard, lasts=True)
         # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
         # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(parts.drawn.watched(self._uses, self.hazard, self._is_apart, self.paused))
+        stack.enter_context(parts.drawn.watched(self._uses, draws_otherwise, self._is_apart, self.paused))
         self._watched = stack.enter_context(parts.collected.watched(self.hazard))
         stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
         stack.enter_context(parts.carried.watched(self._looks))

@@ -103,9 +103,9 @@ class Recording:
     acts_twice: bool = False
     is_no_example: bool = False
 
-    def hazard(self, what: str, where: str | None = None) -> None:
-        """Notes once why it may not stand for other steps, with the user's line."""
-        _note(self.hazards, what, where)
+    def hazard(self, what: str, where: str | None = None, *, lasts: bool = False) -> None:
+        """Notes once why it may not stand for other steps, with the user's line, and whether that is to last."""
+        _note(self.hazards, what, where, lasts)
 
     def freeze(self, what: str, where: str | None = None) -> None:
         """Notes once which number decided what Python did, with the user's line."""
@@ -117,6 +117,6 @@ class Recording:
         return frozenset(number for number, place in enumerate(storages(self.inputs)) if place in self.written)
 
 
-def _note(known: list[Hazard], what: str, where: str | None) -> None:
+def _note(known: list[Hazard], what: str, where: str | None, lasts: bool = False) -> None:
     if not any(hazard.what == what for hazard in known):
-        known.append(Hazard(what, user_line() if where is None else where))
+        known.append(Hazard(what, user_line() if where is None else where, lasts=lasts))

@@ -18,7 +18,8 @@ from lightning_sink.engine.tracing.origins import memory_of
 # They turn lengths held in a tensor into Python numbers in C++, where no dispatch mode sees it.
 _READS_LENGTHS = {"aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split"}
 
-_BY_MASKS = {"aten::index", "aten::nonzero", "aten::masked_select"}
+BY_MASKS = {"aten::index", "aten::nonzero", "aten::masked_select"}
+"""These may be part of one after all, for batches whose masks have as many ones."""
 
 EMPTY = {f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "empty_permuted")}
 EMPTY |= {"aten::new_empty", "aten::new_empty_strided"}
@@ -30,7 +31,7 @@ def why_unrepeatable(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if schema_name(func) in _READS_LENGTHS:
         return f"`{func.name()}` reads lengths on the host"
     if torch.Tag.dynamic_output_shape in func.tags and not _is_plain_indexing(func, args):
-        instead = ": in a mask's place, multiply by it or use `torch.where`" if schema_name(func) in _BY_MASKS else ""
+        instead = ": in a mask's place, multiply by it or use `torch.where`" if schema_name(func) in BY_MASKS else ""
         return f"`{func.name()}` gives a shape that depends on the data{instead}"
     if any(isinstance(leaf, torch.Generator) for leaf in (*args, *kwargs.values())):
         return f"`{func.name()}` draws from a generator of its own"
