@@ -144,6 +144,9 @@ _BY_ANY_NAME = (globals, __import__, eval, exec)
 _IMPORTS = id(importlib.import_module.__code__)
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
+# By name, all functions in C that are told, but for those of Python's generator: most calls are of none of these.
+_TOLD = {_SEED, *_TENSOR_ESCAPES, *_CLOCKS, *_CALENDARS, *_WRITES, *_GENERATOR_CALLS, *_SYSTEM_RANDOM}
+_TOLD |= {function.__name__ for function in _OUTER_WORLD}.union(*_WRITERS.values(), *_KEEPERS.values())
 _GENERATOR = ("manual_seed", "seed", _SEED, "set_rng_state", "get_rng_state")
 _SET_BACK = {"torch.random", "torch.utils.checkpoint"}
 _WATCHED: list[tuple[str, Any, Sequence[str]]] = [
@@ -275,6 +278,10 @@ def _put_back(profiler: Any) -> None:
 
 def _read_by(function: Any) -> str | None:
     name, owner = function.__name__, getattr(function, "__self__", None)
+    if owner is _PYTHONS_GENERATOR:
+        return DRAWN
+    if name not in _TOLD:
+        return None
     if name in _TENSOR_ESCAPES and isinstance(owner, Tensor):
         return f"`Tensor.{name}()` takes values out of the step"
     module = getattr(owner, "__name__", "")
@@ -282,8 +289,6 @@ def _read_by(function: Any) -> str | None:
         return f"`{module}.{name}()` is read"
     if name in _WRITES and isinstance(owner, io.IOBase):
         return f"`{type(owner).__name__}.{name}()` is called"
-    if owner is _PYTHONS_GENERATOR:
-        return DRAWN
     if isinstance(owner, torch.Generator) and (name == _SEED or (name in _GENERATOR_CALLS and is_default(owner))):
         return f"`{'torch.default_generator' if is_default(owner) else 'Generator'}.{name}()` is called"
     of_class = type(owner).__module__

@@ -50,23 +50,28 @@ class OldGradients:
         self.found = dict[int, tuple[Tensor, bool]]()
         self.given = dict[int, tuple[Tensor, Tensor | None]]()
         self.asks_unseen = self._may_be_added_to = False
-        # Code that has nothing to do with them, by identity: most calls are of such.
+        # Code that has nothing to do with them, by identity: most calls are of such. And whether other code names them.
         self._others = dict[int, CodeType]()
+        self._names = dict[int, tuple[CodeType, bool]]()
 
     def called(self, frame: FrameType) -> None:
         """Takes note of a function that is about to run."""
         code = frame.f_code
         if id(code) in self._others:
             return
-        names_them = _names_gradients(code)
+        if id(code) not in self._names:
+            self._names[id(code)] = code, _names_gradients(code)
+        names_them, clears = self._names[id(code)][1], code is _OF_OPTIMIZERS or code is _OF_MODULES
         if code is _BACKWARD:
             self._may_be_added_to = True
         elif not (names_them or is_user_frame(frame)):
             self._others[id(code)] = code
+        elif not (clears or ((names_them or self._may_be_added_to) and not self.asks_unseen)):
+            return  # whichever modes there are
         elif not sees_functions(StandInMode):
             # In a backward pass nothing that they would have counted as clears any more.
             self.asks_unseen = self.asks_unseen or names_them or self._may_be_added_to
-        elif (code is _OF_OPTIMIZERS or code is _OF_MODULES) and frame.f_locals["set_to_none"]:
+        elif clears and frame.f_locals["set_to_none"]:
             self._clear(_tensors_of(frame.f_locals["self"]))
 
     def meets(self, func: Any, args: tuple[Any, ...]) -> None:
