@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from lightning_sink.data.graphs import is_made_anew
 from lightning_sink.data.reuse import Reuse, copied
 from lightning_sink.data.streams import Arriving
 from lightning_sink.data.supply import Supply
@@ -81,6 +82,8 @@ class Lending:
             if self._are_stacked:
                 self._reuse, self._further = Reuse(_OF_STACKED, self._options.buffer_bytes), None
         reuse, self._sent = self._reuse, sent
+        if self._are_graphs:  # those that are fetched ahead, and skipped, are like the last one that is taken
+            self._are_own = is_made_anew(batch)
         if self._further is not None and not (sent or self.are_copies):
             self._look_further(self._further, batch, size)
         if not (sent or reuse.ended or self.are_copies):
@@ -131,6 +134,7 @@ class Lending:
         self.are_copies = source.gives_copies and not is_prepared
         self._are_stacked = source.stacks and not is_prepared
         self._are_own = source.makes_own and not is_prepared
+        self._are_graphs: bool = source.makes_graphs and not is_prepared
 
     def _allow(self) -> None:
         most = self.most

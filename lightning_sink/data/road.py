@@ -13,6 +13,7 @@ from weakref import ref
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_sink.data.generators import Saved, drawing_from
+from lightning_sink.data.graphs import collates_graphs
 from lightning_sink.data.order import draws
 from lightning_sink.data.private import is_default, stacks
 
@@ -52,6 +53,11 @@ class Road:
     def makes_own(self) -> bool:
         """Whether each batch is made for who takes it: of samples by torch, or of what another process has sent."""
         return self.stacks or (type(self.loader) is DataLoader and self.loader.num_workers > 0)
+
+    @property
+    def makes_graphs(self) -> bool:
+        """Whether torch_geometric makes each batch, of which `is_made_anew` tells whether it is nobody else's."""
+        return collates_graphs(self.loader)
 
     @property
     def restarts_workers(self) -> bool:

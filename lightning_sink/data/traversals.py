@@ -115,6 +115,11 @@ class Traversals:
         """Whether each batch is made for who takes it, and is nobody else's."""
         return all(road.makes_own for road in self.roads)
 
+    @property
+    def makes_graphs(self) -> bool:
+        """Whether torch_geometric makes each batch, of which `is_made_anew` tells whether it is nobody else's."""
+        return len(self.roads) == 1 and self.roads[0].makes_graphs
+
     def resume(self, saved: dict[str, Any]) -> None:
         """Lets the first traversal be the one of a saved place, begun again and entered behind that place's batch."""
         self._resumed = saved

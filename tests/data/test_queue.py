@@ -67,7 +67,7 @@ class Numbers:
     """
 
     gives_copies, changes = True, 0
-    draws_nothing = stacks = makes_own = reads_further = restarts_midway = False
+    draws_nothing = stacks = makes_own = makes_graphs = reads_further = restarts_midway = False
 
     def __init__(self, lengths=(1 << 40,), act=lambda number: None, other=0, groups=(1,)):
         self.other, self.groups = other, itertools.cycle(groups)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
 from gallery.case import Kept, Small, add, case
+from graphs import Data, GraphLoader, Mine
 from parity import loader
 
 LEFT = "leaves a gradient, or what asks for one, on a tensor of the batch"
@@ -198,6 +199,31 @@ class ShrinksTheFeaturesOfItsGraphs(Small):
     def training_step(self, graph, batch_idx):
         graph.x = graph.x * 0.9
         return self.loss((graph.x, graph.y))
+
+
+def graphs_of(kind, has_tags=False):
+    """A loader of torch_geometric's, of graphs of one kind, one for each row; each may have a list of its own."""
+
+    def make():
+        x, y = loader(9, last=8).dataset.tensors
+        lists = [{"tags": []} if has_tags else {} for _ in x]
+        rows = zip(x[:, None], y[:, None], lists, strict=True)
+        return GraphLoader([kind(x=one, y=other, **tags) for one, other, tags in rows], batch_size=8)
+
+    return make
+
+
+# Its batches are made anew, unless they hold what a sample holds, or are of a user's own class.
+add("shrinks the features of torch_geometric's graphs", ShrinksTheFeaturesOfItsGraphs, data=graphs_of(Data))
+add("shrinks its own kind of graphs", ShrinksTheFeaturesOfItsGraphs, data=graphs_of(Mine), eager=INTO)
+
+
+@case(data=graphs_of(Data, has_tags=True), eager=INTO)
+class AppendsToAListOfASample(Small):
+    def training_step(self, graph, batch_idx):
+        tags = graph.tags[0]
+        tags.append(batch_idx)
+        return self.loss((graph.x, graph.y)) / len(tags)
 
 
 @case(data=Graphs, eager=INTO)
