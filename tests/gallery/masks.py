@@ -201,3 +201,61 @@ class FillsWhatItPicks(Small):
         places = torch.empty(0, dtype=torch.long)
         torch.nonzero(torch.eye(3, dtype=torch.bool), out=places)
         return self.loss(batch) + 0.0 * places.sum()
+
+
+class Prototypes(Small):
+    """Classes are known by the means of their rows, as in prototypical networks."""
+
+    def prototypes(self, out, targets):
+        classes, which, rows = torch.unique(targets, return_inverse=True, return_counts=True)
+        sums = torch.zeros(len(classes), out.shape[1]).index_add(0, which, out)
+        return classes, which, sums / rows[:, None]
+
+    def training_step(self, batch, batch_idx):
+        x, _ = batch
+        out, targets = self(x), 5 - 2 * (x[:, 0].argsort().argsort() % 3)
+        classes, which, means = self.prototypes(out, targets)
+        self.log("classes", classes.sum().float())
+        return self.loss(batch) + nn.functional.cross_entropy(-torch.cdist(out, means).square(), which)
+
+
+case(inductor=True, data=even)(Prototypes)
+
+
+@case(data=even)
+class PrototypesOfEachClass(Prototypes):
+    def prototypes(self, out, targets):
+        classes, _ = torch.unique(targets).sort()
+        means = [out[torch.where(targets == kind)[0]].mean(0) for kind in classes]
+        return classes, (classes == targets[:, None]).long().argmax(1), torch.stack(means)
+
+
+@case(eager="`aten::_unique2` gives a shape", line="found = torch.unique(places)")
+class DistinctOnesOfItsWeights(Small):
+    def training_step(self, batch, batch_idx):
+        places = self(batch[0]).argmax(1)
+        found = torch.unique(places)
+        return self.loss(batch) / len(found)
+
+
+@case(eager="`aten::_unique2` gives a shape", line="found = torch.unique((batch[0] * 9).long())")
+class DistinctOnesThatAreMoreOrFewer(Small):
+    def training_step(self, batch, batch_idx):
+        found = torch.unique((batch[0] * 9).long())
+        return self.loss(batch) / len(found)
+
+
+@case()
+class DistinctOnesThatStay(Small):
+    def training_step(self, batch, batch_idx):
+        kinds, rows = torch.unique(torch.arange(12) % 5, return_counts=True)
+        return self.loss(batch) * (kinds * rows).sum()
+
+
+@case(eager="`aten::_unique2` gives a shape", line="found = torch.unique(batch[1].float())")
+class DistinctOnesThatAreFloats(Small):
+    """Of which some are equal and not the same, and some are not equal to themselves."""
+
+    def training_step(self, batch, batch_idx):
+        found = torch.unique(batch[1].float())
+        return self.loss(batch) + found.sum()

@@ -32,7 +32,7 @@ from lightning_sink.engine.tracing.moved import Moved
 from lightning_sink.engine.tracing.origins import Origin, Origins, memory_of
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.redraws import Redraws
-from lightning_sink.engine.tracing.rewritten import by_places, in_parts, with_types
+from lightning_sink.engine.tracing.rewritten import WHOLE, by_places, distinct, in_parts, sorted_with_firsts, with_types
 from lightning_sink.engine.tracing.scaled_steps import ScaledSteps
 from lightning_sink.engine.tracing.undo import Undo
 from lightning_sink.engine.tracing.unrepeatable import BY_MASKS, Unfilled, why_unrepeatable
@@ -201,6 +201,8 @@ class Operations(TorchDispatchMode):
         leaves = members(Tensor, (*args, *kwargs.values()))
         if torch.Tag.dynamic_output_shape in func.tags and leaves and all(map(self.stays, leaves)):
             return map_aggregate(func(*args, **kwargs), lambda made: self._made_once(made, leaves))
+        if func is torch.ops.aten._unique2.default and (found := self._distinct(*args, **kwargs)) is not None:
+            return found
         self._recording.grad_mode |= schema_name(func) in _READS_GRAD_MODE
         node_args, node_kwargs = map_aggregate((args, kwargs), self._as_node)
         origin = self._origins.of(leaves)
@@ -270,6 +272,21 @@ class Operations(TorchDispatchMode):
                 self._operation(torch.ops.aten.select.int, (found, 1, dim), {}) for dim in range(mask.dim())
             ]
         return self._places_in[node]
+
+    def _distinct(
+        self, values: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    ) -> tuple[Tensor, ...] | None:
+        """Returns the distinct ones of whole numbers; None where each batch cannot be asked how many there are."""
+        is_known = sorted and values.dtype in WHOLE and values.numel() > 0
+        if not is_known or self._origins.of([values]) is None:
+            return None
+        with self:
+            ordered, mask = sorted_with_firsts(values)
+        places = self._places_of(mask, True)
+        if places is None:
+            return None
+        with self:
+            return distinct(values, ordered, places[0], return_inverse, return_counts)
 
     def _as_node(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -5,6 +5,8 @@ Where nothing that changes went into the mask (`logits[~torch.eye(n, dtype=torch
 time, and these can be picked by their places. Where the batch alone did (`out[graph.train_mask]`), they can be picked
 by places that the program looks up, as many as each batch is asked for (`Values.ones`).
 
+`torch.unique` of whole numbers that the batch alone gives is such a case: sorted, the first one of each kind is a mask.
+
 Operations on lists, and those of a `GradScaler`, are recorded as what they are made of. Inductor does badly with the
 first: the norms of a list it calls through Python, at each step (an MLP that clips its gradients took 141 microseconds
 a step so, and takes 27), and a graph with a transformer and lists it may not compile at all (an `AssertionError` in
@@ -29,6 +31,9 @@ from lightning_sink.engine.private import is_on_lists, one_by_one, schema_name, 
 
 _INDEXES = frozenset(["aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"])
 _ATEN = torch.ops.aten
+
+WHOLE = frozenset([torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+"""Types of whole numbers that can be sorted and searched."""
 
 _USUAL = torch.float32
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
@@ -55,6 +60,21 @@ def by_places(
     elif func is _ATEN.nonzero.default and _is_mask(args[0]) and (places := places_of(args[0], True)):
         return _ATEN.t.default, (run(_ATEN.stack.default, (places,), {}),)  # which lies as it does there
     return func, args
+
+
+def sorted_with_firsts(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns some values in order, and a mask of those that are others than the one before."""
+    ordered = values.reshape(-1).sort().values
+    first = torch.ones(1, dtype=torch.bool, device=values.device)
+    return ordered, torch.cat([first, ordered[1:] != ordered[:-1]])
+
+
+def distinct(values: Tensor, ordered: Tensor, places: Tensor, inverse: bool, counts: bool) -> tuple[Tensor, ...]:
+    """Returns what `torch.unique` does of whole numbers, of which `places` are those of the mask's ones."""
+    found, none = ordered[places], places[:0]
+    which = torch.searchsorted(found, values.contiguous()) if inverse else none
+    many = torch.searchsorted(ordered, found, right=True) - places if counts else none
+    return found, which, many
 
 
 def _are_of_its_size(tensor: Tensor, indices: Sequence[Tensor | None]) -> bool:

@@ -5,6 +5,8 @@ import torch
 from test_record import record
 
 from lightning_sink.engine.compiler.inductor import graph_module
+from lightning_sink.engine.tracing.rewritten import WHOLE as WHOLE_TYPES
+from lightning_sink.engine.tracing.rewritten import distinct, sorted_with_firsts
 
 WHOLE = torch.tensor([1, 2, 7])
 TRUTH = torch.tensor([True, False, True])
@@ -68,3 +70,20 @@ def test_control_without_that_most_are_others(monkeypatch):
         except AssertionError:
             wrong.append(name)
     assert len(wrong) > 10
+
+
+@pytest.mark.parametrize("dtype", sorted(WHOLE_TYPES, key=str), ids=str)
+@pytest.mark.parametrize("shape", [(1,), (), (40,), (4, 5, 2)])
+@pytest.mark.parametrize("lies", ["side by side", "transposed"])
+def test_distinct_numbers_are_those_of_torch(dtype, shape, lies):
+    values = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(1)) - 4
+    values = values.to(dtype)
+    values = values if lies == "side by side" else values.mT.contiguous().mT if values.dim() > 1 else values
+    ordered, mask = sorted_with_firsts(values)
+    (places,) = mask.nonzero().unbind(1)
+    found, expected = (distinct(values, ordered, places, True, True), torch.unique(values, True, True, True))
+    for one, other in zip(found, expected, strict=True):
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+        assert torch.equal(one, other)
+    found, expected = distinct(values, ordered, places, False, False), torch._unique2(values)
+    assert [(one.dtype, one.shape) for one in found] == [(one.dtype, one.shape) for one in expected]
