@@ -165,6 +165,25 @@ class PicksTheTargetOfEachRow(Small):
 case(inductor=True, data=even)(PicksTheTargetOfEachRow)
 
 
+class PicksByAMaskOfAnOutputsShape(Small):
+    def training_step(self, batch, batch_idx):
+        out, targets = self(batch[0]), batch[1][:, None]
+        zeros = [torch.zeros_like(out), out.new_zeros(out.shape), torch.full_like(out, 0.0), 1 - torch.ones_like(out)]
+        parts = [out[mask.scatter_(1, targets, 1.0).bool()] for mask in zeros]
+        return self.loss(batch) + 0.01 * sum(part.square().mean() for part in parts)
+
+
+case(inductor=True, data=even)(PicksByAMaskOfAnOutputsShape)
+
+
+@case(eager=DEPENDS)
+class PicksByAMaskOfAnOutput(Small):
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        mask = torch.zeros_like(out).copy_(out).scatter_(1, batch[1][:, None], 1.0)
+        return self.loss(batch) + 0.01 * out[mask == 1].square().mean()
+
+
 @case(options={"max_epochs": 4}, data=even)
 class PicksMoreInLaterEpochs(Small):
     def training_step(self, batch, batch_idx):

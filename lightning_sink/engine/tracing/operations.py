@@ -32,7 +32,15 @@ from lightning_sink.engine.tracing.moved import Moved
 from lightning_sink.engine.tracing.origins import Origin, Origins, memory_of
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.redraws import Redraws
-from lightning_sink.engine.tracing.rewritten import WHOLE, by_places, distinct, in_parts, sorted_with_firsts, with_types
+from lightning_sink.engine.tracing.rewritten import (
+    WHOLE,
+    by_places,
+    distinct,
+    in_parts,
+    of_one_value,
+    sorted_with_firsts,
+    with_types,
+)
 from lightning_sink.engine.tracing.scaled_steps import ScaledSteps
 from lightning_sink.engine.tracing.undo import Undo
 from lightning_sink.engine.tracing.unrepeatable import BY_MASKS, Unfilled, why_unrepeatable
@@ -215,6 +223,8 @@ class Operations(TorchDispatchMode):
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
         generated = self.generators.state() if may_draw else None
         out = func(*args, **kwargs)
+        if (filled := of_one_value(func, args, out)) is not None:
+            func, origin, (node_args, node_kwargs) = torch.ops.aten.full.default, Origin(), filled
         # Attention without dropout has the tag and draws nothing.
         draws = generated is not None and self.generators.drew_since(generated)
         made = members(Tensor, (out,))

@@ -7,6 +7,10 @@ by places that the program looks up, as many as each batch is asked for (`Values
 
 `torch.unique` of whole numbers that the batch alone gives is such a case: sorted, the first one of each kind is a mask.
 
+`torch.zeros_like(out)` and its like. Nothing but the shape of `out` goes into them, which is the same in each step of a
+program, so they are recorded as `torch.full` of that shape: a mask that is made so, and filled from the batch, comes
+from the batch alone.
+
 Operations on lists, and those of a `GradScaler`, are recorded as what they are made of. Inductor does badly with the
 first: the norms of a list it calls through Python, at each step (an MLP that clips its gradients took 141 microseconds
 a step so, and takes 27), and a graph with a transformer and lists it may not compile at all (an `AssertionError` in
@@ -36,6 +40,15 @@ WHOLE = frozenset([torch.int64, torch.int32, torch.int16, torch.int8, torch.uint
 """Types of whole numbers that can be sorted and searched."""
 
 _USUAL = torch.float32
+_ONE_VALUE: dict[str, Callable[..., Any]] = {
+    "aten::zeros_like": lambda like: 0,
+    "aten::ones_like": lambda like: 1,
+    "aten::full_like": lambda like, value: value,
+    "aten::new_zeros": lambda like, size: 0,
+    "aten::new_ones": lambda like, size: 1,
+    "aten::new_full": lambda like, size, value: value,
+}
+"""Operations that give a tensor of one value, and what that is by their arguments."""
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 
 
@@ -95,6 +108,17 @@ def _is_mask(index: Any) -> bool:
 def _is_one_each(values: Tensor, of: Tensor, mask: Tensor) -> bool:
     """Tells whether there is a value for each element that a mask picks."""
     return values.numel() > 1 and values.dim() == of.dim() - mask.dim() + 1
+
+
+def of_one_value(func: Any, args: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Returns arguments with which `torch.full` gives what an operation gave; None if it gave more than one value."""
+    value = _ONE_VALUE.get(schema_name(func))
+    if value is None or out.layout is not torch.strided:
+        return None
+    usual = torch.empty(out.shape, device="meta").stride()
+    return (
+        ((list(out.shape), value(*args)), {"dtype": out.dtype, "device": out.device}) if out.stride() == usual else None
+    )
 
 
 def in_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:

@@ -34,6 +34,8 @@ def filled(tensor, value):
 QUIET = {
     "closed-over tensor": lambda m, x: x if bool((torch.triu(torch.ones(3, 3)) == MASK).all()) else -x,
     "factory": lambda m, x: x * float(torch.arange(4).sum()),
+    "shape of a parameter": lambda m, x: x * float(torch.ones_like(m.weight).sum()),
+    "shape of a draw": lambda m, x: x * float(torch.rand(3).new_full((2, 3), 0.5).sum()),
 }
 OF_BATCH = {
     "batch": lambda m, x: x if x.sum() > 0 else -x,
@@ -42,6 +44,7 @@ OF_BATCH = {
     "what is made of it": lambda m, x: x * int((x > torch.zeros(3, 3)).sum()),
     "written elsewhere": lambda m, x: (filled(torch.zeros(3, 3), x), x if x.sum() > 0 else -x)[1],
     "written behind that": lambda m, x: (lambda z: x if z.sum() > 0 and z.add_(1) is z else -x)(x + 1),
+    "filled in the shape of an output": lambda m, x: x if filled(torch.zeros_like(m(x)), x).sum() > 0 else -x,
     "filled with the batch, and asked": lambda m, x: x if filled(torch.zeros(3, 3), x).sum() > 0 else -x,
     "batch with what was written to": lambda m, x: x if (x + filled(torch.zeros(3, 3), MASK)).sum() > 0 else -x,
 }
@@ -51,6 +54,8 @@ CHANGING = {
     "parameter": lambda m, x: x * float(m.weight.sum()),
     "detached parameter": lambda m, x: x * float(m.weight.detach().sum()),
     "draw": lambda m, x: x * float(torch.rand(3).sum()),
+    "filled with a parameter": lambda m, x: x * float(filled(torch.zeros_like(x), m.weight.detach()).sum()),
+    "shape of a parameter, in its order": lambda m, x: x * float(torch.zeros_like(m.weight.detach().t()).sum()),
     "filled with the batch": lambda m, x: x * float(filled(torch.zeros(3, 3), x).sum()),
     "filled in a view": lambda m, x: (lambda z: (z[0].add_(x[0]), x * float(z.sum()))[1])(torch.zeros(3, 3)),
     "batch and parameter": lambda m, x: x if (x + m.weight.detach()).sum() > 0 else -x,

@@ -6,7 +6,7 @@ from test_record import record
 
 from lightning_sink.engine.compiler.inductor import graph_module
 from lightning_sink.engine.tracing.rewritten import WHOLE as WHOLE_TYPES
-from lightning_sink.engine.tracing.rewritten import distinct, sorted_with_firsts
+from lightning_sink.engine.tracing.rewritten import distinct, of_one_value, sorted_with_firsts
 
 WHOLE = torch.tensor([1, 2, 7])
 TRUTH = torch.tensor([True, False, True])
@@ -87,3 +87,38 @@ def test_distinct_numbers_are_those_of_torch(dtype, shape, lies):
         assert torch.equal(one, other)
     found, expected = distinct(values, ordered, places, False, False), torch._unique2(values)
     assert [(one.dtype, one.shape) for one in found] == [(one.dtype, one.shape) for one in expected]
+
+
+ATEN = torch.ops.aten
+ONE_VALUE = {
+    "zeros": (ATEN.zeros_like.default, (REAL,), {}),
+    "zeros of another type": (ATEN.zeros_like.default, (REAL,), {"dtype": torch.int32}),
+    "ones": (ATEN.ones_like.default, (TRUTH,), {}),
+    "a number": (ATEN.full_like.default, (WHOLE, 3), {}),
+    "zeros of a size": (ATEN.new_zeros.default, (REAL, [2, 3]), {}),
+    "ones of a size": (ATEN.new_ones.default, (REAL, [2]), {"dtype": torch.bool}),
+    "a number of a size": (ATEN.new_full.default, (REAL, [], 0.1), {"dtype": torch.float64}),
+    "none": (ATEN.zeros_like.default, (torch.empty(0, 3),), {}),
+}
+
+
+@pytest.mark.parametrize("name", ONE_VALUE)
+def test_a_tensor_of_one_value_is_made_of_its_shape(name):
+    func, args, kwargs = ONE_VALUE[name]
+    expected = func(*args, **kwargs)
+    given, options = of_one_value(func, args, expected)
+    found = torch.full(*given, **options)
+    assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "of", [REAL.expand(2, 3).t().contiguous().t(), torch.eye(2).to_sparse(), torch.ones(4, 1, 2).mT]
+)
+def test_not_where_it_lies_otherwise(of):
+    func = ATEN.zeros_like.default
+    assert of_one_value(func, (of,), func(of)) is None
+
+
+def test_nor_where_it_is_of_more_than_one():
+    assert of_one_value(ATEN.neg.default, (REAL,), -REAL) is None
