@@ -97,6 +97,22 @@ class NumbersThatAreDrawnInManualOptimization(Small):
             optimizer.step()
 
 
+class DrawsFromWhatItGives(Small):
+    """As policies do, twice in a step and beside a draw of another kind."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x + 0.1 * torch.randn_like(x))
+        first = torch.distributions.Categorical(logits=logits).sample()
+        noise = torch.rand(3)
+        pair = torch.multinomial(logits.detach().softmax(1), 2)
+        second = nn.functional.cross_entropy(logits + noise, pair[:, 1])
+        return self.loss(batch) + nn.functional.cross_entropy(logits, first) + 0.5 * second
+
+
+case(inductor=True)(DrawsFromWhatItGives)
+
+
 class LeavesLayersOut(Small):
     """Two residual layers, each of which is left out now and then."""
 

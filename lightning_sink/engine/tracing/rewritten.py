@@ -11,6 +11,10 @@ by places that the program looks up, as many as each batch is asked for (`Values
 program, so they are recorded as `torch.full` of that shape: a mask that is made so, and filled from the batch, comes
 from the batch alone.
 
+`torch.multinomial` of one sample, or without replacement. On the host torch draws numbers that depend on the shape of
+the weights alone, and divides the weights by them (2.11 to 2.15): in parts, its draws are those that can be made before
+the step, in order with others.
+
 Operations on lists, and those of a `GradScaler`, are recorded as what they are made of. Inductor does badly with the
 first: the norms of a list it calls through Python, at each step (an MLP that clips its gradients took 141 microseconds
 a step so, and takes 27), and a graph with a transformer and lists it may not compile at all (an `AssertionError` in
@@ -23,6 +27,7 @@ step than around it, where programs are compiled and run: a quotient of whole nu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +36,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from lightning_sink.engine.operands import members
-from lightning_sink.engine.private import is_on_lists, one_by_one, schema_name, takes_dtype
+from lightning_sink.engine.private import assert_async, is_on_lists, one_by_one, schema_name, takes_dtype
 
 _INDEXES = frozenset(["aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"])
 _ATEN = torch.ops.aten
@@ -127,7 +132,24 @@ def in_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callab
         return lambda: _unscale(*args)
     if func is _ATEN._amp_update_scale_.default:
         return lambda: _update(*args)
+    if func is _ATEN.multinomial.default and _divides(*args, **kwargs):
+        return lambda: _multinomial(*args[:2])
     return (lambda: one_by_one(func, args, kwargs)) if is_on_lists(func) else None
+
+
+def _divides(weights: Tensor, samples: int, replacement: bool = False, generator: Any = None) -> bool:
+    """Tells whether samples are drawn by dividing the weights; in half precision a compiler may round otherwise."""
+    is_usual = weights.device.type == "cpu" and weights.dtype in (torch.float32, torch.float64) and generator is None
+    is_right = weights.dim() in (1, 2) and weights.numel() > 0 and 0 < samples <= weights.shape[-1]
+    return is_usual and is_right and (samples == 1 or not replacement)
+
+
+def _multinomial(weights: Tensor, samples: int) -> Tensor:
+    are_valid = (weights.max() < math.inf) & (weights.min() >= 0)
+    assert_async(are_valid, "probability tensor contains either `inf`, `nan` or element < 0")
+    assert_async((weights.sum(-1) != 0).all(), "invalid multinomial distribution (sum of probabilities <= 0)")
+    divided = weights / torch.empty_like(weights).exponential_()
+    return divided.argmax(-1, keepdim=True) if samples == 1 else divided.topk(samples).indices
 
 
 def _unscale(gradients: list[Tensor], found_infinite: Tensor, inverse_scale: Tensor) -> None:

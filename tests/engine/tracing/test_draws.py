@@ -153,12 +153,12 @@ def test_draws_by_numbers_are_hoisted_too():
 def written(x):
     weights = torch.tensor([0.5, 0.5])
     weights[1] = x[0, 0].abs()
-    return torch.multinomial(weights, 1) + torch.rand(3)
+    return torch.multinomial(weights, 3, True) + torch.rand(3)
 
 
 def written_behind(x):
     weights = torch.tensor([0.5, 0.5])
-    drawn = torch.multinomial(weights, 1) + torch.rand(3)
+    drawn = torch.multinomial(weights, 3, True) + torch.rand(3)
     weights.mul_(2)
     return drawn + weights.sum()
 

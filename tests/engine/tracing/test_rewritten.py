@@ -6,7 +6,7 @@ from test_record import record
 
 from lightning_sink.engine.compiler.inductor import graph_module
 from lightning_sink.engine.tracing.rewritten import WHOLE as WHOLE_TYPES
-from lightning_sink.engine.tracing.rewritten import distinct, of_one_value, sorted_with_firsts
+from lightning_sink.engine.tracing.rewritten import distinct, in_parts, of_one_value, sorted_with_firsts
 
 WHOLE = torch.tensor([1, 2, 7])
 TRUTH = torch.tensor([True, False, True])
@@ -122,3 +122,33 @@ def test_not_where_it_lies_otherwise(of):
 
 def test_nor_where_it_is_of_more_than_one():
     assert of_one_value(ATEN.neg.default, (REAL,), -REAL) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(7,), (5, 9), (64, 130)])
+@pytest.mark.parametrize("how", [(1, True), (1,), (3,)])
+def test_samples_in_parts_are_those_of_torch_and_leave_its_generator_as_that_does(dtype, shape, how):
+    weights = torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    for given in [weights, weights.mT.contiguous().mT if len(shape) > 1 else weights, weights.round()]:
+        torch.manual_seed(4)
+        expected, behind = torch.multinomial(given, *how), torch.get_rng_state()
+        torch.manual_seed(4)
+        found = in_parts(ATEN.multinomial.default, (given, *how), {})()
+        assert torch.equal(found, expected)
+        assert torch.equal(torch.get_rng_state(), behind)
+
+
+@pytest.mark.parametrize("weights", [torch.zeros(3), torch.eye(3)[:2] * torch.tensor([[1.0], [0.0]]), -REAL, REAL / 0])
+def test_weights_that_are_none_are_refused_in_torchs_words(weights):
+    with pytest.raises(RuntimeError) as expected:
+        torch.multinomial(weights, 1)
+    with pytest.raises(RuntimeError) as found:
+        in_parts(ATEN.multinomial.default, (weights, 1), {})()
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize(
+    "args", [(REAL, 2, True), (REAL, 4), (REAL, 0), (REAL.half(), 1), (torch.ones(2, 2, 2), 1), (torch.ones(0), 1)]
+)
+def test_other_samples_stay_whole(args):
+    assert in_parts(ATEN.multinomial.default, args, {}) is None
