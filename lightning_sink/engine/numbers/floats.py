@@ -40,8 +40,10 @@ def asked(frame: FrameType) -> None:
 @contextmanager
 def known_to(function: Callable[[Any], Any]) -> Iterator[None]:
     """Has a function take the place of `float` in these modules for a while."""
-    taken = [vars(sys.modules[name]) for name, only_calls in _found.items() if only_calls and name in sys.modules]
-    taken = [names for names in taken if "float" not in names]
+    found = [name for name, only_calls in _found.items() if only_calls and name in sys.modules]
+    taken = [names for names in map(vars, map(sys.modules.__getitem__, found)) if "float" not in names]
+    # Each cell of a notebook may add functions there. A look takes about 60 ms.
+    taken = [names for names in taken if names.get("__name__") != "__main__" or _only_calls(names)]
     for names in taken:
         names["float"] = function
     try:

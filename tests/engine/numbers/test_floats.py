@@ -94,6 +94,19 @@ def test_a_plain_number_is_given_where_they_do_something_else(module):
     assert found == (6.0 if "float" in names else 3.0)
 
 
+@known_from_3_11
+@pytest.mark.parametrize("later", ["def other(x):\n    return isinstance(x, float)", ""], ids=["asks", "nothing"])
+def test_functions_that_come_later_in_a_notebook_are_looked_at(later, monkeypatch):
+    made = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", made)
+    monkeypatch.setattr(floats, "_found", {})
+    exec("def convert(x):\n    return float(x)", vars(made))
+    given_twice(made, 3)
+    exec(later, vars(made))
+    with known_to_math():
+        assert ("float" in vars(made)) is (later == "")
+
+
 @pytest.mark.parametrize("name", ["cos", "exp", "sqrt", "log1p"])
 def test_functions_of_numpy_give_stand_ins_of_its_type(name):
     stands, told, values = number(3)
