@@ -2,7 +2,7 @@
 
 Python's `float` asks for the number itself, and has to be given a plain one, which would be another in each step. Where
 the functions of a module do nothing with that name but call it, another function may stand there in its place while a
-step is recorded (`known_to_float`). Modules are looked at once they have asked for a stand-in's number. Calls are told
+step is recorded (`known_to`). Modules are looked at once they have asked for a stand-in's number. Calls are told
 from other uses by the bytecode, from Python 3.11 on.
 """
 
