@@ -48,7 +48,13 @@ class _Aliases(MetaPathFinder):
         top, _, rest = fullname.partition(".")
         if top not in ALIASES:
             return None
-        module = importlib.import_module(f"{ALIASES[top]}.{rest}" if rest else ALIASES[top])
+        wanted = f"{ALIASES[top]}.{rest}" if rest else ALIASES[top]
+        try:
+            module = importlib.import_module(wanted)
+        except ModuleNotFoundError as error:
+            if error.name == wanted:
+                return None
+            raise
         return ModuleSpec(fullname, _Found(module), is_package=hasattr(module, "__path__"))
 
 

@@ -50,15 +50,16 @@ def test_both_names_give_the_same_modules_which_keep_their_own_names():
         ALIASED + "lightning_sink.alias_pytorch_lightning()  # again does nothing\n"
         "import pytorch_lightning as pl, pytorch_lightning.callbacks.early_stopping as stopping, lightning_fabric\n"
         "from pytorch_lightning.loggers import CSVLogger\n"
-        "import lightning\n"
+        "import importlib.util, lightning\n"
         "assert pl is lightning.pytorch and lightning_fabric is lightning.fabric\n"
         "assert stopping is lightning.pytorch.callbacks.early_stopping\n"
         "assert CSVLogger is lightning.pytorch.loggers.CSVLogger\n"
         "assert pl.__name__ == pl.__spec__.name == 'lightning.pytorch'\n"
         "assert stopping.__spec__.name == stopping.__name__\n"
+        "assert importlib.util.find_spec('pytorch_lightning.not_there') is None\n"
         "import pytorch_lightning.not_there\n"
     )
-    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'lightning.pytorch.not_there'"
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'pytorch_lightning.not_there'"
 
 
 @pytest.mark.parametrize("name", ["pytorch_lightning", "lightning_fabric"])

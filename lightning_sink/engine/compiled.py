@@ -322,7 +322,7 @@ class CompiledEngine(Engine):
             changed = self._granted.changed_in(state, self._state)
             if changed is not None:
                 self._forget(changed, self._state)
-                self._programs.take_again(lambda granted: self._granted.changed_in(state, granted) is None)
+                self._programs.take_again(lambda granted: self._granted.is_again(state, granted))
                 self._parts.varying.suspect(changed)
             self._state = state
             self._looking_seconds += time.perf_counter() - began

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sink.engine.numbers.beside_tensors import as_tensor
+from lightning_sink.engine.numbers.of_numpy import is_of_numpy, is_usual, quietly, stays_finite
 from lightning_sink.engine.numbers.released import ended, frozen
 from lightning_sink.engine.numbers.result_types import (
     MOST_WHOLE,
@@ -44,11 +45,12 @@ def compare(number: Value, symbol: Callable[[Any, Any], Any], other: Any) -> Any
         return symbol(number.freeze(), other)
     if isinstance(other, Tensor):
         return symbol(as_tensor(number, [other], compared=True), other)
-    outcome, host = bool(symbol(number.value, plain_value(other))), number.hosted(symbol, other, reflected=False)
+    found, host = symbol(number.value, plain_value(other)), number.hosted(symbol, other, reflected=False)
+    outcome = bool(found)
     later = None if host is None else lambda: bool(host())
     truth = (lambda: _truth(number, symbol, other)) if _can_be_compared(number, other) else None
     number.decides((number.key, symbol.__name__, _key(other)), outcome, later, truth)
-    return outcome
+    return found  # of numpy's numbers, its own kind of truth
 
 
 def combine(number: Value, symbol: Callable[..., Any], other: Any, reflected: bool) -> Any:
@@ -113,6 +115,11 @@ def _computed(
     value = number.tried(name, lambda: symbol(left, right), tried, may_fail)
     if is_wide(value) or isinstance(value, complex):
         return None
+    if is_of_numpy(value) and host is not None:
+        if not is_usual(value):
+            return None
+        host = quietly(host)
+        number.uses.decide((name, "is finite"), True, stays_finite(host))
     grows = symbol in (operator.mul, operator.pow) or (is_value(operands[0]) and is_value(operands[1]))
     if isinstance(value, int) and host is not None and grows:
         number.uses.decide((name, "is wide"), False, lambda: is_wide(host()))

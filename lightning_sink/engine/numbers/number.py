@@ -16,6 +16,7 @@ from lightning_sink.engine.numbers import floats
 from lightning_sink.engine.numbers.beside_tensors import call
 from lightning_sink.engine.numbers.combined import combine, compare
 from lightning_sink.engine.numbers.known_functions import DOMAINS, FUNCTIONS, TRUTHS
+from lightning_sink.engine.numbers.of_numpy import is_usual, quietly, stays_finite
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.numbers.result_types import is_real
 from lightning_sink.engine.numbers.value import Value
@@ -67,8 +68,8 @@ class Number(Value):
         name = function.__name__
         if name in TRUTHS and method == "__call__" and not options:
             return sys.modules["numpy"].bool_(self.decided(name, getattr(math, name), TRUTHS[name]))
-        if name in DOMAINS and method == "__call__" and not options and self.plain is None and is_real(self.value):
-            computed = self.computed(f"numpy.{name}", function, FUNCTIONS[name], DOMAINS[name])
+        if name in DOMAINS and method == "__call__" and not options:
+            computed = self._computed_by_numpy(function)
             if computed is not None:
                 return computed
         symbol = _UFUNCS.get(name)
@@ -78,6 +79,16 @@ class Number(Value):
             reflected = given[0] is not self  # but a number of numpy's
             return combine(self, symbol, given[1 - reflected], reflected)
         return getattr(function, method)(*released(given), **released(options))
+
+    def _computed_by_numpy(self, function: Any) -> Any:
+        """Returns what one of numpy's functions gives; None where it has to be asked for the number itself."""
+        if self.plain is not None or self.host is None or not is_real(self.value) or not is_usual(self.value, function):
+            return None
+        name, quiet = f"numpy.{function.__name__}", quietly(function)
+        computed = self.computed(name, quiet, FUNCTIONS[function.__name__], None)
+        if computed is not None and (host := computed.host) is not None:
+            self.uses.decide((computed.key, "is finite"), True, stays_finite(host))
+        return computed
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(self.value, name):

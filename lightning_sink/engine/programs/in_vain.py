@@ -10,8 +10,9 @@ from __future__ import annotations
 from lightning_sink.engine.programs.candidates import MAX_RECORDINGS
 from lightning_sink.engine.watch import Hazard
 
-_FIRST_WAIT = 64
-"""Steps that are not recorded behind enough of them; twice as many each time."""
+_FIRST_WAIT = {False: 64, True: 8}
+"""Steps that are not recorded behind enough of them, by whether their reason lasts; twice as many each time. One that
+does is met again by the first recording, and may be that of a first few steps."""
 
 _ENOUGH = {False: MAX_RECORDINGS, True: 3}
 _ENOUGH_AGAIN = {False: 2, True: 1}
@@ -28,7 +29,7 @@ class InVain:
     def __init__(self) -> None:
         self.reason: Hazard | None = None
         self._many = self._wait = 0
-        self._longest_wait = _FIRST_WAIT
+        self._waits = 0
         self._has_waited = False
 
     def add(self, reason: Hazard | None) -> bool:
@@ -40,8 +41,8 @@ class InVain:
 
     def begin_wait(self) -> None:
         """The next steps are not recorded."""
-        self._wait, self._longest_wait = self._longest_wait, 2 * self._longest_wait
-        self._many, self._has_waited = 0, True
+        self._wait = _FIRST_WAIT[self.reason is not None and self.reason.lasts] << self._waits
+        self._many, self._has_waited, self._waits = 0, True, self._waits + 1
 
     @property
     def waits(self) -> bool:

@@ -21,7 +21,6 @@ from lightning_sink.engine.programs.candidates import (
     Candidate,
     Candidates,
 )
-from lightning_sink.engine.programs.followed import Followed
 from lightning_sink.engine.programs.in_vain import InVain
 from lightning_sink.engine.programs.observation import Observation, observe
 from lightning_sink.engine.programs.program import Program
@@ -92,7 +91,7 @@ class ProgramMaker:
         self._counts, self._granted = Counts(parts.counters), granted
         self._costly, self._fallback = costly, fallback
         self._functions = Functions(compiler, Generators(parts.device))
-        self._candidates, self._followed = Candidates(), Followed()
+        self._candidates = Candidates()
         self._failures = Counter[Key]()
         self._in_vain = InVain()
         self._volatile: set[str] = set()
@@ -365,8 +364,6 @@ class ProgramMaker:
         known = {slot.name for binding in bindings for slot in binding.slots}
         recorder = observation.recorder
         bystanders = asked.of_others(self._volatile | known, tensors, recorder.ran.values(), recorder.got)
-        program = Program(observation, bindings, function, bystanders, counts, held, lifted)
-        program.followed = self._followed.learn(recording, bindings, recorder.ran.values())
-        if self._programs.add(key, program):
+        if self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted)):
             self.lost(self._steps)
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -44,6 +43,7 @@ class Program:
         touches: The slots that a step fills, or clears, with whether there is something in them then.
         moved: The tensors to which the step gives other memory; the program writes what that holds into what
             they have.
+        writes: The tensors that stay in place to which the step writes.
         written_first: The identities of those to which the step writes before that.
         followers: The slots that are to hold the memory of some of those.
         takes_turns: Whether steps that it is for may take turns with others in a row.
@@ -52,7 +52,6 @@ class Program:
         steps: How many it has run.
         failed: How many it has left, since they go another way.
         generation: For whoever runs it: as of when it has last taken its tensors anew (`refresh`).
-        followed: Inputs that are whatever tensors their homes hold.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Program:
         self._written, self.moved = recording.written_inputs, recording.moved
         self.written_first, self.followers = recording.written_first, observation.followers
         fixed = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None]
-        self._writes = [tensor for i, tensor in fixed if i in self._written]
+        self.writes = [tensor for i, tensor in fixed if i in self._written]
         self._adds = {id(tensor): recording.adds[i] for i, tensor in fixed if i in recording.adds}
         known = {id(tensor) for tensor in (*lifted, *(tensor for tensor, _ in counts))}
         self.numbers = [(i, tensor) for i, tensor in fixed if id(tensor) in known]
@@ -121,7 +120,7 @@ class Program:
         self._asked_as_of: int | None = None
         self._is_answered = True
         self.generation, self.seconds, self.kept_bytes = -1, 1.0, 0
-        self.needs_own_batch, self.followed = recording.needs_own_batch, frozenset[int]()
+        self.needs_own_batch = recording.needs_own_batch
         self.assumed, self.steps, self.failed = recording.assumed, 0, 0
 
     def finds(self, left: dict[str, bool]) -> bool:
@@ -172,7 +171,6 @@ class Program:
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""
-        self._follow()
         if any(home.get() is not tensor for home, tensor in self._homes()):
             return False
         stays = ((b.tensor, layout) for b, layout in zip(self.bindings, self._layouts, strict=True))
@@ -187,13 +185,6 @@ class Program:
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
         return not self._shares_what_it_writes()
-
-    def _follow(self) -> None:
-        for number in self.followed:
-            home, tensor = self.bindings[number].home, self.bindings[number].tensor
-            held = None if home is None else home.get()
-            if held is not None and held is not tensor and type(held) is type(tensor) and not _is_special(held):
-                self.bindings[number] = replace(self.bindings[number], tensor=held)
 
     def _homes(self) -> Iterator[tuple[Slot, Tensor | None]]:
         return ((home, b.tensor) for b in self.bindings if b.home is not None for home in (b.home, *b.twins))
@@ -219,7 +210,7 @@ class Program:
         if any(slot.name in filled for slot in self._absent):
             return False
         read = storages(tensor for tensor, _ in self._read)
-        if read and not {*read}.isdisjoint(storages(other._writes)):
+        if read and not {*read}.isdisjoint(storages(other.writes)):
             return False
         return self._equal.are_kept_by(other._changes, other._adds)
 
@@ -344,8 +335,3 @@ def _without_gradient(column: Column) -> Column:
     if isinstance(column, Tensor):
         return column.detach() if column.requires_grad else column
     return [tensor.detach() if tensor.requires_grad else tensor for tensor in column]
-
-
-def _is_special(tensor: Tensor) -> bool:
-    """Tells whether a tensor is more than its memory."""
-    return tensor.requires_grad or tensor.is_conj() or tensor.is_neg()

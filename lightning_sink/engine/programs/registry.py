@@ -85,8 +85,8 @@ class Programs:
         """Gives tensors memory of their own that steps give other memory, where somebody else holds what they have.
 
         What was taken of a tensor before (`state_dict()`, `p.data`) stays as it was when the step moves it. Returns the
-        identities of tensors of which that is not so: a step writes to them before it moves them, and what it writes
-        stays in what was taken. No program does that.
+        identities of tensors of which that is not so: a step writes to them before it moves them, or to another one
+        that has their memory, and what it writes stays in what was taken. No program does that.
         """
         programs = [*self._all()]
         moved = {id(tensor): tensor for program in programs for tensor in program.moved}
@@ -95,11 +95,15 @@ class Programs:
         for each in following.values():
             followers.setdefault(id(each.tensor), []).append(each)
         aliases = Counter(place for program in programs for place in program.places()) if moved else Counter()
+        written: dict[int, list[Tensor]] = {}
+        for other in chain.from_iterable(program.writes for program in programs) if moved else ():
+            written.setdefault(other.data_ptr(), []).append(other)
         for key, tensor in moved.items():
             own = followers.get(key, [])
             ours = 2 + len(own) + aliases[tensor.data_ptr()]  # itself, and the look
             if holders_of_memory(tensor) > ours:
-                if any(key in program.written_first for program in programs):
+                is_anothers = any(id(other) != key for other in written.get(tensor.data_ptr(), ()))
+                if is_anothers or any(key in program.written_first for program in programs):
                     held.add(key)
                     continue
                 tensor.data = tensor.detach().clone()

@@ -49,6 +49,7 @@ class State(NamedTuple):
         switches: Of torch's global settings those that a step depends on.
         hooks: Hooks and modes of the user's that are asked in every step.
         constants: The optimizers' options that are no inputs.
+        varying: The names of what may change, and no program that is made then depends on it.
     """
 
     training: tuple[bool, ...]
@@ -57,6 +58,7 @@ class State(NamedTuple):
     switches: Hashable
     hooks: tuple[Any, ...]
     constants: tuple[Any, ...]
+    varying: frozenset[str]
 
     def knowing(self, learned: dict[str, Hashable]) -> State:
         """Returns it with values that were not looked at by then."""
@@ -185,7 +187,8 @@ class Granted:
         training = tuple([module.training for module in modules])
         gradients = tuple([tensor.requires_grad for tensor in self._tensors(modules)])
         switches = _switches(self._parts.device.type)
-        return State(training, gradients, self.python(), switches, global_hooks(), self._hyper.constants())
+        varying = frozenset(self._parts.varying.names)
+        return State(training, gradients, self.python(), switches, global_hooks(), self._hyper.constants(), varying)
 
     def _tensors(self, modules: Iterable[nn.Module]) -> list[Tensor]:
         groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
@@ -198,6 +201,7 @@ class Granted:
         """
         if before is None:
             return []
+        before = before._replace(varying=state.varying)
         if state == before:
             return None
         old, new, cover = before.python, state.python, self._parts.varying.cover
@@ -205,6 +209,14 @@ class Granted:
         if not changed and state == before._replace(python=new):
             return None
         return [*changed, *dict.fromkeys(self._changed_flags(state, before))]
+
+    def is_again(self, state: State, before: State) -> bool:
+        """Tells whether all is again what programs take for granted that were made before something else was there.
+
+        What was seen to change since then, they take for granted, too.
+        """
+        changed = changed_names(before.python, state.python)
+        return before.varying.issuperset(changed) and self.changed_in(state, before) is None
 
     def _changed_flags(self, state: State, before: State) -> Iterator[str]:
         modules = dict(self._module.named_modules())

@@ -120,14 +120,31 @@ def test_functions_of_numpy_give_stand_ins_of_its_type(name):
     assert tensor_of(found, None).dtype == torch.tensor(found.value).dtype == torch.float64
 
 
-def test_where_numpy_gives_no_number_a_stand_in_is_another_kind_of_step():
-    stands, _, values = number(0.5)
+def test_numpy_gives_a_stand_in_where_it_has_a_number_and_is_told_nothing_else():
+    stands, told, values = number(3.0)
+    assert type(np.sqrt(stands - 1.0)) is Number
+    assert not told
+    assert all(guard.holds() for guard in stands.uses.guards.values())
+    values[0] = 0.5
+    assert not all(guard.holds() for guard in stands.uses.guards.values())
     with np.errstate(invalid="ignore"):
-        found = np.sqrt(stands - 1.0)
-        assert math.isnan(found.value)
-        assert math.isnan(found.tensor.item())
-        values[0] = 3.0
-        assert found.host() == np.sqrt(2.0)
+        assert type(np.sqrt(number(3.0)[0])) is np.float64
+        assert type(np.sqrt(number(-0.5)[0])) is np.float64
+
+
+def test_numpy_raises_what_it_is_told_to_raise():
+    stands, told, _ = number(0)
+    with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+        np.log(stands)
+    assert told
+
+
+def test_truths_of_numpys_numbers_are_its_own():
+    stands, _, _ = number(3)
+    assert type(np.sqrt(stands) > 2) is np.bool_
+    assert type(np.sqrt(stands) == np.sqrt(3)) is np.bool_
+    assert not ~(np.sqrt(stands) > 1)
+    assert type(stands > 2) is bool
 
 
 def test_functions_that_the_garbage_collector_does_not_show_are_looked_at(monkeypatch):

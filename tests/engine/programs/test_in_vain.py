@@ -30,13 +30,13 @@ def test_what_lasts_is_enough_sooner_than_what_may_be_learned():
 
 
 def test_the_same_reason_is_enough_at_once_behind_a_wait_and_waits_grow():
-    for reason, again in ((LASTS, 1), (LEARNED, 2)):
+    for reason, again, first in ((LASTS, 1, 8), (LEARNED, 2, 64)):
         in_vain = InVain()
         recorded(in_vain, reason)
         assert in_vain.waits
-        assert waited(in_vain) == 64
+        assert waited(in_vain) == first
         assert recorded(in_vain, reason) == again
-        assert waited(in_vain) == 128
+        assert waited(in_vain) == 2 * first
         assert in_vain.reason == reason
 
 
