@@ -174,7 +174,7 @@ class Program:
         if any(home.get() is not tensor for home, tensor in self._homes()):
             return False
         stays = ((b.tensor, layout) for b, layout in zip(self.bindings, self._layouts, strict=True))
-        if any(t is not None and (t.shape, t.dtype, t.stride()) != layout for t, layout in stays):
+        if any(t is not None and not _looks(t, layout) for t, layout in stays):
             return False
         if not self._equal.hold() or not all(follower.follows() for follower in self.followers):
             return False
@@ -235,7 +235,7 @@ class Program:
             arguments[position] = tensor.detach() if tensor.requires_grad else tensor
         for position, slot, layout in self.slots:
             content = slot.get()
-            if content is None or (content.shape, content.dtype, content.stride()) != layout:
+            if content is None or not _looks(content, layout):
                 return None
             if content.is_conj() or content.is_neg():  # which would be lost: programs read memory
                 return None
@@ -335,3 +335,8 @@ def _without_gradient(column: Column) -> Column:
     if isinstance(column, Tensor):
         return column.detach() if column.requires_grad else column
     return [tensor.detach() if tensor.requires_grad else tensor for tensor in column]
+
+
+def _looks(tensor: Tensor, layout: tuple[Any, ...]) -> bool:
+    """Tells whether a tensor has such a shape, type and strides; sparse ones have none."""
+    return tensor.layout is torch.strided and (tensor.shape, tensor.dtype, tensor.stride()) == layout

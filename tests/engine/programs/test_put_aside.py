@@ -91,3 +91,20 @@ def test_a_number_that_keeps_changing_beside_it():
         training.module.factor = 1.0 + 0.05 * sink
 
     trained(between)
+
+
+class Mixed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.matrix = mlp(), torch.eye(3)
+
+    def forward(self, x):
+        return (self.matrix @ self.net(x).t()).t()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # torch says so of each
+def test_a_tensor_that_is_sparse_for_a_while():
+    def between(training, sink):
+        training.module.matrix = torch.eye(3).to_sparse_csr() if sink == 5 else torch.eye(3)
+
+    trained(between, Mixed)
