@@ -384,7 +384,7 @@ def blind(patch):
     patch.setattr(Hyperparameters, "update", lambda self: False)
     patch.setattr(Guard, "holds", lambda self: True)
     patch.setattr(Question, "holds", lambda self, leaves: True)
-    patch.setattr(Granted, "state", lambda self: State((), (), {}, (), (), ()))
+    patch.setattr(Granted, "state", lambda self: State((), (), {}, (), (), (), frozenset()))
     patch.setattr(Granted, "python", lambda self: {})
 
 
