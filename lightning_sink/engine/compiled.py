@@ -153,7 +153,7 @@ class CompiledEngine(Engine):
                     self._leave_programs()
                     sink.run(step, Tape())
                     continue
-                if not self._is_checked and (self._programs.have(key) or self._programs.wait):
+                if not self._is_checked and self._programs.have(key):
                     self._begin(sink)
                 program = self._programs.find(step, self._generation) if self._sets_options(sink, key) else None
                 if program is None:

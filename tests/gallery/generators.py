@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gallery.case import Small, case
+from gallery.case import Small, case, from_3_11
 from gallery.randomness import Dropping
 from parity import loader
 
@@ -109,7 +109,7 @@ class MoreThanAFewNumbers(Scaled):
         return sum(random.random() for _ in range(40))
 
 
-@case(eager="is needed as a plain number", line="float(")
+@case(**from_3_11("is needed as a plain number"))
 class NumberThatIsMadePlain(Scaled):
     def number(self):
         return float(np.random.beta(0.4, 0.4))

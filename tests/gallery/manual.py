@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from gallery.case import Small, case
+from gallery.case import Small, case, from_3_11
 
 
 class Manual(Small):
@@ -165,7 +165,7 @@ class ARawOptimizer(Manual):
         optimizer.step()
 
 
-@case(eager="`global_step` is needed as a plain number")
+@case(**from_3_11("`global_step` is needed as a plain number"))
 class ReadsTheGlobalStep(Manual):
     """Warm-up by the number of optimizer steps, in the middle of a batch."""
 

@@ -1,7 +1,7 @@
 """The programs of a training: for each kind of step and signature, one for each way through the step.
 
-What they take for granted may change and change back (a size that the last, shorter batch of an epoch leaves in an
-attribute): programs are put aside with it, and are there when it comes again.
+What they take for granted may change and change back (a flag that a callback sets in every other epoch): programs are
+put aside with it, and are there when it comes again.
 """
 
 from __future__ import annotations
@@ -124,11 +124,6 @@ class Programs:
         """Forgets those that count on a slot with one of these names to keep its tensor."""
         for programs in chain(self._known.values(), *(known.values() for _, known in self._aside)):
             programs[:] = [program for program in programs if not program.homes & names]
-
-    @property
-    def wait(self) -> bool:
-        """Whether some have been put aside."""
-        return bool(self._aside)
 
     def put_aside(self, granted: Any) -> None:
         """Has none any more; those that there are wait for what they take for granted."""

@@ -88,7 +88,6 @@ def test_what_is_put_aside_is_there_when_its_time_comes_again():
     programs.add(KEY, one)
     programs.put_aside("small")
     assert not programs
-    assert programs.wait
     programs.add(KEY, other)
     programs.put_aside("large")
     programs.take_again("none".__eq__)
@@ -110,6 +109,7 @@ def test_what_waits_longest_makes_room_and_all_of_it_goes_with_its_places():
     for number, is_there in ((0, False), (98, True), (99, False)):
         programs.take_again(number.__eq__)
         assert bool(programs) is is_there
+    programs.put_aside("kept")
     programs.clear()
+    programs.take_again("kept".__eq__)
     assert not programs
-    assert not programs.wait
