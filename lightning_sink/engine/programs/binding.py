@@ -107,8 +107,11 @@ def _bind(
         if put and is_written:
             what = f"the step puts a tensor that is kept elsewhere into {put[0].name}, and writes to it"
             return Hazard(what, where, _TIE_BEFORE if id(new) in trained else "put a copy there (`clone()`)")
+        asks, own = second.recorder.identities.may_ask(new), {slot.name for slot in (*second.filled, *second.cleared)}
+        if asks and new is not old and own.isdisjoint(names):
+            return Hazard(f"the step asks which tensor is in {names[0]}, and it is another one each time", where)
         # A parameter's gradient, and what optimizers keep for it, go with it, whichever attribute that is in.
-        stays = homes if id(new) in trained else put
+        stays = homes if id(new) in trained or (asks and new is old) else put
         return Binding(names[0], slot=homes[0], twins=[*homes[1:], *(Kept(home.name, new, None) for home in stays[:1])])
     if first.recorder.made(new):
         what = "a tensor of one step is used in the next, and no attribute holds it"

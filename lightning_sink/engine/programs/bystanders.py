@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_sink.engine.programs.binding import Binding
 from lightning_sink.engine.state.attributes import asked_of
 from lightning_sink.engine.state.slot import Slot, StateSlot
 from lightning_sink.engine.state.slots import Snapshot
@@ -34,11 +35,12 @@ class Asked:
     def __init__(self, before: Snapshot) -> None:
         held = ((slot, before.tensors[name]) for name, slot in before.slots.items() if not slot.is_gradient)
         self._found = [(s, tensor, asked_of(tensor)) for s, tensor in held if not isinstance(s, StateSlot)]
+        self._before = before.tensors
 
     def of_others(
         self,
         known: Collection[str],
-        taken: Iterable[Tensor],
+        bindings: Iterable[Binding],
         codes: Iterable[CodeType],
         got: Collection[tuple[int, str]],
     ) -> Bystanders:
@@ -46,7 +48,7 @@ class Asked:
 
         Args:
             known: Names of slots that it takes or fills.
-            taken: The tensors that it computes with.
+            bindings: What it computes with.
             codes: The code that ran in it.
             got: Which modules it asked for what, by identity and name.
         """
@@ -56,7 +58,11 @@ class Asked:
         is_any = not names.isdisjoint(_FOR_ANY)
         found = [each for each in others if is_any or each[0].key in names or (each[0].owner_id, each[0].key) in got]
         slots, tensors, asked = ([*each] for each in zip(*found, strict=True)) if found else ([], [], [])
-        return Bystanders(slots, tensors, asked, taken)
+        bindings = [b for b in bindings if b.leaf is None]
+        taken = [b.tensor for b in bindings if b.tensor is not None]
+        replaced = [b.slot for b in bindings if b.slot is not None and not isinstance(b.slot, StateSlot)]
+        held = [(slot, self._before.get(slot.name)) for slot in replaced if not slot.is_gradient]
+        return Bystanders(slots, tensors, asked, taken, held)
 
 
 class Bystanders:
@@ -65,15 +71,22 @@ class Bystanders:
     Args:
         tensors: The tensors that were there.
         asked: What could be asked of them.
-        taken: The tensors that the step computes with.
+        taken: The tensors that the step computes with and that stay where they are.
+        replaced: The slots with whose contents it computes, with those.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], tensors: Sequence[Tensor | None], asked: list[Any], taken: Iterable[Tensor]
+        self,
+        slots: Sequence[Slot],
+        tensors: Sequence[Tensor | None],
+        asked: list[Any],
+        taken: Iterable[Tensor],
+        replaced: Sequence[tuple[Slot, Tensor | None]],
     ) -> None:
         self._slots, self._asked = slots, asked
         self._taken = {id(tensor): number for number, tensor in enumerate(taken)}
-        self._numbers = self._numbered(tensors)
+        self._replaced = [slot for slot, _ in replaced]
+        self._numbers = self._numbered([*tensors, *(tensor for _, tensor in replaced)])
 
     def _numbered(self, tensors: Iterable[Tensor | None]) -> list[int]:
         """Returns numbers equal for slots with one and the same tensor: `if self.a.weight is self.b.weight:`."""
@@ -83,4 +96,5 @@ class Bystanders:
     def are_the_same(self) -> bool:
         """Tells whether a step would be answered as it was."""
         tensors = [slot.get() for slot in self._slots]
-        return [*map(asked_of, tensors)] == self._asked and self._numbered(tensors) == self._numbers
+        held = [slot.get() for slot in self._replaced]
+        return [*map(asked_of, tensors)] == self._asked and self._numbered([*tensors, *held]) == self._numbers

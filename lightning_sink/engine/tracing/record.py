@@ -40,6 +40,7 @@ from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.assumptions import Assumptions
 from lightning_sink.engine.tracing.count import added_to
+from lightning_sink.engine.tracing.identities import Identities
 from lightning_sink.engine.tracing.left_behind import learn, lines_of, release
 from lightning_sink.engine.tracing.left_on_batch import BatchContents, BatchGradients
 from lightning_sink.engine.tracing.old_gradients import OldGradients
@@ -78,6 +79,7 @@ class Recorder(Tape):
         moved: The tensors to which the step gives other memory.
         batch_gradients: What was on the batch's own tensors before the step.
         batch_contents: What the batch held.
+        identities: Which tensors it asks whether they are others.
     """
 
     records = True
@@ -111,7 +113,7 @@ class Recorder(Tape):
         self._writer, self.moved = self._operations.writer, self._operations.moved
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording, self.paused)
         self.batch_gradients, self.batch_contents = BatchGradients(leaves), BatchContents()
-        self._handed, self.old_gradients = Handed(), OldGradients()
+        self._handed, self.old_gradients, self.identities = Handed(), OldGradients(), Identities()
         # `PlainUses` and `Values` ask each other while the step runs, so the one is made before what it asks.
         self._plain = PlainUses(before.parts.carried.has, lambda getter: self._values.receives(getter), self._handed)
         self._assumptions = Assumptions(self.recording, self._writer)
@@ -127,6 +129,7 @@ class Recorder(Tape):
             self._put.add((id(frame.f_locals["self"]), frame.f_locals["name"]))
         self.old_gradients.called(frame)
         self._handed.called(frame)
+        self.identities.called(frame)
 
     # -- the tape ---------------------------------------------------------------------------------------------------
 
@@ -348,6 +351,7 @@ class Recorder(Tape):
         """Ends the recording; `outputs` are the tensors that its program shall return."""
         recording = self.recording
         self._assumptions.finish()
+        self.identities.finish(self.ran.values())
         self._writer.finish(outputs)
         counts = self._values.check()
         recording.guards = list(self._uses.guards.values())

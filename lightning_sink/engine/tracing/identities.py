@@ -1,0 +1,56 @@
+"""Whether a recorded step asks which tensor it finds: `self.mask is self.none`, `id(mask)`, `lru_cache`, a key.
+
+No operation shows it, nor does the tensor: another one that hooks put in its place looks the same. `Identities` knows
+which tensors a step has asked so; a program is for these alone, where it may else take what a place holds by then.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+from collections.abc import Iterable
+from functools import lru_cache
+from types import CodeType, FrameType
+
+from torch import Tensor
+
+from lightning_sink.engine.watch import is_user_frame
+from lightning_sink.whose import is_pythons
+
+_HASH = Tensor.__hash__.__code__
+_ASK = frozenset(["is_", "is_not", "storage_offset", "_base", "_is_view", "is_inference", "_version"])
+"""Names of what does what `is` does, and of what else tells tensors apart that look alike."""
+
+
+class Identities:
+    """What one recorded step asks."""
+
+    def __init__(self) -> None:
+        self._hashed = set[int]()
+        self._asks_any = False
+
+    def called(self, frame: FrameType) -> None:
+        """Takes note of a function that is about to run: dictionaries, sets and caches ask for a key's hash."""
+        if frame.f_code is _HASH and frame.f_back is not None and is_user_frame(frame.f_back):
+            self._hashed.add(id(frame.f_locals["self"]))
+
+    def finish(self, codes: Iterable[CodeType]) -> None:
+        """Takes the code that ran in the step."""
+        self._asks_any = any(_compares(code) for code in codes if not is_pythons(code))
+
+    def may_ask(self, tensor: Tensor) -> bool:
+        """Tells whether the step may have asked whether this is the one."""
+        return self._asks_any or id(tensor) in self._hashed
+
+
+@lru_cache(maxsize=4096)
+def _compares(code: CodeType) -> bool:
+    """Tells whether some code says `is`, of something other than a constant, or a type of Python's, on the right."""
+    right = ""
+    for each in dis.get_instructions(code):
+        is_global = each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        if (each.opname == "IS_OP" and right) or (is_global and each.argval == "id"):
+            return True
+        is_plain = "CONST" in each.opname or (is_global and hasattr(builtins, str(each.argval)))
+        right = "" if is_plain else each.opname
+    return not _ASK.isdisjoint(code.co_names)

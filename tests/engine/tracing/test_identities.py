@@ -1,0 +1,189 @@
+"""A step that asks which tensor a place holds is answered for the tensor that hooks have put there since."""
+
+import functools
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_sink import SinkStrategy
+from lightning_sink.engine.programs.bystanders import Bystanders
+from lightning_sink.engine.tracing.identities import Identities
+from parity import Net, assert_parity, both, loader
+
+NONE = torch.full((4,), 0.5)
+SUMS = {}
+
+
+@functools.lru_cache(maxsize=64)
+def total(tensor):
+    return tensor.sum()
+
+
+class Masked(Net):
+    """Each epoch has a mask of its own but for one, which has what others may know."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[3] = nn.Identity()
+        self.none = NONE.clone()
+        self.mask = torch.ones(4)
+
+    def on_train_epoch_start(self):
+        self.mask = self.usual() if self.current_epoch != 5 else self.special()
+
+    def usual(self):
+        return torch.rand(4)
+
+    def special(self):
+        return self.none
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.weight()
+
+
+class IsAnAttribute(Masked):
+    def weight(self):
+        return self.mask.sum() * (3 if self.mask is self.none else 1)
+
+
+class IsAGlobal(Masked):
+    def special(self):
+        return NONE
+
+    def weight(self):
+        return self.mask.sum() * (3 if self.mask is NONE else 1)
+
+
+class KeepsBy(Masked):
+    """Computes something once for each mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.known, self.key, self.seen = torch.ones(()), None, dict
+
+    def weight(self):
+        if not self.is_known():
+            self.known = self.mask.sum()
+        return (self.mask * self.known).mean()
+
+
+class KeepsByIdentity(KeepsBy):
+    def is_known(self):
+        before, self.key = self.key, id(self.mask)
+        return before == self.key
+
+
+class KeepsByReference(KeepsBy):
+    def is_known(self):
+        before = self.seen()
+        if before is not self.mask:
+            self.seen = weakref.ref(self.mask)
+        return before is self.mask
+
+
+class KeepsByKey(Masked):
+    def weight(self):
+        if self.mask not in SUMS:
+            SUMS[self.mask] = self.mask.sum()
+        return self.mask.mean() * SUMS[self.mask]
+
+
+class KeepsInACache(Masked):
+    def weight(self):
+        return self.mask.mean() * total(self.mask)
+
+
+class AsksForItsPlace(Masked):
+    def special(self):
+        return torch.rand(8)[4:]
+
+    def weight(self):
+        return self.mask.sum() * (1 + self.mask.storage_offset())
+
+
+class AsksForItsBase(AsksForItsPlace):
+    def weight(self):
+        return self.mask.sum() * (1 if self.mask._base is None else 3)
+
+
+class AsksHowItWasMade(Masked):
+    def special(self):
+        with torch.inference_mode():
+            return torch.rand(4)
+
+    def weight(self):
+        return self.none.sum() * (3 if self.mask.is_inference() else 1) + self.mask.detach().sum()
+
+
+class BeginsAgain(Masked):
+    """The steps put it there themselves, and a hook puts there what it was."""
+
+    def weight(self):
+        factor = 3 if self.mask is self.none else 1
+        self.mask = self.mask * 0.9 + 0.1
+        return self.mask.sum() * factor
+
+
+ALL = [IsAnAttribute, IsAGlobal, KeepsByIdentity, KeepsByReference, KeepsByKey, KeepsInACache, AsksForItsPlace]
+ALL += [AsksForItsBase, AsksHowItWasMade, BeginsAgain]
+
+
+def trained(make):
+    strategy = SinkStrategy(5, epoch="dataset", engine="traced")
+    return both(make, lambda: loader(12, last=8), strategy, max_epochs=8)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_which_tensor_it_is_decides_in_each_epoch(make):
+    plain, sink = trained(make)
+    assert_parity(plain, sink)
+    assert sink.engine == "traced"
+
+
+@pytest.mark.parametrize("make", [IsAGlobal, KeepsByIdentity, KeepsByKey, KeepsInACache, AsksForItsPlace])
+def test_control_steps_that_ask_are_taken_for_others(make, monkeypatch):
+    monkeypatch.setattr(Identities, "may_ask", lambda self, tensor: False)
+    with pytest.raises(AssertionError):
+        assert_parity(*trained(make))
+
+
+def test_control_what_places_hold_is_told_apart_by_its_looks(monkeypatch):
+    monkeypatch.setattr(Bystanders, "are_the_same", lambda self: True)
+    with pytest.raises(AssertionError):
+        assert_parity(*trained(BeginsAgain))
+
+
+def is_none(x):
+    return x is None or x is not True
+
+
+def is_of_type(x):
+    return type(x) is dict
+
+
+def has_an_identity(x):
+    return x.id
+
+
+def is_another(x, y):
+    return x is y
+
+
+def asks_for_the_identity(x):
+    return id(x)
+
+
+@pytest.mark.parametrize("function", [is_none, is_of_type, has_an_identity])
+def test_lines_that_tell_no_tensor_from_another(function):
+    identities = Identities()
+    identities.finish([function.__code__])
+    assert not identities.may_ask(NONE)
+
+
+@pytest.mark.parametrize("function", [is_another, asks_for_the_identity])
+def test_lines_that_may_tell_any_tensor_from_another(function):
+    identities = Identities()
+    identities.finish([function.__code__])
+    assert identities.may_ask(NONE)
