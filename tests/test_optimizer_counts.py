@@ -153,11 +153,44 @@ def test_decisions_by_counts_are_plain_lightnings(chunks, name, engine):
     assert bool(chunks) == KINDS[name][1]
 
 
-@pytest.mark.parametrize("name", ["RAdam", "past a count", "Adam's, in a hook"])
+@pytest.mark.narrow(3)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore:The training step runs eagerly")
-def test_windows_whose_optimizer_looks_at_its_counts(name):
+def test_windows_whose_optimizer_looks_at_its_counts(chunks, name):
     plain, sink = trained(name, "traced", accumulate_grad_batches=3)
     assert_parity(plain, sink)
+    assert bool(chunks) == KINDS[name][1]
+
+
+class CountsBatches(Chosen):
+    """Each step of a window adds to one count, and decides by it."""
+
+    def __init__(self):
+        super().__init__(torch.optim.Adam)
+        self.register_buffer("seen", torch.tensor(0))
+
+    def training_step(self, batch, batch_idx):
+        self.seen += 1
+        loss = super().training_step(batch, batch_idx)
+        return loss * 2 if self.seen.item() > 50 else loss
+
+
+def test_a_count_that_all_steps_of_a_window_add_to():
+    plain, sink = both(
+        CountsBatches,
+        lambda: loader(STEPS, last=8),
+        SinkStrategy(-1, epoch="dataset", engine="traced"),
+        max_epochs=2,
+        accumulate_grad_batches=3,
+    )
+    assert_parity(plain, sink)
+
+
+def test_control_counts_of_windows_as_they_lie_before_a_row_train_another_model(monkeypatch):
+    monkeypatch.setattr(step_counts.Count, "passed", lambda self: None)
+    plain, sink = trained("past a count", "traced", accumulate_grad_batches=3)
+    with pytest.raises(AssertionError):
+        assert_parity(plain, sink)
 
 
 def test_control_counts_as_they_lie_before_a_row_train_another_model(monkeypatch):

@@ -128,7 +128,7 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
     look = hyper.update if schedules else bool  # nothing else changes options between steps in a row
     carries = [*{id(carry): carry for turn in turns for carry, _ in turn.carries}.values()]
     found, stale, too_many = Numbers(0, carries=carries), list[bool](), 0
-    counts = turns[0].counted  # of those that take turns, none decides by a count
+    counts = [*{id(count): count for turn in turns for count in turn.counted}.values()]
     with (
         closing(sink.passing(steps, program.note, lambda: stale.append(look()))) as passing,
         in_row([*carries, *counts], behind > 0),
@@ -148,7 +148,7 @@ def pass_through(sink: Sink, program: Program | Window, hyper: Hyperparameters, 
             for tensor, get in turn.counts:
                 tensor.fill_(get())
             found.rows.append([tensor.clone() for _, tensor in turn.numbers])
-            for count in counts:
+            for count in turn.counted:
                 count.passed()
             if carries:
                 turn.carry()

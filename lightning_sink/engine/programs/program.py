@@ -113,7 +113,7 @@ class Program:
         self.num_losses = 0 if self.loss is None else 1
         self.num_kept = len(self._kept)
         self._twins = [(b.slot, twin) for b in bindings if b.slot is not None for twin in b.twins]
-        asks = bool(self.questions or recording.counts)
+        asks = bool(self.questions) or len(self.counted) < len(recording.counts)
         self.takes_turns = not (reshapes or asks or self._twins or self.appends or recording.is_alone)
         self._template: list[Any] = []
         self._places: tuple[list[int], list[int | None]] | None = None
@@ -213,6 +213,11 @@ class Program:
         if read and not {*read}.isdisjoint(storages(other.writes)):
             return False
         return self._equal.are_kept_by(other._changes, other._adds)
+
+    def counts_with(self, other: Program) -> bool:
+        """Tells whether another program, too, adds to a count by which this one decides."""
+        counts = storages(count.present() for count in self.counted)
+        return bool(counts) and not {*counts}.isdisjoint(storages(other.writes))
 
     def _shares_what_it_writes(self) -> bool:
         """Tells whether what it writes to would be seen through another input, which no recording has allowed for."""

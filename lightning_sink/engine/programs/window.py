@@ -99,7 +99,8 @@ def window_of(programs: Sequence[Program], note: Any) -> Window | None:
     """
     if not all(program.takes_turns for program in programs):
         return None
-    if any(not one.is_kept_by(other) for one in programs for other in programs if one is not other):
+    pairs = [(one, other) for one in programs for other in programs if one is not other]
+    if any(not one.is_kept_by(other) or one.counts_with(other) for one, other in pairs):
         return None
     links, left = list[Links](), dict[str, tuple[int, int] | None]()
     # Before the first turn slots are as the last one leaves them.
