@@ -153,7 +153,7 @@ class CompiledEngine(Engine):
                     self._leave_programs()
                     sink.run(step, Tape())
                     continue
-                if not self._is_checked and self._programs.have(key):
+                if not self._is_checked and self._programs.have(key) and self._is_worth_a_look(step):
                     self._begin(sink)
                 program = self._programs.find(step, self._generation) if self._sets_options(sink, key) else None
                 if program is None:
@@ -186,7 +186,7 @@ class CompiledEngine(Engine):
 
     def _run_plain(self, sink: Sink, step: Step) -> None:
         self._leave_programs()
-        recorded = self._maker.run(sink, step, self._sinks)
+        recorded = self._maker.run(sink, step, self._sinks, self.compiled_steps)
         learned = self._granted.take_learned()
         if self._state is not None:
             self._state = self._state.knowing(learned)
@@ -333,6 +333,13 @@ class CompiledEngine(Engine):
         """Tells whether there is time for a look where no step has a program: it tells only whether to try again."""
         present = time.perf_counter() - self._began
         return self._looking_seconds < _FREE_SECONDS + _MOST_LOOKING * present
+
+    def _is_worth_a_look(self, step: Step) -> bool:
+        """Tells whether to see what programs take for granted before a step: where none is for it, while there is time.
+
+        An epoch's steps may go a way of their own, for which no program is worth its compiling.
+        """
+        return self._programs.find(step, self._generation) is not None or self._may_look()
 
     def _present_state(self, sink: Sink) -> State:
         if sink.disturbed:

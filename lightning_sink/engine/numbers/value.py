@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PLAINLY = (
     "is needed as a plain number, by `float()`, numpy, an index or an object's own operator (not by `self.log`, torch,"
-    " `math.cos`)"
+    " `math.cos`, nor in `tensor.take(torch.tensor(n))` for `list[n]`)"
 )
 
 

@@ -8,11 +8,12 @@ it waits until it has come `PATIENCE` times.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
+from lightning_sink.engine.numbers.guards import Guard
 from lightning_sink.engine.programs.binding import Binding, bind
 from lightning_sink.engine.programs.observation import Observation
 from lightning_sink.engine.step import Key
@@ -124,10 +125,7 @@ class Candidate:
 
     def _frozen(self, observation: Observation) -> list[Hazard]:
         """Returns what froze numbers in a step, first what came out in the most ways in those like it."""
-        outcomes: dict[str, set[Any]] = {}
-        for guard in (guard for each in self.last.values() for guard in each.recording.guards):
-            outcomes.setdefault(guard.why, set()).add(guard.outcome)
-        return sorted(observation.recording.frozen, key=lambda hazard: -len(outcomes.get(hazard.what, ())))
+        return most_first(observation.recording.frozen, (each.recording.guards for each in self.last.values()))
 
     def found(self, observation: Observation) -> None:
         """Takes note that a step has a program."""
@@ -228,6 +226,14 @@ class Candidates:
         """Forgets all kinds."""
         self._known.clear()
         self._begin_anew()
+
+
+def most_first(frozen: Sequence[Hazard], guards: Iterable[Iterable[Guard]]) -> list[Hazard]:
+    """Returns what froze numbers, first what came out in the most ways among the guards of some steps."""
+    outcomes: dict[str, set[Any]] = {}
+    for guard in chain.from_iterable(guards):
+        outcomes.setdefault(guard.why, set()).add(guard.outcome)
+    return sorted(frozen, key=lambda hazard: -len(outcomes.get(hazard.what, ())))
 
 
 def _are_equal(one: Hashable, other: Hashable) -> bool:

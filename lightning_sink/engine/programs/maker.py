@@ -21,6 +21,7 @@ from lightning_sink.engine.programs.candidates import (
     Candidate,
     Candidates,
 )
+from lightning_sink.engine.programs.economy import Economy
 from lightning_sink.engine.programs.in_vain import InVain
 from lightning_sink.engine.programs.observation import Observation, observe
 from lightning_sink.engine.programs.program import Program
@@ -39,10 +40,6 @@ from lightning_sink.engine.watch import CHANGES, Hazard
 _MOST_FAILURES = 3
 """How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
 
-_PROMPT = 3
-"""Shapes of batches, and ways through steps of one shape, that are compiled however long it takes: a window of
-accumulation has as many."""
-
 _SHORT_LIVES = 3
 """Programs in a row that are lost within few steps, before others read anew what those took to stay: that costs them
 their rows, and a tensor may be replaced once, or in each epoch."""
@@ -53,6 +50,8 @@ _FLAGS, _LEAVE_FLAGS = ("requires_grad", "training"), "have it the same at the s
 _RESTLESS = "what the step takes as constant, attributes or the optimizer's options, keeps changing"
 
 _TOO_MANY_ANSWERS = f"{OF_BATCH} decides what Python does, and there are {MOST_ANSWERS} programs for different ones"
+
+_LOSING = "each program runs too few steps to be worth its compiling"
 
 _SHORT_LIVED = "tensors that the step takes to stay as they are, or whose values decide what Python does, keep changing"
 
@@ -101,16 +100,17 @@ class ProgramMaker:
         self._steps = 0  # that programs had run when one of them last ran
         self._changed: Sequence[str] = ()
         self._steps_at_change: int | None = None  # that programs had run when they began behind the last change
-        self._missed_seconds = self._compiling_seconds = 0.0
-        self._held_back = 0
+        self._economy = Economy()
+        self._held_back = self._losing = 0  # steps
         self._too_many = self._looked = self._explained = self._has_recorded = False
 
-    def run(self, sink: Sink, step: Step, number: int) -> State | None:
-        """Runs a step that has no program, recorded if that may lead to one.
+    def run(self, sink: Sink, step: Step, number: int, steps: int) -> State | None:
+        """Runs a step that has no program, recorded if that may lead to one; by then programs have run so many steps.
 
         Returns what that one takes for granted, as the step left it, before anything that comes behind it; None if
         there is none.
         """
+        self._steps = steps
         candidate = self._candidates.see(step.key, number)
         if candidate is None:
             self._explain(sink, step, too_many=True)
@@ -138,22 +138,31 @@ class ProgramMaker:
         if candidate is not None and candidate.hazard is None:
             seconds = perf_counter() - began
             candidate.missed_seconds += seconds
-            self._missed_seconds += seconds
+            self._economy.missed(seconds)
         return None
 
     def _is_worth(self, step: Step, candidate: Candidate) -> bool:
-        """Tells whether another program may be compiled for steps of a kind, of which some have programs.
-
-        Where chance takes steps many ways, or batches have many shapes, compiling them all would take longer than many
-        a training: it may take as long as the steps that had no program, for those first that missed it most.
-        """
+        """Tells whether another program may be compiled for steps of a kind: those first that missed it most."""
         ways = self._programs.count(step.key)
-        if (ways or self._programs.count_shapes(step.kind)) < _PROMPT:
+        known = ways or self._programs.count_shapes(step.kind)
+        if self._economy.is_prompt(known, self._steps):
             return True
-        if self._missed_seconds >= self._compiling_seconds and self._candidates.miss_no_more_than(candidate):
+        if self._economy.is_worth(self._steps) and self._candidates.miss_no_more_than(candidate):
             return True
-        self._held_back += not ways
+        why = self._why_losing(step.key) if self._economy.is_losing(self._steps) else None
+        if why is None:
+            self._held_back += not ways
+            return False
+        self._losing += 1
+        if self._losing > LONG:
+            self.report(why)
         return False
+
+    def _why_losing(self, key: Key) -> Hazard | None:
+        """Returns why one program after another ran too few steps, as far as that is known."""
+        decides = self._programs.deciding(key)
+        why = decides or (self._why_restless() if self._changed else None)
+        return None if why is None else Hazard(f"{_LOSING}: {why.what}", why.where, why.way_out)
 
     def _waits(self) -> bool:
         """Tells whether the present step is not recorded since step after step has made no program, for one reason."""
@@ -250,13 +259,14 @@ class ProgramMaker:
         if what not in self._reported:
             self._reported[what] = of
             partly = bool(self._programs) and not self.has_given_up
-            self._reported[what] = "" if partly else of
+            if partly:
+                self._reported[what] = ""
             if what != _RESTLESS or not self._is_known():
                 self._fallback(hazard, partly)
 
     def _is_known(self) -> bool:
         """Tells whether it was said of all that keeps changing that the step changes it."""
-        told = self._reported.get(CHANGES, "")
+        told = self._reported.get(CHANGES, "") + self._reported.get(_LOSING, "")
         return bool(self._changed) and all(f"`{name}`" in told for name in self._changed)
 
     def gives_up(self, key: Key, hazard: Hazard) -> None:
@@ -342,10 +352,10 @@ class ProgramMaker:
         if recording.questions and self._programs.count_answers(key) >= MOST_ANSWERS:
             function = Hazard(_TOO_MANY_ANSWERS, recording.questions[-1].where)
         else:
-            began = perf_counter()
+            began, is_new = perf_counter(), not self._functions.have(recording)
             function = self._functions.get(recording)
-            self._compiling_seconds = max(self._compiling_seconds, perf_counter() - began)
-            self._missed_seconds = 0.0
+            if is_new:
+                self._economy.compiled(perf_counter() - began, self._steps)
         if isinstance(function, Hazard):
             candidate.give_up(function)
             self.report(function)

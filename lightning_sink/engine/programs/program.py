@@ -48,6 +48,7 @@ class Program:
         followers: The slots that are to hold the memory of some of those.
         takes_turns: Whether steps that it is for may take turns with others in a row.
         needs_own_batch: Whether it is for batches only that are nobody else's.
+        frozen: What decided by numbers which way the step goes.
         assumed: The truths that it finds out by itself.
         steps: How many it has run.
         failed: How many it has left, since they go another way.
@@ -68,7 +69,7 @@ class Program:
         self.turns, self.function, self.bindings = [self], function, bindings
         self.counts, self._held, self._bystanders = counts, held, bystanders
         self.text, self.dtypes, self.grad_mode = recording.text, recording.dtypes, recording.grad_mode
-        self.guards, self.questions = recording.guards, recording.questions
+        self.guards, self.frozen, self.questions = recording.guards, recording.frozen, recording.questions
         self.note, self.loss, self.appends = observation.note, observation.loss, observation.appends
         self.filled, self.cleared, self._gradients = observation.filled, observation.cleared, observation.gradients
         self.replaced = [slot for slot in self.filled if not slot.is_gradient]

@@ -14,9 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from lightning_sink.engine.private import holders_of_memory
+from lightning_sink.engine.programs.candidates import most_first
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.step import Key, Step
 from lightning_sink.engine.tracing.moved import Follower
+from lightning_sink.engine.watch import Hazard
 
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
@@ -54,6 +56,12 @@ class Programs:
         """Returns by how many answers of batches programs are told apart for steps of a kind."""
         asking = [program.questions for program in self._known.get(key, ()) if program.questions]
         return len({tuple((question.name, question.value) for question in questions) for questions in asking})
+
+    def deciding(self, key: Key) -> Hazard | None:
+        """Returns the number that tells most programs for steps of a kind apart; None where none does."""
+        programs = self._known.get(key, ())
+        frozen = programs[-1].frozen if programs else []
+        return next(iter(most_first(frozen, (program.guards for program in programs))), None)
 
     def find(self, step: Step, generation: int | None = None) -> Program | None:
         """Returns the program for the way that a step will go, which is about to run; `generation` as it `fits`."""
