@@ -2,7 +2,7 @@
 
 Recording costs a few steps' time and compiling seconds, so a kind has to come again before either is done for it. The
 first kind of a training comes at every step. A batch of another shape may be the last one of a dataset, once in a pass;
-it waits until it has come `PATIENCE` times.
+it waits until it has come `PATIENCE` times, and longer where compiling takes long (`economy.py`).
 """
 
 from __future__ import annotations

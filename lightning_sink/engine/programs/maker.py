@@ -101,7 +101,7 @@ class ProgramMaker:
         self._changed: Sequence[str] = ()
         self._steps_at_change: int | None = None  # that programs had run when they began behind the last change
         self._economy = Economy()
-        self._held_back = self._losing = 0  # steps
+        self._losing = 0  # steps that had no program since none is worth it
         self._too_many = self._looked = self._explained = self._has_recorded = False
 
     def run(self, sink: Sink, step: Step, number: int, steps: int) -> State | None:
@@ -121,7 +121,7 @@ class ProgramMaker:
         elif self._failures[step.key] < _MOST_FAILURES:
             never = self._candidates.never_come_again
             waits = never or self._candidates.is_looking or (self._costly and self._candidates.wait_for_long)
-            are_many = self._held_back > LONG
+            are_many = self._economy.are_many_held_back(self._steps)
             if (waits and not self._programs) or are_many:
                 self._explain(sink, step, too_many=never or are_many)
             due = candidate.is_due(not self._programs.count_shapes(step.kind)) and self._is_worth(step, candidate)
@@ -143,15 +143,14 @@ class ProgramMaker:
 
     def _is_worth(self, step: Step, candidate: Candidate) -> bool:
         """Tells whether another program may be compiled for steps of a kind: those first that missed it most."""
-        ways = self._programs.count(step.key)
-        known = ways or self._programs.count_shapes(step.kind)
-        if self._economy.is_prompt(known, self._steps):
+        ways, is_first = self._programs.count(step.key), not self._programs.count_shapes(step.kind)
+        if (ways or is_first) and self._economy.is_prompt(ways, self._steps):
             return True
         if self._economy.is_worth(self._steps) and self._candidates.miss_no_more_than(candidate):
             return True
         why = self._why_losing(step.key) if self._economy.is_losing(self._steps) else None
         if why is None:
-            self._held_back += not ways
+            self._economy.held_back += not ways
             return False
         self._losing += 1
         if self._losing > LONG:
