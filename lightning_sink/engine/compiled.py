@@ -40,6 +40,10 @@ that of the plain way; of small ones it is next to nothing."""
 _FREE_SECONDS, _MOST_LOOKING = 0.2, 0.05
 """What looking at all that is Python may take while no step has a program: so long, and this part of the time."""
 
+_SOUGHT = 2
+"""Steps at the begin of a sink before which programs that wait are looked for, however long it takes: one is recorded
+else, which takes longer."""
+
 
 class CompiledEngine(Engine):
     """Records steps and runs programs.
@@ -130,7 +134,7 @@ class CompiledEngine(Engine):
         if sink.eager_reason is not None or self._maker.has_given_up:
             EagerEngine().run(sink)
             return
-        begun = False
+        begun, sought = False, 0
         try:
             for step in sink.steps():
                 if self._rows.error is not None:  # of this step, when it was run ahead: now is its turn
@@ -155,6 +159,9 @@ class CompiledEngine(Engine):
                     continue
                 if not self._is_checked and self._programs.have(key) and self._is_worth_a_look(step):
                     self._begin(sink)
+                elif self._programs.only_wait and not self._is_checked and (sought < _SOUGHT or self._may_look()):
+                    sought += 1
+                    self._look_for_those_that_wait(sink)
                 program = self._programs.find(step, self._generation) if self._sets_options(sink, key) else None
                 if program is None:
                     self._run_plain(sink, step)
@@ -328,6 +335,16 @@ class CompiledEngine(Engine):
             self._looking_seconds += time.perf_counter() - began
         self._generation += 1
         self._is_checked = True
+
+    def _look_for_those_that_wait(self, sink: Sink) -> None:
+        """Sees whether programs are right again: a step may have left in attributes what the one before had changed."""
+        began = time.perf_counter()
+        state = self._present_state(sink)
+        if self._programs.take_again(lambda granted: self._granted.is_again(state, granted)):
+            self._state = state
+            self._generation += 1
+            self._is_checked = True
+        self._looking_seconds += time.perf_counter() - began
 
     def _may_look(self) -> bool:
         """Tells whether there is time for a look where no step has a program: it tells only whether to try again."""

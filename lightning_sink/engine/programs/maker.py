@@ -40,9 +40,9 @@ from lightning_sink.engine.watch import CHANGES, Hazard
 _MOST_FAILURES = 3
 """How often a kind of step is given up, each time because of a hazard, before nobody tries again."""
 
-_SHORT_LIVES = 3
-"""Programs in a row that are lost within few steps, before others read anew what those took to stay: that costs them
-their rows, and a tensor may be replaced once, or in each epoch."""
+_MOST_LOST = 3
+"""Programs that are lost since a place has another tensor, before others read anew what is there: it may be replaced
+once, or in each epoch."""
 
 _KEEP_ELSEWHERE = "keep it outside of the module, or make it a tensor"
 _FLAGS, _LEAVE_FLAGS = ("requires_grad", "training"), "have it the same at the start of each step (`toggle_optimizer`)"
@@ -94,6 +94,7 @@ class ProgramMaker:
         self._failures = Counter[Key]()
         self._in_vain = InVain()
         self._volatile: set[str] = set()
+        self._replaced = Counter[str]()  # how often places had another tensor than a program knew
         self._cleared: set[str] = set()  # gradients that were there, and that a step has cleared first of all
         self._reported: dict[str, str] = {}  # with what it was said of, where that was all steps
         self._restless = self._short_lives = self._steps_at_loss = 0
@@ -211,14 +212,14 @@ class ProgramMaker:
     def lost(self, steps: int, replaced_in: Collection[str] = ()) -> None:
         """Takes note that tensors, or values of theirs, are others than a program takes them to be.
 
-        By then programs have run so many steps. What is replaced in these places every few steps, programs take from
+        By then programs have run so many steps. What is replaced in these places again and again, programs take from
         there from now on: the steps that do so may be rare, and have not been recorded.
         """
         lived_long = steps - self._steps_at_loss >= PATIENCE
         self._short_lives = 0 if lived_long else self._short_lives + 1
         self._steps_at_loss = steps
-        if self._short_lives >= _SHORT_LIVES:
-            self._take_anew({*replaced_in})
+        self._replaced.update(replaced_in)
+        self._take_anew({name for name in replaced_in if self._replaced[name] >= _MOST_LOST})
 
     def forget(self, changed: Sequence[str] = (), granted: State | None = None) -> None:
         """Forgets programs and recordings: what they take for granted has changed; by these names if it has any.

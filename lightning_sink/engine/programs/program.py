@@ -37,6 +37,7 @@ class Program:
         kept_bytes: What is kept of a step in a row, as of when it was last asked whether it `may_keep` that.
         numbers: The inputs that stand for options and counters, with their positions.
         slots: The inputs that are what a slot holds: their positions, the slots, and what these must look like.
+        stays: Those of them, without gradients, in which the step leaves what it finds.
         counted: The counts by which Python decides, as far as they are known ahead.
         carries: The attributes that a step sets, with what gives the values.
         replaced: The slots that a step fills, but for gradients.
@@ -107,7 +108,9 @@ class Program:
         asks_what_it_writes = bool(self.questions) and any(i in self._written for i, _ in self._leaves)
         asks_what_it_writes |= len(self.counted) < len(recording.counts)
         left = {slot.name: there for slot, there in self.touches}
-        once = bool(self.slots or reshapes or asks_what_it_writes or recording.is_alone)
+        # What is in other slots stays there while nothing but programs runs.
+        self.stays = [(i, slot) for i, slot, _ in self.slots if not (slot.is_gradient or slot.name in left)]
+        once = len(self.stays) < len(self.slots) or reshapes or asks_what_it_writes or recording.is_alone
         self._repeats = self.finds(left) and not once
         logged = range(self.num_outputs, self.num_given)
         self._kept = [*logged] if self.loss is None else [self.loss, *logged]
@@ -282,6 +285,11 @@ class Program:
         `numbers` in each step, and are empty where they stay as they are.
         """
         fixed, positions = self._template, [position for position, _ in self._leaves]
+        if self.stays:
+            fixed = fixed.copy()
+            for position, slot in self.stays:
+                content = slot.get()
+                fixed[position] = None if content is None else content.detach()
         varying = [_without_gradient(columns[leaf][:steps]) for _, leaf in self._leaves]
         if numbers:
             places = [position for position, _ in self.numbers]

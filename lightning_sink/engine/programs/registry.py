@@ -133,21 +133,27 @@ class Programs:
         for programs in chain(self._known.values(), *(known.values() for _, known in self._aside)):
             programs[:] = [program for program in programs if not program.homes & names]
 
+    @property
+    def only_wait(self) -> bool:
+        """Whether there are none but such as have been put aside."""
+        return bool(self._aside) and not self
+
     def put_aside(self, granted: Any) -> None:
         """Has none any more; those that there are wait for what they take for granted."""
         if self:
             self._aside = [*self._aside, (granted, self._known)][-_MOST_ASIDE:]
         self._known = {}
 
-    def take_again(self, is_there: Callable[[Any], bool]) -> None:
-        """Has those again of which what they take for granted is there, if there are any."""
+    def take_again(self, is_there: Callable[[Any], bool]) -> bool:
+        """Has those again of which what they take for granted is there; tells whether there are any."""
         for number, (granted, known) in enumerate(self._aside):
             if is_there(granted):
                 del self._aside[number]
                 self._known = known
                 for program in self._all():
                     program.generation = -1
-                return
+                return True
+        return False
 
     def clear(self) -> None:
         """Forgets all of them."""

@@ -62,7 +62,8 @@ class Window:
         for which, (program, links) in enumerate(zip(self.turns, self._links, strict=True)):
             own = [column[which::count] for column in columns]
             turn = program.turn(own, numbers[which::count], steps // count)
-            turns.append(replace(turn, links=links))
+            fixed = [None if position in links else tensor for position, tensor in enumerate(turn.fixed)]
+            turns.append(replace(turn, fixed=fixed, links=links))
         return turns
 
     def left(self, outputs: tuple[Tensor, ...], steps: int) -> list[tuple[Program, tuple[Tensor, ...]]]:
@@ -107,7 +108,9 @@ def window_of(programs: Sequence[Program], note: Any) -> Window | None:
     filled = {slot.name: there for program in programs for slot, there in program.touches}
     shapes = {name: shape for program in programs for name, shape in program.left_shapes.items()}
     for which, program in enumerate(programs):
-        places = {position: left.get(slot.name) for position, slot, _ in program.slots}
+        stays = {position for position, slot in program.stays if slot.name not in filled}
+        others = ((position, slot) for position, slot, _ in program.slots if position not in stays)
+        places = {position: left.get(slot.name) for position, slot in others}
         if None in places.values() or not program.finds(filled):
             return None
         if any(shapes.get(slot.name, shape) != shape for slot, shape in program.asked_shapes):
