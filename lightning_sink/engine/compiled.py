@@ -263,7 +263,7 @@ class CompiledEngine(Engine):
         if self._ran is not program:
             self._ran = program
             self._programs.look_again(program)
-        self._maker.settled(self.compiled_steps)
+        self._maker.settled(self.compiled_steps, program.seconds)
         program.carry()
         logged = list(outputs[program.num_outputs : program.num_results])
         loss = None if program.loss is None else outputs[program.loss]

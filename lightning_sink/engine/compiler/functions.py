@@ -25,10 +25,6 @@ class Functions:
         self._compiler, self._generators = compiler, generators
         self._made: dict[str, CompiledStep] = {}
 
-    def have(self, recording: Recording) -> bool:
-        """Tells whether there is one of a recording."""
-        return recording.text in self._made
-
     def get(self, recording: Recording) -> CompiledStep | Hazard:
         """Returns the function of a recording, or why there is none."""
         known = self._made.get(recording.text)

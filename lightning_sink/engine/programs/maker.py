@@ -51,7 +51,7 @@ _RESTLESS = "what the step takes as constant, attributes or the optimizer's opti
 
 _TOO_MANY_ANSWERS = f"{OF_BATCH} decides what Python does, and there are {MOST_ANSWERS} programs for different ones"
 
-_LOSING = "each program runs too few steps to be worth its compiling"
+_LOSING = "each program runs too few steps to be worth recording and compiling it"
 
 _SHORT_LIVED = "tensors that the step takes to stay as they are, or whose values decide what Python does, keep changing"
 
@@ -133,7 +133,7 @@ class ProgramMaker:
             if may and (self._programs.have(step.key) or not candidate.rests()):
                 with alone() as is_alone:
                     if is_alone:
-                        return self._record(sink, step, candidate)
+                        return self._make_or_learn(sink, step, candidate)
         began = perf_counter()
         sink.run(step, Tape())
         if candidate is not None and candidate.hazard is None:
@@ -198,11 +198,12 @@ class ProgramMaker:
                 self._explained = True
                 self.report(why)
 
-    def settled(self, steps: int) -> None:
-        """Takes note that a program ran: what it takes for granted may stay as it is for some time.
+    def settled(self, steps: int, seconds: float) -> None:
+        """Takes note that a program ran, for so long: what it takes for granted may stay as it is for some time.
 
         By then programs have run so many steps.
         """
+        self._economy.ran(seconds)
         self._steps = steps
         if self._steps_at_change is None:
             self._steps_at_change = steps
@@ -278,6 +279,15 @@ class ProgramMaker:
         if self._failures[key] >= _MOST_FAILURES:
             self.report(hazard)
 
+    def _make_or_learn(self, sink: Sink, step: Step, candidate: Candidate) -> State | None:
+        """Runs a step recorded, and takes note of what that took."""
+        began = perf_counter()
+        granted = self._record(sink, step, candidate)
+        self._economy.spent(perf_counter() - began)
+        if granted is not None:
+            self._economy.made(self._steps)
+        return granted
+
     def _record(self, sink: Sink, step: Step, candidate: Candidate) -> State | None:
         self._has_recorded = True
         self._parts.collected.leave_out(sink.option_names)
@@ -352,10 +362,7 @@ class ProgramMaker:
         if recording.questions and self._programs.count_answers(key) >= MOST_ANSWERS:
             function = Hazard(_TOO_MANY_ANSWERS, recording.questions[-1].where)
         else:
-            began, is_new = perf_counter(), not self._functions.have(recording)
             function = self._functions.get(recording)
-            if is_new:
-                self._economy.compiled(perf_counter() - began, self._steps)
         if isinstance(function, Hazard):
             candidate.give_up(function)
             self.report(function)

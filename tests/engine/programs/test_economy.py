@@ -8,65 +8,72 @@ from lightning_sink.engine.programs import maker
 from lightning_sink.engine.programs.economy import Economy
 
 TABLE = [1 + number / 10 for number in range(20)]
-LOSING = "each program runs too few steps to be worth its compiling: "
+LOSING = f"{maker._LOSING}: "
 
 
-def compiled(economy, *seconds, ran=0):
-    """Compiles programs that took so long, each of which then runs so many steps; returns how many have run by then."""
-    steps = 0
+def made(economy, *seconds):
+    """Makes programs that take so long each and run no steps."""
     for each in seconds:
-        economy.compiled(each, steps)
-        steps += ran
-    return steps
+        economy.spent(each)
+        economy.made(0)
 
 
-def test_the_first_few_programs_are_compiled_at_once():
+def test_the_first_few_programs_are_made_at_once():
     for known, is_prompt in enumerate([True, True, True, False]):
         economy = Economy()
-        steps = compiled(economy, *[5.0] * known)
-        assert economy.is_prompt(known, steps) is is_prompt
+        made(economy, *[5.0] * known)
+        assert economy.is_prompt(known, 0) is is_prompt
 
 
 def test_another_one_may_take_as_long_as_was_missed():
     economy = Economy()
-    steps = compiled(economy, 5.0, 2.0, 2.0)
-    economy.missed(4.0)
-    assert not economy.is_worth(steps)
-    economy.missed(1.0)
-    assert economy.is_worth(steps)
-    economy.compiled(1.0, steps)
-    assert not economy.is_worth(steps)
+    made(economy, 5.0, 2.0, 2.0)
+    economy.missed(2.5)
+    assert not economy.is_worth(0)
+    economy.missed(0.5)
+    assert economy.is_worth(0)
+    made(economy, 1.0)
+    assert not economy.is_worth(0)
 
 
-def test_twice_as_long_each_time_where_none_is_worth_it():
-    economy, steps = Economy(), 0
-    missed = []
+@pytest.mark.parametrize("program", [0.0, 0.25])
+def test_twice_as_long_each_time_where_none_is_worth_it(program):
+    economy, steps, missed = Economy(), 0, []
+    economy.ran(program)
+    saved = 3 * (0.5 - program)
     for _ in range(8):
         since = 0
         while not economy.is_worth(steps):
             economy.missed(0.5)
             since += 0.5
-        economy.compiled(2.0, steps)
-        steps += 3  # of half a second each: less than the two that it took
+        economy.spent(saved + 0.25)
+        economy.spent(0.25)
+        economy.made(steps)
+        steps += 3
         missed.append(since)
-    assert missed == [0, 2, 2, 2, 4, 8, 16, 32]
+    each = saved + 0.5
+    assert missed == [
+        -(-seconds // 0.5) * 0.5 for seconds in [0, each, each, each, 2 * each, 4 * each, 8 * each, 16 * each]
+    ]
     assert economy.is_losing(steps)
-    assert not economy.is_losing(steps + 1)  # the last one is worth it by now, and all begins anew
-    assert economy.is_prompt(0, steps + 1)
     assert not economy.is_prompt(0, steps)
+    while economy.is_losing(steps):  # the last one is worth it in the end, and all begins anew
+        steps += 1
+    assert economy.is_prompt(0, steps)
 
 
 @pytest.fixture
 def compiling(monkeypatch):
-    """What each compilation takes, in seconds, and how many there were."""
+    """What each program takes, in seconds, and how many there were."""
     said = {"seconds": 0.0, "count": 0}
-    note = Economy.compiled
+    note = Economy.made
 
-    def compiled(self, seconds, steps):
+    def made(self, steps):
         said["count"] += 1
-        note(self, said["seconds"], steps)
+        self._spent = said["seconds"]
+        note(self, steps)
 
-    monkeypatch.setattr(Economy, "compiled", compiled)
+    monkeypatch.setattr(Economy, "made", made)
     return said
 
 
@@ -119,7 +126,7 @@ SINKS = [batches(40)] * 14
     ("make", "most", "why"),
     [(by_its_place, 3, "`batch_idx` is needed as a plain number"), (by_an_attribute, 6, f"{maker._RESTLESS}: `name`")],
 )
-def test_programs_that_run_few_steps_are_not_compiled_for_ever(compiling, make, most, why):
+def test_programs_that_run_few_steps_are_not_made_for_ever(compiling, make, most, why):
     compiling["seconds"] = 1e6
     _, sink = both(make(40), SINKS, costly=True)
     assert compiling["count"] == most
@@ -127,7 +134,7 @@ def test_programs_that_run_few_steps_are_not_compiled_for_ever(compiling, make, 
     assert sink.hazards[0].what.startswith(LOSING + why)
 
 
-def test_control_programs_that_cost_nothing_are_compiled_again_and_again(compiling):
+def test_control_programs_that_cost_nothing_are_made_again_and_again(compiling):
     _, sink = both(by_its_place(40), SINKS, costly=True)
     assert compiling["count"] == 14
     assert not sink.hazards
