@@ -159,7 +159,7 @@ class CompiledEngine(Engine):
                     continue
                 if not self._is_checked and self._programs.have(key) and self._is_worth_a_look(step):
                     self._begin(sink)
-                elif self._programs.only_wait and not self._is_checked and (sought < _SOUGHT or self._may_look()):
+                elif self._programs.only_wait and not self._is_checked and sought < _SOUGHT:
                     sought += 1
                     self._look_for_those_that_wait(sink)
                 program = self._programs.find(step, self._generation) if self._sets_options(sink, key) else None

@@ -231,14 +231,15 @@ class ProgramMaker:
             self._restless += 1
             self._changed = changed
         self._steps_at_change = None
+        # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
+        for key, problem in self._candidates.problems():
+            if not self._programs.have(key):
+                self._fail(key, problem)
         if granted is None:
             self._programs.clear()
         else:
             self._programs.put_aside(granted)
         self._in_vain.changed()
-        # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
-        for key, problem in self._candidates.problems():
-            self._fail(key, problem)
         self._candidates.clear()
 
     def take_over(self, other: ProgramMaker, replaced: Sequence[str]) -> None:
