@@ -76,7 +76,7 @@ def of_neuralforecast(name: str) -> Callable[[dict[str, Any]], None]:
         days = pandas.date_range("2020-01-01", periods=200)
         frame = pandas.DataFrame({"unique_id": np.repeat(np.arange(32), 200), "ds": [*days] * 32})
         frame["y"] = np.sin(np.arange(len(frame)) / 9)
-        model = getattr(neuralforecast.models, name)(h=6, input_size=24, max_steps=600, batch_size=8, **trainer)
+        model = getattr(neuralforecast.models, name)(h=6, input_size=24, max_steps=300, batch_size=8, **trainer)
         neuralforecast.NeuralForecast([model], freq="D").fit(frame)
 
     return train
