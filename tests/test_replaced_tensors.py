@@ -6,6 +6,7 @@ from torch import nn
 
 from gallery.case import Small
 from lightning_sink import SinkStrategy
+from lightning_sink.engine.programs.maker import ProgramMaker
 from lightning_sink.engine.programs.registry import Programs
 from lightning_sink.engine.state.granted import Granted
 from parity import assert_parity, both, loader, once
@@ -61,3 +62,68 @@ def test_what_steps_put_there_has_nothing_looked_at_again(monkeypatch):
     assert looks() < 40
     monkeypatch.setattr(Programs, "replaced", lambda self: ())
     assert looks() > 70  # the control
+
+
+class Sized(Small):
+    """Has a mask of the size of its batch, as darts' TFT has: the smaller batch at the end of an epoch leaves its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.size, self.mask = -1, torch.empty(0)
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) != self.size:
+            self.mask = torch.linspace(0.5, 1.5, len(batch[0]))
+            self.size = len(batch[0])
+        losses = nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="none")
+        return (losses * self.mask).mean()
+
+
+class MaskedAnew(Small):
+    """Hooks replace a tensor in each epoch, which the steps of other epochs have never seen."""
+
+    def on_train_epoch_start(self):
+        self.mask = torch.rand(8)
+
+    def training_step(self, batch, batch_idx):
+        losses = nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="none")
+        return (losses * self.mask).mean()
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The steps before which others were recorded."""
+    steps, record = [], ProgramMaker._record
+
+    def recording(self, sink, step, candidate):
+        steps.append(self._steps)
+        return record(self, sink, step, candidate)
+
+    monkeypatch.setattr(ProgramMaker, "_record", recording)
+    return steps
+
+
+def in_epochs(make, last, accumulate=1):
+    plain, sink = both(
+        make,
+        lambda: loader(40, last=last),
+        SinkStrategy(20, epoch="dataset", engine="traced"),
+        max_epochs=10,
+        accumulate_grad_batches=accumulate,
+    )
+    assert_parity(plain, sink)
+    assert sink.engine == "traced"
+
+
+@pytest.mark.parametrize(("make", "last"), [(Sized, 5), (MaskedAnew, 8)])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_what_is_replaced_in_each_epoch_is_read_from_its_place_in_the_end(chunks, recorded, make, last, accumulate):
+    in_epochs(make, last, accumulate)
+    assert max(recorded) < 5 * 40
+    assert sum(chunks) > 2 * 40
+
+
+def test_control_programs_that_read_no_place_are_made_in_each_epoch(recorded, monkeypatch):
+    monkeypatch.setattr(ProgramMaker, "_take_anew", lambda self, names: None)
+    in_epochs(MaskedAnew, 8)
+    assert max(recorded) > 8 * 40 - 40

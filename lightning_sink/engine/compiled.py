@@ -338,6 +338,7 @@ class CompiledEngine(Engine):
 
     def _look_for_those_that_wait(self, sink: Sink) -> None:
         """Sees whether programs are right again: a step may have left in attributes what the one before had changed."""
+        self._parts.varying.update()
         began = time.perf_counter()
         state = self._present_state(sink)
         if self._programs.take_again(lambda granted: self._granted.is_again(state, granted)):
