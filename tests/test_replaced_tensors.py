@@ -65,7 +65,7 @@ def test_what_steps_put_there_has_nothing_looked_at_again(monkeypatch):
 
 
 class Sized(Small):
-    """Has a mask of the size of its batch, as darts' TFT has: the smaller batch at the end of an epoch leaves its own."""
+    """Has a mask of its batch's size, as darts' TFT has: the smaller batch at the end of an epoch leaves its own."""
 
     def __init__(self):
         super().__init__()
