@@ -90,6 +90,34 @@ class MaskedAnew(Small):
         return (losses * self.mask).mean()
 
 
+class Sums(Small):
+    """Steps write to what a hook puts there in each epoch."""
+
+    def on_train_epoch_start(self):
+        self.total = torch.zeros(())
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.total += loss.detach()
+        return loss
+
+
+class Decides(Small):
+    """Python decides by it."""
+
+    def on_train_epoch_start(self):
+        self.sign = torch.tensor(1.0)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (2 if self.sign > 0 else 1)
+
+
+class SumsOnce(Sums):
+    def on_train_epoch_start(self):
+        if self.current_epoch in (0, 2):
+            super().on_train_epoch_start()
+
+
 @pytest.fixture
 def recorded(monkeypatch):
     """The steps before which others were recorded."""
@@ -121,6 +149,13 @@ def test_what_is_replaced_in_each_epoch_is_read_from_its_place_in_the_end(chunks
     in_epochs(make, last, accumulate)
     assert max(recorded) < 5 * 40
     assert sum(chunks) > 2 * 40
+
+
+@pytest.mark.parametrize("make", [Sums, Decides, SumsOnce])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_what_steps_write_to_or_decide_by_stays_compiled(chunks, make, accumulate):
+    in_epochs(make, 8, accumulate)
+    assert sum(chunks) > 3 * 40
 
 
 def test_control_programs_that_read_no_place_are_made_in_each_epoch(recorded, monkeypatch):

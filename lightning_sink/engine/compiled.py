@@ -163,6 +163,9 @@ class CompiledEngine(Engine):
                     sought += 1
                     self._look_for_those_that_wait(sink)
                 program = self._programs.find(step, self._generation) if self._sets_options(sink, key) else None
+                if program is not None and not self._is_checked:  # it is for the options that have just been set
+                    self._begin(sink)
+                    program = self._programs.find(step, self._generation)
                 if program is None:
                     self._run_plain(sink, step)
                 elif not self._run(sink, step, program):

@@ -143,7 +143,7 @@ _KEEPERS = {
 _BY_ANY_NAME = (globals, __import__, eval, exec)
 _IMPORTS = id(importlib.import_module.__code__)
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
-_TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage"}
+_TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage", "as_subclass"}
 # By name, all functions in C that are told, but for those of Python's generator: most calls are of none of these.
 _TOLD = {_SEED, *_TENSOR_ESCAPES, *_CLOCKS, *_CALENDARS, *_WRITES, *_GENERATOR_CALLS, *_SYSTEM_RANDOM}
 _TOLD |= {function.__name__ for function in _OUTER_WORLD}.union(*_WRITERS.values(), *_KEEPERS.values())

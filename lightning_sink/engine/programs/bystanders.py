@@ -85,7 +85,7 @@ class Bystanders:
     ) -> None:
         self._slots, self._asked = slots, asked
         self._taken = {id(tensor): number for number, tensor in enumerate(taken)}
-        self._replaced = [slot for slot, _ in replaced]
+        self._replaced = [(slot, _kind_of(tensor)) for slot, tensor in replaced]
         self._numbers = self._numbered([*tensors, *(tensor for _, tensor in replaced)])
 
     def _numbered(self, tensors: Iterable[Tensor | None]) -> list[int]:
@@ -96,5 +96,19 @@ class Bystanders:
     def are_the_same(self) -> bool:
         """Tells whether a step would be answered as it was."""
         tensors = [slot.get() for slot in self._slots]
-        held = [slot.get() for slot in self._replaced]
+        held = [slot.get() for slot, _ in self._replaced]
+        if not all(_is_of(kind, tensor) for (_, kind), tensor in zip(self._replaced, held, strict=True)):
+            return False
         return [*map(asked_of, tensors)] == self._asked and self._numbered([*tensors, *held]) == self._numbers
+
+
+def _kind_of(tensor: Tensor | None) -> tuple[Any, bool, bool]:
+    """Returns what is told of a tensor in the place of which others come: its class, and whether it has gradients."""
+    asks = tensor is not None and tensor.requires_grad
+    return type(tensor), asks and tensor is not None and tensor.is_leaf, asks
+
+
+def _is_of(kind: tuple[Any, bool, bool], tensor: Tensor | None) -> bool:
+    """Tells whether a tensor is of a kind; those that programs put there have no graph, where those of steps may."""
+    of_class, is_leaf, asks = _kind_of(tensor)
+    return (of_class, is_leaf) == kind[:2] and (kind[2] or not asks)

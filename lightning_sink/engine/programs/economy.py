@@ -5,7 +5,7 @@ Where chance takes steps many ways, batches have many shapes, or each epoch need
 batch at the end of each traversal is a step among many. The first shape, and the first few ways through its steps, have
 programs at once. Any other program may take as long as the steps have that had none since the last one; and where one
 after another then saves less than it took, twice as long each time: all of that together is no more than a few times
-what one of them takes.
+what one of them takes. Behind a change that stays, steps have missed enough in the end, whatever came before.
 """
 
 from __future__ import annotations
@@ -73,8 +73,17 @@ class Economy:
         """Tells whether another program is made however long it takes, where so many are known for such steps."""
         return known < _PROMPT and self._not_worth(steps) < 2 * _PROMPT
 
+    def begin_again(self, steps: int) -> None:
+        """From now on steps are counted anew, of which so many have been run."""
+        spent, before = self._last
+        self._last = spent, before - steps
+
+    def is_paid_by(self, missed: float) -> bool:
+        """Tells whether what steps of one kind have missed, while nothing changed, is the price of a program."""
+        return missed * self._made >= self._spent_in_all
+
     def is_worth(self, steps: int) -> bool:
-        """Tells whether another one may be, by what steps have missed."""
+        """Tells whether another one may be, by what all steps have missed since the last one."""
         doubled = min(max(0, self._not_worth(steps) - _PROMPT), _MOST_DOUBLED)
         return self._missed * self._made >= self._spent_in_all * (1 << doubled)
 

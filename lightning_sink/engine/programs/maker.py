@@ -7,8 +7,12 @@ without one; whoever runs the programs tells it when what it has seen is no long
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from time import perf_counter
+from types import MappingProxyType
+from weakref import ref
+
+from torch import Tensor
 
 from lightning_sink.engine.compiler.functions import Functions
 from lightning_sink.engine.compiler.loop import CompiledStep, Compiler
@@ -94,7 +98,7 @@ class ProgramMaker:
         self._failures = Counter[Key]()
         self._in_vain = InVain()
         self._volatile: set[str] = set()
-        self._replaced = Counter[str]()  # how often places had another tensor than a program knew
+        self._replaced: dict[str, tuple[int, ref[Tensor]]] = {}  # how often places had another tensor, and the last one
         self._cleared: set[str] = set()  # gradients that were there, and that a step has cleared first of all
         self._reported: dict[str, str] = {}  # with what it was said of, where that was all steps
         self._restless = self._short_lives = self._steps_at_loss = 0
@@ -146,6 +150,8 @@ class ProgramMaker:
         """Tells whether another program may be compiled for steps of a kind: those first that missed it most."""
         ways, is_first = self._programs.count(step.key), not self._programs.count_shapes(step.kind)
         if (ways or is_first) and self._economy.is_prompt(ways, self._steps):
+            return True
+        if not ways and self._economy.is_paid_by(candidate.missed_seconds):
             return True
         if self._economy.is_worth(self._steps) and self._candidates.miss_no_more_than(candidate):
             return True
@@ -210,17 +216,20 @@ class ProgramMaker:
         if steps - self._steps_at_change >= PATIENCE:
             self._restless = 0
 
-    def lost(self, steps: int, replaced_in: Collection[str] = ()) -> None:
+    def lost(self, steps: int, replaced_in: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         """Takes note that tensors, or values of theirs, are others than a program takes them to be.
 
-        By then programs have run so many steps. What is replaced in these places again and again, programs take from
-        there from now on: the steps that do so may be rare, and have not been recorded.
+        By then programs have run so many steps. What is replaced in places again and again, by tensors that are there
+        now, programs take from there from now on: the steps that do so may be rare, and have not been recorded.
         """
         lived_long = steps - self._steps_at_loss >= PATIENCE
         self._short_lives = 0 if lived_long else self._short_lives + 1
         self._steps_at_loss = steps
-        self._replaced.update(replaced_in)
-        self._take_anew({name for name in replaced_in if self._replaced[name] >= _MOST_LOST})
+        for name, tensor in replaced_in.items():
+            many, last = self._replaced.get(name, (0, None))
+            if last is None or last() is not tensor:  # several programs may be lost by one
+                self._replaced[name] = many + 1, ref(tensor)
+        self._take_anew({name for name in replaced_in if self._replaced[name][0] >= _MOST_LOST})
 
     def forget(self, changed: Sequence[str] = (), granted: State | None = None) -> None:
         """Forgets programs and recordings: what they take for granted has changed; by these names if it has any.
@@ -228,7 +237,8 @@ class ProgramMaker:
         Where it may come again, that is what was `granted`, and programs wait for it.
         """
         if self._programs or self._candidates:
-            self._restless += 1
+            # Where programs are not worth it, it may be for long that there are none, and what changes may stay then.
+            self._restless += not self._economy.is_losing(self._steps)
             self._changed = changed
         self._steps_at_change = None
         # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
@@ -247,6 +257,8 @@ class ProgramMaker:
         other.forget(replaced)
         self._functions, other._functions = other._functions, self._functions
         self._reported, self._changed = other._reported, other._changed
+        self._economy, self._losing = other._economy, other._losing
+        self._economy.begin_again(other._steps)
         self._restless = 0 if other._steps >= _ENOUGH else other._restless
 
     def close(self) -> None:
@@ -260,7 +272,7 @@ class ProgramMaker:
         what, _, of = hazard.what.partition(":")
         if what not in self._reported:
             self._reported[what] = of
-            partly = bool(self._programs) and not self.has_given_up
+            partly = (bool(self._programs) or self._programs.only_wait) and not self.has_given_up
             if partly:
                 self._reported[what] = ""
             if what != _RESTLESS or not self._is_known():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
@@ -84,6 +84,8 @@ class Program:
         self.homes = {b.name for b in bindings if b.home}
         read = (recording.inputs[i] for i in sorted(recording.read))
         self._read = [(tensor, tensor.detach().clone()) for tensor in read]
+        looked_at = recording.read | recording.asked | {count.input for count in recording.counts}
+        self._replaceable = [b for i, b in enumerate(bindings) if i not in looked_at | recording.written_inputs]
         self._written, self.moved = recording.written_inputs, recording.moved
         self.written_first, self.followers = recording.written_first, observation.followers
         fixed = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None]
@@ -191,15 +193,19 @@ class Program:
         return not self._shares_what_it_writes()
 
     def _homes(self) -> Iterator[tuple[Slot, Tensor | None]]:
-        return ((home, b.tensor) for b in self.bindings if b.home is not None for home in (b.home, *b.twins))
+        return _homes(self.bindings)
 
-    def replaced_in(self) -> set[str]:
-        """Returns the places that have another tensor by now; not those of parameters: gradients go with these."""
-        return {
-            home.name
-            for home, tensor in self._homes()
+    def replaced_in(self) -> dict[str, Tensor]:
+        """Returns the places that have another tensor by now, with that; not those that programs cannot read it from.
+
+        Those are parameters', with which gradients go, and what the step writes to, or looks at the values of.
+        """
+        replaced = {
+            home.name: home.get()
+            for home, tensor in _homes(self._replaceable)
             if tensor is not None and not tensor.requires_grad and home.get() is not tensor
         }
+        return {name: tensor for name, tensor in replaced.items() if tensor is not None}
 
     def places(self) -> Iterator[int]:
         """Yields where each tensor lies by which it holds another one's memory itself."""
@@ -349,6 +355,10 @@ def _without_gradient(column: Column) -> Column:
     if isinstance(column, Tensor):
         return column.detach() if column.requires_grad else column
     return [tensor.detach() if tensor.requires_grad else tensor for tensor in column]
+
+
+def _homes(bindings: Iterable[Binding]) -> Iterator[tuple[Slot, Tensor | None]]:
+    return ((home, b.tensor) for b in bindings if b.home is not None for home in (b.home, *b.twins))
 
 
 def _looks(tensor: Tensor, layout: tuple[Any, ...]) -> bool:

@@ -23,7 +23,7 @@ from lightning_sink.engine.watch import Hazard
 _MOST_BRANCHES = 16
 """Programs of one kind of step; the one that was made first makes room."""
 
-_MOST_ASIDE = 4
+_MOST_ASIDE = 8
 """Times that programs are put aside; those that have waited longest make room."""
 
 

@@ -49,8 +49,8 @@ def _compares(code: CodeType) -> bool:
     right = ""
     for each in dis.get_instructions(code):
         is_global = each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-        if (each.opname == "IS_OP" and right) or (is_global and each.argval == "id"):
+        if (each.opname == "IS_OP" and (right or each.is_jump_target)) or (is_global and each.argval == "id"):
             return True
         is_plain = "CONST" in each.opname or (is_global and hasattr(builtins, str(each.argval)))
-        right = "" if is_plain else each.opname
+        right = "" if is_plain and not each.is_jump_target else each.opname
     return not _ASK.isdisjoint(code.co_names)

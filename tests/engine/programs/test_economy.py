@@ -62,6 +62,27 @@ def test_twice_as_long_each_time_where_none_is_worth_it(program):
     assert economy.is_prompt(0, steps)
 
 
+def test_steps_that_stay_as_they_are_have_a_program_in_the_end():
+    economy = Economy()
+    made(economy, *[4.0] * 20)
+    economy.missed(4.0)
+    assert not economy.is_worth(0)
+    assert not economy.is_paid_by(3.5)
+    assert economy.is_paid_by(4.0)
+
+
+def test_what_one_engine_has_learned_another_one_goes_on_with():
+    economy = Economy()
+    economy.missed(1.0)
+    for steps in range(4):
+        economy.spent(5.0)
+        economy.made(100 + steps)
+    assert economy.is_losing(105)
+    economy.begin_again(105)
+    assert economy.is_losing(0)
+    assert not economy.is_losing(3)  # which makes the five that are worth five seconds
+
+
 @pytest.fixture
 def compiling(monkeypatch):
     """What each program takes, in seconds, and how many there were."""

@@ -130,9 +130,46 @@ ALL = [IsAnAttribute, IsAGlobal, KeepsByIdentity, KeepsByReference, KeepsByKey, 
 ALL += [AsksForItsBase, AsksHowItWasMade, BeginsAgain]
 
 
-def trained(make):
+class AsksForAGradient(Masked):
+    def special(self):
+        return torch.rand(4, requires_grad=True)
+
+    def weight(self):
+        return self.mask.sum() * (3 if self.mask.requires_grad else 1)
+
+
+class Doubled(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        return found * 2 if func is torch.Tensor.sum else found
+
+
+class IsOfAnotherClass(Masked):
+    def special(self):
+        return torch.rand(4).as_subclass(Doubled)
+
+    def weight(self):
+        return torch.stack([self.mask.sum()]).prod()
+
+
+class IsTakenOutOfItsClass(Masked):
+    """No operation is seen that gives what the step computes with."""
+
+    def weight(self):
+        return self.mask.sum().as_subclass(torch.Tensor)
+
+
+def trained(make, batches=12):
     strategy = SinkStrategy(5, epoch="dataset", engine="traced")
-    return both(make, lambda: loader(12, last=8), strategy, max_epochs=8)
+    return both(make, lambda: loader(batches, last=8), strategy, max_epochs=8)
+
+
+@pytest.mark.filterwarnings("ignore:The training step runs eagerly")
+@pytest.mark.parametrize("batches", [12, 25])
+@pytest.mark.parametrize("make", [AsksForAGradient, IsOfAnotherClass, IsTakenOutOfItsClass])
+def test_tensors_of_other_kinds_are_no_such(make, batches):
+    assert_parity(*trained(make, batches))
 
 
 @pytest.mark.parametrize("make", ALL)
