@@ -4,6 +4,13 @@ import pytest
 import torch
 
 from lightning_sink.engine.compiler import inductor
+from lightning_sink.engine.programs import maker
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch):
+    """Programs cost nothing, however slow the machine is, where a test does not say what they do."""
+    monkeypatch.setattr(maker, "perf_counter", lambda: 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -237,8 +237,8 @@ class ProgramMaker:
         Where it may come again, that is what was `granted`, and programs wait for it.
         """
         if self._programs or self._candidates:
-            # Where programs are not worth it, it may be for long that there are none, and what changes may stay then.
-            self._restless += not self._economy.is_losing(self._steps)
+            # Where programs are not worth it, there are none for long, and what changes may stay as it is then.
+            self._restless += not (self._costly and self._economy.is_losing(self._steps))
             self._changed = changed
         self._steps_at_change = None
         # A step that changes what programs take for granted is forgotten before it has been recorded often enough.
