@@ -78,7 +78,7 @@ def bind(first: Observation, second: Observation, volatile: set[str]) -> tuple[l
     if share_memory(inputs, written):
         what = "a tensor that the step writes to shares its memory with another one"
         hazards.append(Hazard(what, way_out="give it memory of its own (`clone()`)"))
-    looked_at = second.recording.read | second.recording.asked | {count.input for count in second.recording.counts}
+    looked_at = second.recording.looked_at
     hazards += [
         Hazard(f"the value of {b.name}, which a step replaces, decides what Python does", second.recording.first_use[i])
         for i, b in enumerate(found)

@@ -104,8 +104,9 @@ class Bystanders:
 
 def _kind_of(tensor: Tensor | None) -> tuple[Any, bool, bool]:
     """Returns what is told of a tensor in the place of which others come: its class, and whether it has gradients."""
-    asks = tensor is not None and tensor.requires_grad
-    return type(tensor), asks and tensor is not None and tensor.is_leaf, asks
+    if tensor is None:
+        return type(None), False, False
+    return type(tensor), tensor.requires_grad and tensor.is_leaf, tensor.requires_grad
 
 
 def _is_of(kind: tuple[Any, bool, bool], tensor: Tensor | None) -> bool:

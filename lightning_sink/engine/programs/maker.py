@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from time import perf_counter
-from types import MappingProxyType
 from weakref import ref
 
 from torch import Tensor
@@ -216,7 +215,7 @@ class ProgramMaker:
         if steps - self._steps_at_change >= PATIENCE:
             self._restless = 0
 
-    def lost(self, steps: int, replaced_in: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+    def lost(self, steps: int, replaced_in: Mapping[str, Tensor]) -> None:
         """Takes note that tensors, or values of theirs, are others than a program takes them to be.
 
         By then programs have run so many steps. What is replaced in places again and again, by tensors that are there
@@ -395,5 +394,5 @@ class ProgramMaker:
         recorder = observation.recorder
         bystanders = asked.of_others(self._volatile | known, bindings, recorder.ran.values(), recorder.got)
         if self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted)):
-            self.lost(self._steps)
+            self.lost(self._steps, {})
         return True

@@ -84,9 +84,9 @@ class Program:
         self.homes = {b.name for b in bindings if b.home}
         read = (recording.inputs[i] for i in sorted(recording.read))
         self._read = [(tensor, tensor.detach().clone()) for tensor in read]
-        looked_at = recording.read | recording.asked | {count.input for count in recording.counts}
-        self._replaceable = [b for i, b in enumerate(bindings) if i not in looked_at | recording.written_inputs]
         self._written, self.moved = recording.written_inputs, recording.moved
+        stay = recording.looked_at | self._written
+        self._replaceable = [b for i, b in enumerate(bindings) if i not in stay]
         self.written_first, self.followers = recording.written_first, observation.followers
         fixed = [(i, b.tensor) for i, b in enumerate(bindings) if b.tensor is not None]
         self.writes = [tensor for i, tensor in fixed if i in self._written]
@@ -177,7 +177,7 @@ class Program:
 
     def refresh(self) -> bool:
         """Takes the tensors that stay in place anew; returns whether they and the slots' can be this program's."""
-        if any(home.get() is not tensor for home, tensor in self._homes()):
+        if any(home.get() is not tensor for home, tensor in _homes(self.bindings)):
             return False
         stays = ((b.tensor, layout) for b, layout in zip(self.bindings, self._layouts, strict=True))
         if any(t is not None and not _looks(t, layout) for t, layout in stays):
@@ -191,9 +191,6 @@ class Program:
         # Aliases: compiled code must neither ask for gradients nor see a tensor that `.data =` has since replaced.
         self._template = [None if b.tensor is None else b.tensor.detach() for b in self.bindings]
         return not self._shares_what_it_writes()
-
-    def _homes(self) -> Iterator[tuple[Slot, Tensor | None]]:
-        return _homes(self.bindings)
 
     def replaced_in(self) -> dict[str, Tensor]:
         """Returns the places that have another tensor by now, with that; not those that programs cannot read it from.

@@ -112,6 +112,11 @@ class Recording:
         _note(self.frozen, what, where)
 
     @property
+    def looked_at(self) -> frozenset[int]:
+        """The inputs by whose values Python decided something."""
+        return frozenset([*self.read, *self.asked, *(count.input for count in self.counts)])
+
+    @property
     def written_inputs(self) -> frozenset[int]:
         """The inputs that lie in storages that the step writes to."""
         return frozenset(number for number, place in enumerate(storages(self.inputs)) if place in self.written)
