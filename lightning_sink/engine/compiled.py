@@ -162,10 +162,7 @@ class CompiledEngine(Engine):
                 elif self._programs.only_wait and not self._is_checked and sought < _SOUGHT:
                     sought += 1
                     self._look_for_those_that_wait(sink)
-                program = self._programs.find(step, self._generation) if self._sets_options(sink, key) else None
-                if program is not None and not self._is_checked:  # it is for the options that have just been set
-                    self._begin(sink)
-                    program = self._programs.find(step, self._generation)
+                program = self._programs.find(step, self._generation)
                 if program is None:
                     self._run_plain(sink, step)
                 elif not self._run(sink, step, program):
@@ -176,16 +173,6 @@ class CompiledEngine(Engine):
         finally:
             self._outputs = None
             self._rows.end_sink()
-
-    def _sets_options(self, sink: Sink, key: Key) -> bool:
-        """Has the options set for the next step, where they are set in each; tells whether programs may be right."""
-        if not sink.sets_options or not self._programs.have(key):
-            return True
-        stale: list[bool] = []
-        sink.set_options(lambda: stale.append(self._hyper.update()))
-        if any(stale):
-            self._forget()
-        return stale == [False]
 
     def _forget(self, changed: Sequence[str] = (), granted: State | None = None) -> None:
         """Lets go of the programs, and of the windows of such: what they take for granted has changed."""

@@ -32,7 +32,7 @@ class Passages:
         restore: Callable[[], None],
         end: Callable[[], None],
         ready: Callable[[int], None] = lambda steps: None,
-        begin: Callable[[], Callable[[], None] | None] = lambda: None,
+        begin: Callable[[], None] = lambda: None,
     ) -> Generator[None, None, None]:
         """Yields for each step of a new passage, when it is about to run; one that it is closed at is not gone through.
 
@@ -41,7 +41,7 @@ class Passages:
             restore: Puts everything back as it is now.
             end: Does what is due behind a step.
             ready: Counts a step before it; called with 1, and with -1 to take that back.
-            begin: Does what is due before a step; returns what takes that back, if anything does.
+            begin: Does what is due before a step.
         """
         passage = _Passage(restore)
         self._passages.append(passage)
@@ -49,13 +49,10 @@ class Passages:
             for _ in range(steps):
                 ready(1)
                 passage.steps += 1
-                take_back = None
                 try:
-                    take_back = begin()
+                    begin()
                     yield
-                except BaseException:  # the step is not run, or its options cannot be set
-                    if take_back is not None:
-                        take_back()
+                except BaseException:  # the step is not run
                     ready(-1)
                     passage.steps -= 1
                     raise

@@ -147,17 +147,6 @@ class Tape:
     def options_may_be_others(self) -> None:
         """Takes note that a schedule may have stepped since the last part of the step."""
 
-    def setting_options(self, last: bool) -> AbstractContextManager[None]:
-        """For code of the user's that sets the optimizers' options, and that the owner runs before a program, too.
-
-        If it is the last, they are then what the step computes with.
-        """
-        return nullcontext()
-
-    def computing(self) -> AbstractContextManager[None]:
-        """For what is done in the midst of such code, with the options as they are then."""
-        return nullcontext()
-
     def apart(self, what: str, given: Sequence[Tensor]) -> AbstractContextManager[None]:
         """For what the owner does after the step where a program runs it: paused, and checked to be the same there.
 
@@ -184,12 +173,6 @@ class Sink(ABC):
     disturbed: bool = False
     """Whether code of the user's runs between its steps, which may change what programs take for granted."""
 
-    sets_options: bool = False
-    """Whether code of the user's sets the optimizers' options in each of its steps, which `set_options` runs."""
-
-    option_names: Collection[str] = ()
-    """Names of attributes that this code asks for: it may be run ahead of the steps before it."""
-
     ran_seconds: float = 0.0
     """Time in which steps ran in a row, counted by the engine: the owner may have fetched batches meanwhile."""
 
@@ -213,13 +196,6 @@ class Sink(ABC):
     @abstractmethod
     def place(self) -> str:
         """Names the step that was yielded last, for an error in it: "batch 3 of epoch 0"."""
-
-    def set_options(self, seen: Callable[[], None]) -> None:
-        """Sets the optimizers' options for the step that is about to run, as its own code would; `run` takes that back.
-
-        `seen` is called when they are what the step computes with; not where its code sets none.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def values(self, step: Step) -> dict[str, Hashable]:

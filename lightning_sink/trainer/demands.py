@@ -29,7 +29,7 @@ from lightning_sink.data.shared_draws import drawn_from, methods_of
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits
-from lightning_sink.trainer.option_hooks import OptionHooks
+from lightning_sink.trainer.callback_code import may_return
 from lightning_sink.trainer.transfer import HOOKS
 from lightning_sink.trainer.turns import START, Turns, in_step
 
@@ -137,7 +137,8 @@ def in_step_reason(trainer: Any) -> str:
         changed = torch.get_default_dtype()
     if changed != before:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
-    if is_overridden("on_train_batch_start", trainer.lightning_module) and not OptionHooks(trainer).end_no_epoch:
+    module = trainer.lightning_module
+    if is_overridden("on_train_batch_start", module) and may_return(module, "on_train_batch_start"):
         return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
     return ""
 
@@ -178,7 +179,7 @@ def eager_reason(trainer: Trainer) -> Hazard | None:
             what = f"`{type(config.scheduler).__name__}` with interval 'step' reads a metric after every step"
             return Hazard(what, way_out="use interval 'epoch'")
     turns = Turns(trainer, alone=getattr(trainer.strategy, "sink_size", 0) == 1)
-    if turns.see_each_end and OptionHooks(trainer).leave_end:
+    if turns.see_each_end and is_overridden("on_train_batch_end", trainer.lightning_module):
         return Hazard(
             "`on_train_batch_end` of the module runs behind that of callbacks, which are shown every step",
             first_line(trainer.lightning_module.on_train_batch_end),

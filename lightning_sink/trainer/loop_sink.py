@@ -122,7 +122,7 @@ class LoopSink(TrainerSink):
 
     def passing(self, steps: int, note: Note | TurnsNote, seen: Callable[[], None]) -> Generator[None, None, None]:
         """Counts steps between the first and the last one, and steps the schedulers behind each."""
-        loop, trainer, counters, options = self._loop, self._trainer, self._counters, self._option_hooks
+        loop, trainer, counters = self._loop, self._trainer, self._counters
         step_schedulers, counted = step_in_row(loop), counters.present()
         put_back = keep_schedules(trainer, in_row=True) if self.schedules(note) else lambda: None
         turns, first = note.turns, loop.batch_idx + 1
@@ -135,12 +135,6 @@ class LoopSink(TrainerSink):
             number: int = loop.batch_idx - first
             return number % len(turns)
 
-        def begin() -> Callable[[], None] | None:
-            if options.sets:
-                return options.set(loop.batch_idx, turns[present()].optimizer_steps > 0, seen)
-            seen()
-            return None
-
         def end() -> None:
             of = turns[present()]
             counters.trained(of.clearings, of.optimizer_steps)
@@ -148,10 +142,9 @@ class LoopSink(TrainerSink):
             if (present() + 1) % note.stretch == 0:
                 step_schedulers()  # at a window's end, where gradients are accumulated
             step_by_hand(of.late_schedulers)
-            options.set_behind(loop.batch_idx)
             counters.completed()
 
-        return self.passages.go(steps, restore, end, counters.ready, begin)
+        return self.passages.go(steps, restore, end, counters.ready, seen)
 
     def account_chunk(
         self,

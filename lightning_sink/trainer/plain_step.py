@@ -24,7 +24,6 @@ from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
 from lightning_sink.trainer.logging import StepLog, captured
 from lightning_sink.trainer.metric_watch import keep_metrics, noted
-from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.reads import lifted_counters
 from lightning_sink.trainer.schedules import keep_schedules, may_change_more, stepped_behind_steps
 from lightning_sink.trainer.turns import Turn
@@ -61,14 +60,13 @@ class PlainStep:
         late_schedulers: Those that `on_train_batch_end` stepped.
     """
 
-    def __init__(self, loop: Any, hooks: BatchHooks, options: OptionHooks, tape: Tape, batch: Any) -> None:
+    def __init__(self, loop: Any, hooks: BatchHooks, tape: Tape, batch: Any) -> None:
         self.log = StepLog()
         self.schedulers: list[Any] = []
         self.late_schedulers: list[Any] = []
         self._loop = loop
         self._trainer = loop.trainer
-        self._hooks, self._options = hooks, options
-        self._tape = tape
+        self._hooks, self._tape = hooks, tape
         self._batch = batch
         self._batch_idx = loop.batch_idx
         self._has_begun = False
@@ -128,7 +126,7 @@ class PlainStep:
                     stack.enter_context(noted(self.log.metrics, trainer.lightning_module, tape))
                 batch_idx = tape.watched("batch_idx", self._batch_idx)
                 if tape.records:
-                    stack.enter_context(lifted_counters(trainer, tape, stepped, self._options.recorded(tape)))
+                    stack.enter_context(lifted_counters(trainer, tape, stepped))
                 return part(batch_idx)
 
         return tape.span(watched, self._rewind(stepped))

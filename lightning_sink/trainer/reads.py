@@ -22,6 +22,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -99,12 +100,10 @@ def machinery() -> frozenset[str]:
 
 
 @contextmanager
-def lifted_counters(
-    trainer: Any, tape: Tape, stepped: list[Any], hooks: Mapping[str, Callable[..., Any]]
-) -> Iterator[None]:
+def lifted_counters(trainer: Any, tape: Tape, stepped: list[Any]) -> Iterator[None]:
     """Gives stand-ins for the counters to the user's part of a step, where they are read and where they are passed.
 
-    `stepped` takes the schedulers that the step steps by hand; `hooks` take the place of hooks of the module's.
+    `stepped` takes the schedulers that the step steps by hand.
     """
     module = trainer.lightning_module
     owners = {id(item) for item in (module, trainer, trainer.fit_loop, trainer.fit_loop.epoch_loop)}
@@ -112,7 +111,7 @@ def lifted_counters(
         for kind, names in (*_COUNTERS.items(), *_FLAGS.items()):
             for name in names:
                 stack.enter_context(_lifted(kind, name, owners, tape))
-        stack.enter_context(_lifted_arguments(module, tape, hooks))
+        stack.enter_context(_lifted_arguments(module, tape))
         within: list[Any] = []
         for scheduler in schedulers_of(trainer):
             steps = only_computes(scheduler, module)
@@ -233,15 +232,9 @@ def _replaced_method(item: Any, name: str, method: Callable[..., Any]) -> Abstra
     return replaced(kind, name, call)
 
 
-def _lifted_arguments(
-    module: LightningModule, tape: Tape, hooks: Mapping[str, Callable[..., Any]]
-) -> AbstractContextManager[None]:
-    shadows = dict(hooks)
-    for name in _COUNTED:
-        hook = getattr(module, name)
-        if name not in hooks and getattr(hook, "__func__", hook) is not getattr(LightningModule, name):
-            shadows[name] = partial(_call_lifted, hook, tape)
-    return shadowed(module, shadows)
+def _lifted_arguments(module: LightningModule, tape: Tape) -> AbstractContextManager[None]:
+    hooks = {name: getattr(module, name) for name in _COUNTED if is_overridden(name, module)}
+    return shadowed(module, {name: partial(_call_lifted, hook, tape) for name, hook in hooks.items()})
 
 
 def _call_lifted(hook: Callable[..., Any], tape: Tape, epoch: int, batch_idx: int, *rest: Any) -> Any:

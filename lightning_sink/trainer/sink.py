@@ -31,7 +31,6 @@ from lightning_sink.trainer.demands import eager_reason
 from lightning_sink.trainer.ends import Ends
 from lightning_sink.trainer.logging import numbers_in, told_of_logs
 from lightning_sink.trainer.note import Note, TurnsNote
-from lightning_sink.trainer.option_hooks import OptionHooks
 from lightning_sink.trainer.plain_step import PlainStep, keep_results
 from lightning_sink.trainer.progress import SinkProgress
 from lightning_sink.trainer.schedules import (
@@ -73,11 +72,9 @@ class TrainerSink(Sink):
         self._ends = Ends(self._trainer, self._counters, interrupt)
         self._hooks = BatchHooks(self._trainer, length == 1, loop.many, loop.compared)
         self._automatic = self._module.automatic_optimization
-        self._option_hooks = OptionHooks(self._trainer)
         # The module's `on_train_batch_end` comes behind the callbacks', and a program has both parts of a step in one.
-        self._meets_end = (self._option_hooks.leave_end and self._hooks.are_met) or self._hooks.ends_inside
-        self.sets_options, self.option_names = self._option_hooks.sets, self._option_hooks.asked
-        self._take_back: Callable[[], None] | None = None
+        has_end = is_overridden("on_train_batch_end", self._module)
+        self._meets_end = (has_end and self._hooks.are_met) or self._hooks.ends_inside
         self._index = 0
         self._first = self._last = True
         self._starts_inside = False  # whether callbacks on the host see the present step begin in its midst
@@ -219,17 +216,11 @@ class TrainerSink(Sink):
     def schedules(self, note: Note | TurnsNote) -> bool:
         """Tells whether schedulers are stepped between two steps, by Lightning or by the step itself."""
         by_hand = any(of.schedulers or of.late_schedulers for of in note.turns)
-        return bool(self._by_step or self._option_hooks or by_hand)
+        return bool(self._by_step or by_hand)
 
     def sets_any(self, names: Collection[str], note: Note | TurnsNote) -> bool:
-        """Tells whether a hook, or a scheduler between two steps, may set options of these names."""
-        if not names or self._option_hooks:
-            return bool(names)
-        return self.schedules(note) and may_set(names, schedulers_of(self._trainer))
-
-    def set_options(self, seen: Callable[[], None]) -> None:
-        """Runs the user's hooks that only do that."""
-        self._take_back = self._option_hooks.set(self._loop.batch_idx, self._kind()[1], seen)
+        """Tells whether a scheduler between two steps may set options of these names."""
+        return bool(names) and self.schedules(note) and may_set(names, schedulers_of(self._trainer))
 
     def _kind(self) -> Kind:
         accumulate, options = self._trainer.accumulate_grad_batches, self._options()
@@ -250,9 +241,6 @@ class TrainerSink(Sink):
 
     def run(self, step: Step, tape: Tape) -> Result:
         """Runs a step the plain way, in Lightning's own order."""
-        if self._take_back is not None:
-            self._take_back()
-            self._take_back = None
         self._catch_up()
         self.logs.before_step()
         self._batch.announce()
@@ -260,7 +248,7 @@ class TrainerSink(Sink):
         batch, batch_idx = self._batch.get(), loop.batch_idx
         # What hooks of the user's give may be anything that is there.
         tape.gets(batch, self._batch.yielded if self._transfer.is_plain else batch)
-        counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, self._option_hooks, tape, batch)
+        counted, plain = self._counters.optimization, PlainStep(loop, self._hooks, tape, batch)
         forget_log = keep_results(loop) if is_overridden("on_train_batch_start", self._module) else lambda: None
         if self._starts_inside:
             self._start(batch, plain)
@@ -328,7 +316,7 @@ class TrainerSink(Sink):
         5. What its last hook logged is kept (`late`); of the sink's last step behind the callbacks' turn, and then all
            is delivered.
         """
-        loop, calls, self._take_back = self._loop, note.calls, None
+        loop, calls = self._loop, note.calls
         steps, number = cast(Kind, step.kind)[1], loop._batches_that_stepped
         self._counters.trained(note.clearings, note.optimizer_steps)
         self._ends.learn(note.optimizer_steps)
@@ -362,20 +350,16 @@ class TrainerSink(Sink):
         self.progress.trained(step)
         self._trained = step, result
         if not self._last:
-            self._step_behind(note)
+            step_by_hand(note.late_schedulers)
             self._counters.completed()
             loop._batches_that_stepped += steps
             return
         self.logs.all()
         self._hooks.end_on_host(result().output, self._batch.get(), loop.batch_idx)
-        self._step_behind(note)
+        step_by_hand(note.late_schedulers)
         self.logs.add(*late, number)
         self.logs.all()
         self._completed()
-
-    def _step_behind(self, note: Note) -> None:
-        step_by_hand(note.late_schedulers)
-        self._option_hooks.set_behind(self._loop.batch_idx)
 
     def _processed(self) -> None:
         self._loop.batch_progress.increment_processed()

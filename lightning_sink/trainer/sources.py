@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
-from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -34,18 +32,6 @@ def _is_property(decorator: ast.expr) -> bool:
 def arguments_of(source: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """Returns the names of a function's plain arguments."""
     return [argument.arg for argument in source.args.args]
-
-
-def held(value: Any, path: Sequence[str]) -> Any:
-    """Returns what is found behind names, without running code of the user's; `ABSENT` where there is nothing."""
-    for name in path:
-        if isinstance(value, Mapping) and name in value:  # `hparams`
-            value = value[name]
-        elif name in getattr(value, "__dict__", {}):
-            value = vars(value)[name]
-        else:
-            value = inspect.getattr_static(type(value), name, ABSENT)
-    return value
 
 
 def variable(function: FunctionType, name: str) -> Any:

@@ -239,7 +239,7 @@ class Warms(Summing):
         return 1 / (1 + 0.1 * self.steps)
 
 
-@case(eager="the step changes Python state: `steps`")
+@case(**carried())
 class TheSumSetsTheRateAheadOfTheStep(Warms):
     def on_train_batch_start(self, batch, batch_idx):
         factor = self.factor() if self.current_epoch > 0 else 1.0
@@ -247,7 +247,7 @@ class TheSumSetsTheRateAheadOfTheStep(Warms):
             group["lr"] = 0.05 * factor
 
 
-@case(eager="the step changes Python state: `steps`")
+@case(**carried())
 class TheSumSetsTheRateBehindTheStep(Warms):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         if self.current_epoch > 0:

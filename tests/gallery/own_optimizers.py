@@ -533,12 +533,15 @@ class DividingByWhatIsLeft(Sign):
         parameter.add_(parameter.grad, alpha=-group["lr"] / (14 - state["step"]))
 
 
-MAY_BE_SET = "a schedule or a hook does so, too"
 add(
     "own optimizer's count decides in a later part",
     partial(EndingByItsCount, Counting),
     eager="a later part of the step",
 )
-add("a hook sets rates by own optimizer's count", partial(SettingRatesByTheCount, CountingInItsGroup), eager=MAY_BE_SET)
-add("a schedule by own optimizer's count", partial(SchedulingByTheCount, CountingInItsGroup), eager=MAY_BE_SET)
+add("a hook sets rates by own optimizer's count", partial(SettingRatesByTheCount, CountingInItsGroup))
+add(
+    "a schedule by own optimizer's count",
+    partial(SchedulingByTheCount, CountingInItsGroup),
+    eager="a schedule does so, too",
+)
 add("own optimizer divides by zero", partial(Optimized, DividingByWhatIsLeft), raises="division by zero")

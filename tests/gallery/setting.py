@@ -73,7 +73,7 @@ class ACosineBeforeTheBatch(Setting):
 class ACosineBeforeABatchOfWhichTheRateIsLogged(Setting):
     def on_train_batch_start(self, batch, batch_idx):
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.peak * cos(pi * batch_idx / 20)
+            group["lr"] = self.peak * math.cos(pi * batch_idx / 20)
 
     def training_step(self, batch, batch_idx):
         rate = self.optimizers().param_groups[0]["lr"]
@@ -82,6 +82,14 @@ class ACosineBeforeABatchOfWhichTheRateIsLogged(Setting):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.log("rate at the end", self.optimizers().param_groups[0]["lr"])
+
+
+@case(eager="`batch_idx` is needed as a plain number")
+class ACosineThatWasImported(Setting):
+    """Nothing can stand in its place: the module has it under a name of its own."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] = self.peak * cos(pi * batch_idx / 20)
 
 
 @case()
@@ -125,7 +133,7 @@ class AMethodSetsTheRate(Setting):
         optimizer.step(closure=closure)
 
 
-@case(size=8)
+@case(size=8, eager="`global_step` is needed as a plain number")
 class RatesAndDecaysOfTables(Setting):
     """Arrays, as DINO's have one for each step."""
 
@@ -206,7 +214,7 @@ class ARateThatCannotBeHad(Setting):
         optimizer.step(closure=optimizer_closure)
 
 
-# -- hooks that do more are part of the step --------------------------------------------------------------------------
+# -- hooks that do more -----------------------------------------------------------------------------------------------
 
 
 def set_by(body):
@@ -253,7 +261,7 @@ def and_logs_it(self, optimizer, closure):
 
 
 add("the rate is set by what was logged", set_by(by_what_was_logged), eager="")
-for body in (by_an_attribute, by_a_tensor, and_calls_the_closure, and_logs_it):  # the hook is a part of the step
+for body in (by_an_attribute, by_a_tensor, and_calls_the_closure, and_logs_it):
     add(f"the rate is set {body.__name__.replace('_', ' ')}", set_by(body))
 
 
@@ -316,13 +324,13 @@ class AHelperEndsTheEpoch(Setting):
         return ends
 
 
-@case(eager="'lr' is another number here than in the optimizer's step", line='param_groups[0]["lr"])')
+@case()
 class TheRateBehindTheHookIsLogged(AWarmupBehindTheStep):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.log("rate", self.optimizers().param_groups[0]["lr"])
 
 
-@case(eager="'lr' is another number here than in the optimizer's step", line='param_groups[0]["lr"])')
+@case()
 class TheRateBeforeTheHookIsLogged(AWarmupBeforeTheStep):
     def on_train_batch_start(self, batch, batch_idx):
         self.log("rate", self.optimizers().param_groups[0]["lr"])
@@ -465,7 +473,7 @@ class RatesOfOtherTypesAreCollected(InTheStep):
         return self.loss(batch)
 
     def on_train_epoch_end(self):
-        self.log("floats", float(sum(type(rate) is float for rate in self.rates)))
+        self.log("floats", float(sum(not isinstance(rate, np.float64) for rate in self.rates)))
 
 
 @case(eager="not to a number that the host knows", data=even)
@@ -487,7 +495,7 @@ class ScheduledToo(InTheStep):
         return [optimizer], [{"scheduler": schedules.ExponentialLR(optimizer, 0.9), "interval": "step"}]
 
 
-@case(eager="a schedule or a hook does so, too", data=even)
+@case(data=even)
 class TheStepSetsTheRateBehindAHook(InTheStep):
     """The group holds the step's when the epoch ends."""
 
@@ -500,7 +508,7 @@ class TheStepSetsTheRateBehindAHook(InTheStep):
         self.log("at the end", self.optimizers().param_groups[0]["lr"])
 
 
-add("the step sets the rate, and a schedule", ScheduledToo, data=even, eager="a schedule or a hook does so, too")
+add("the step sets the rate, and a schedule", ScheduledToo, data=even, eager="a schedule does so, too")
 
 
 @case(eager="a value of a tensor decides", data=even)

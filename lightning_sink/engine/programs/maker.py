@@ -302,8 +302,6 @@ class ProgramMaker:
 
     def _record(self, sink: Sink, step: Step, candidate: Candidate) -> State | None:
         self._has_recorded = True
-        self._parts.collected.leave_out(sink.option_names)
-        self._parts.carried.leave_out(sink.option_names)
         before = Snapshot(self._parts)
         asked = Asked(before)
         looks: list[State] = []
@@ -312,12 +310,12 @@ class ProgramMaker:
             looks.append(self._granted.state())
             return looks[-1].python
 
-        recorder = Recorder(self._hyper, self._counts, before, step.leaves, look, sink.sets_options)
+        recorder = Recorder(self._hyper, self._counts, before, step.leaves, look)
         result = sink.run(step, recorder)
         look()
         self._granted.learn(recorder.ran)
         if sink.sets_any({left.key for left, *_ in self._hyper.set_by_step()}, result.note):
-            recorder.hazard("the step sets the optimizer's options, and a schedule or a hook does so, too")
+            recorder.hazard("the step sets the optimizer's options, and a schedule does so, too")
         self._check_batch(sink, recorder)
         observation = observe(recorder, before, Snapshot(self._parts), step, result)
         self._take_anew({slot.name for slot in (*observation.filled, *observation.cleared)})

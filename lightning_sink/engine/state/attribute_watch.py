@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from threading import Lock
 from types import CodeType, FrameType, FunctionType
@@ -37,14 +37,12 @@ class Looks(NamedTuple):
         ran: Takes the step's code.
         past: Takes functions that look at all attributes at once.
         plain: Tells where a stand-in goes to nobody who needs the number itself.
-        is_apart: Tells whether what runs now is run before each step, by whatever runs that.
     """
 
     uses: Uses
     ran: Mapping[int, CodeType]
     past: list[Any]
     plain: PlainUses
-    is_apart: Callable[[], bool]
 
 
 class AttributeWatch:

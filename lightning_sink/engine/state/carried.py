@@ -77,7 +77,6 @@ class Carried:
 
     def __init__(self) -> None:
         self._all: list[Carry] = []
-        self._left_out: set[str] = set()
         self._watches: list[tuple[Carry, AttributeInStep]] = []
 
     def has(self, holder: Any, key: str) -> bool:
@@ -93,11 +92,6 @@ class Carried:
     def places(self) -> set[tuple[int, str]]:
         """Returns them by the identity of the dictionary that each is in, and its name there."""
         return {(id(vars(carry.holder)), carry.key) for carry in self._all}
-
-    def leave_out(self, names: Collection[str]) -> None:
-        """Takes note of names of attributes that the owner asks for ahead of steps."""
-        self._left_out |= {*names}
-        self._all = [carry for carry in self._all if carry.key not in self._left_out]
 
     def state(self, holders: Collection[int]) -> dict[str, Hashable]:
         """Returns what programs take for granted of them: that they are carried; what they are is asked before a step.
@@ -121,7 +115,7 @@ class Carried:
             return []
         known = len(self._all)
         for prefix, holder in holders:
-            kind, left_out = type(holder), TENSOR_HOLDERS | self.names(holder) | self._left_out
+            kind, left_out = type(holder), TENSOR_HOLDERS | self.names(holder)
             keys = [key for key, value in vars(holder).items() if type(value) in SCALARS and prefix + key in changed]
             keys = [key for key in keys if key not in left_out and is_users(kind.__module__) and is_plain(kind, key)]
             self._all += [Carry(prefix + key, holder, key) for key in keys]

@@ -63,7 +63,7 @@ class AttributeInStep(ABC):
     def got(self, value: Any, frame: FrameType) -> Any:
         """Returns what a frame gets that asks for it."""
         step = self._step
-        if step is None or get_ident() != self._thread or step.is_apart():
+        if step is None or get_ident() != self._thread:
             return as_they_are(value)
         self._is_used = True
         if self._is_set:
@@ -76,7 +76,7 @@ class AttributeInStep(ABC):
 
     def changed(self) -> None:
         """Called when it was set or deleted."""
-        if self._step is not None and (get_ident() != self._thread or self._step.is_apart()):
+        if self._step is not None and get_ident() != self._thread:
             self.tell("elsewhere than in the step")
         self._is_used = self._is_set = self._was_set = True
 

@@ -95,7 +95,7 @@ class Collected:
     left_out: set[str] = field(default_factory=set)
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """Takes note of names of attributes that are asked for, by steps or by the owner ahead of them."""
+        """Takes note of names of attributes that steps ask for."""
         self.left_out |= {*names}
         self.places = [place for place in self.places if place.key not in self.left_out]
 

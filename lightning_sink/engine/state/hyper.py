@@ -60,7 +60,7 @@ class Hyperparameters:
         self._is_stale = self._has_new = False
         self._wanted: set[tuple[int, str]] = set()  # groups, by identity, and keys: numbers that steps set
         self._left: dict[int, OptionLeft] = {}  # those that steps set
-        self._set: dict[int, tuple[Host, str]] = {}  # what the recorded step has set
+        self._set: dict[int, tuple[Host, str, Any]] = {}  # what the recorded step has set, with its tensor
         self._seen: list[Hashable] = []
         self.refresh()
 
@@ -160,23 +160,13 @@ class Hyperparameters:
         values = self.values
         return tuple(id(v) if isinstance(v, Tensor) else v for i, v in enumerate(values) if i not in self.tensors)
 
-    def begin(self, spent: bool) -> None:
-        """A recording begins.
-
-        `spent`: what is there now is not what the step computes with; that is set in the step.
-        """
+    def begin(self) -> None:
+        """A recording begins."""
         self._spent, self._set = set(), {}
-        if spent:
-            self.spend()
 
     def spend(self) -> None:
         """What is there from now on is not what the step computes with."""
         self._spent = set(range(len(self._optimizers)))
-
-    def take(self) -> None:
-        """What is there now is what the step computes with."""
-        self._is_stale = self.update()
-        self._spent = set()
 
     @contextmanager
     def lifted(self, uses: Uses) -> Iterator[None]:
@@ -204,13 +194,13 @@ class Hyperparameters:
             shown.update({key: before[key] for key in PLAIN_FORM if key in before})
 
     @contextmanager
-    def plain(self, uses: Uses, of: Optimizer | None = None) -> Iterator[None]:
-        """Puts the numbers themselves back, for somebody to change them: those of one optimizer, or of all.
+    def plain(self, uses: Uses, of: Optimizer) -> Iterator[None]:
+        """Puts the numbers themselves back, for somebody to change them: those of one optimizer.
 
         No program may use what is left there; `uses` is told where one does.
         """
         self._put_back(uses)
-        self._spent |= {number for number, item in enumerate(self._optimizers) if of is None or item is of}
+        self._spent |= {number for number, item in enumerate(self._optimizers) if item is of}
         try:
             yield
         finally:
@@ -272,7 +262,8 @@ class Hyperparameters:
         # Another type would be other arithmetic beside tensors of whole numbers.
         if not (isinstance(plain, float) or (type(plain) is int and type(self.values[index]) is int)):
             return False
-        self._set[index] = host, f"{key} {index} = {value.key if type(value) is Number else exactly(plain)!r}"
+        text = f"{key} {index} = {value.key if type(value) is Number else exactly(plain)!r}"
+        self._set[index] = host, text, value.tensor if type(value) is Number else None
         if index not in self._left:
             self._left[index] = OptionLeft(group, key)
             self._is_stale = True  # programs take it to stay as it is
@@ -280,17 +271,20 @@ class Hyperparameters:
 
     def set_by_step(self) -> list[tuple[OptionLeft, Host, str]]:
         """Returns what the recorded step has set, with what gives the value in later steps, and a text."""
-        return [(self._left[index], host, text) for index, (host, text) in self._set.items()]
+        return [(self._left[index], host, text) for index, (host, text, _) in self._set.items()]
 
     def inputs(self) -> list[tuple[Tensor, Host]]:
         """Returns the tensors that stand for entries which steps set, with what gives their values before a step."""
         return [(self.tensors[index], left.found) for index, left in self._left.items()]
 
-    def _number(self, index: int, present: Any, uses: Uses) -> Number:
+    def _number(self, index: int, present: Any, uses: Uses) -> Any:
         value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")
         # `float()` of a tensor would be an operation, and be recorded.
         plain: Any = present.tolist() if isinstance(present, Tensor) else present
         held: Any = self.tensors[index].tolist()
+        if index in self._set and self._owners[index] not in self._spent:  # by an earlier part of the step
+            host, text, tensor = self._set[index]
+            return plain if tensor is None else Number(tensor, plain, uses, (*name, text), host, counts=True)
         # A schedule steps between the parts of a step, too.
         if self._owners[index] in self._spent or float(plain) != held:
             return _spent(plain, uses, (index, f"{name[1]} is another number here"))

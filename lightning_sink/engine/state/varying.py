@@ -163,8 +163,6 @@ class _Use:
 
     def got(self, value: Any, frame: FrameType) -> Any:
         is_of_step = get_ident() == self._thread  # a number that is recorded is of use to the step alone
-        if is_of_step and self._step.is_apart():
-            return value
         if not (is_of_step and self._of.takes(self._name, value) and self._is_computed_with(frame)):
             self._of.count(self._name)
             return value

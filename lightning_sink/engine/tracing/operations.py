@@ -61,7 +61,6 @@ class Operations(TorchDispatchMode):
         changing: Other tensors that change with the step although no operation writes to them.
         values: Returns what is told of values that operations give to Python.
         appended: Returns the name of the attribute to which steps have appended a tensor.
-        are_options_set: Tells whether code of the user's sets the optimizers' options.
 
     Attributes:
         writer: Knows which node stands for which tensor.
@@ -83,11 +82,10 @@ class Operations(TorchDispatchMode):
         changing: Sequence[Tensor],
         values: Callable[[], Values],
         appended: Callable[[Tensor], str | None],
-        are_options_set: Callable[[], bool],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording, self._before = recording, before
-        self._values, self._appended, self._are_options_set = values, appended, are_options_set
+        self._values, self._appended = values, appended
         self.writer = GraphWriter(recording, self._take_input)
         self.undo = Undo()
         self.generators = Generators(before.parts.device)
@@ -175,8 +173,6 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         """Runs an operation and writes it down."""
         kwargs = kwargs or {}
-        if self._are_options_set() and not self.are_paused:
-            self._recording.hazard("a hook that sets the optimizer's options computes with tensors, too")
         if self.are_paused or func.namespace in ("profiler", "prim"):
             self.outside.check(func, args, kwargs)
             return func(*args, **kwargs)

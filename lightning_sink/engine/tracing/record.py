@@ -73,7 +73,6 @@ class Recorder(Tape):
         before: What every slot holds before the step.
         leaves: The batch's tensors.
         look: Returns a fingerprint of the Python values that the step may change, by name.
-        sets_options: Whether the owner sets the optimizers' options in the step, or has the user's code do so.
 
     Attributes:
         moved: The tensors to which the step gives other memory.
@@ -91,7 +90,6 @@ class Recorder(Tape):
         before: Snapshot,
         leaves: Sequence[Tensor] = (),
         look: Callable[[], dict[str, Hashable]] = dict,
-        sets_options: bool = False,
     ) -> None:
         self.recording = Recording(fx.Graph())
         self.ran: dict[int, CodeType] = {}
@@ -99,17 +97,15 @@ class Recorder(Tape):
         self._put = set[tuple[int, str]]()  # which modules were given which attribute
         self.taken: list[list[tuple[Place, Any]]] = []
         self._watched = Watched()
-        self._uses = Uses(self.recording.hazard, self.recording.freeze, lambda: not self._is_apart())
+        self._uses = Uses(self.recording.hazard, self.recording.freeze, lambda: not self._operations.are_paused)
         self._look, self._hyper, self._counts, self._before = look, hyper, counts, before
-        self._is_setting_options = False
-        hyper.begin(spent=sets_options)
+        hyper.begin()
         varying = before.parts.varying
         varying.begin(before.parts.holders())
         kept = [*before.parts.carried.begin(), *before.parts.drawn.begin(), *before.parts.optimizer_counts.begin()]
         changing = [*hyper.tensors.values(), *counts.begin(), *kept, *varying.tensors]
-        apart = lambda: self._is_setting_options  # noqa: E731
         appended = lambda tensor: self._watched.items.get(id(tensor))  # noqa: E731
-        self._operations = Operations(self.recording, before, leaves, changing, lambda: self._values, appended, apart)
+        self._operations = Operations(self.recording, before, leaves, changing, lambda: self._values, appended)
         self._writer, self.moved = self._operations.writer, self._operations.moved
         self._steps = StepCounts(before, self._writer.node, self._uses, self.recording, self.paused)
         self.batch_gradients, self.batch_contents = BatchGradients(leaves), BatchContents()
@@ -119,7 +115,7 @@ class Recorder(Tape):
         self._assumptions = Assumptions(self.recording, self._writer)
         known = self._is_sum, self._uses, self._plain, self._operations.origin, self._assumptions, self.paused
         self._values = Values(self.recording, leaves, before.parts, self._writer, *known)
-        self._looks = Looks(self._uses, self.ran, [], self._plain, apart)
+        self._looks = Looks(self._uses, self.ran, [], self._plain)
         self._failed = False
 
     def _called(self, frame: FrameType) -> None:
@@ -189,7 +185,9 @@ class Recorder(Tape):
         # What the user compiled runs operation by operation, and is compiled as ever where nothing is recorded:
         # Dynamo would leave it uncompiled for good, or refuse to where it is to be in one graph.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(parts.drawn.watched(self._uses, draws_otherwise, self._is_apart, self.paused))
+        stack.enter_context(
+            parts.drawn.watched(self._uses, draws_otherwise, lambda: operations.are_paused, self.paused)
+        )
         self._watched = stack.enter_context(parts.collected.watched(self.hazard))
         stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
         stack.enter_context(parts.carried.watched(self._looks))
@@ -250,7 +248,7 @@ class Recorder(Tape):
 
     def watched(self, name: str, value: int) -> Any:
         """Returns a stand-in for `value`, or the value once recording has failed."""
-        return value if self._failed or self._is_setting_options else self._counts.number(name, value, self._uses)
+        return value if self._failed else self._counts.number(name, value, self._uses)
 
     def goes_to(self, holder: Any, method: str) -> None:
         """Takes note of a method of the owner's that does the same with a stand-in for a number."""
@@ -258,7 +256,7 @@ class Recorder(Tape):
 
     def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
         """Notes that this recording stands for steps with the same answer."""
-        if not self._failed and not self._is_setting_options:
+        if not self._failed:
             self._uses.froze(f"{what} decides what Python does", (what, id(of)), outcome, decide)
 
     def hazard(self, what: str, where: str | None = None) -> None:
@@ -268,10 +266,6 @@ class Recorder(Tape):
     def is_no_example(self) -> None:
         """Takes note that the step did less than others of its kind."""
         self.recording.is_no_example = True
-
-    def _is_apart(self) -> bool:
-        """Tells whether what runs now is run elsewhere where a program runs the step."""
-        return self._operations.are_paused or self._is_setting_options
 
     def _is_sum(self, holder: Any, key: str) -> bool:
         return self._watched.has_sum(holder, key)
@@ -299,43 +293,6 @@ class Recorder(Tape):
     def paused(self) -> AbstractContextManager[None]:
         """Operations in here are not recorded."""
         return self._operations.paused()
-
-    @contextmanager
-    def setting_options(self, last: bool) -> Iterator[None]:
-        """Lets the user's code set the optimizers' options, with plain numbers, and sees that it does nothing else.
-
-        A program has one value of each: that with which the optimizer steps, which is there behind the last such code.
-        """
-        if self._failed:
-            yield
-            return
-        self._is_setting_options = True
-        try:
-            with self._hyper.plain(self._uses):
-                yield
-                if last:
-                    self._take_options()
-        finally:
-            self._is_setting_options = False
-
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """The options are set, for what is done in here."""
-        if self._failed:
-            yield
-            return
-        self._is_setting_options = False
-        self._take_options()
-        try:
-            with self._hyper.lifted(self._uses):
-                yield
-        finally:
-            self._hyper.spend()
-            self._is_setting_options = True
-
-    def _take_options(self) -> None:
-        with self.paused():
-            self._hyper.take()
 
     @contextmanager
     def apart(self, what: str, given: Sequence[Tensor]) -> Iterator[None]:

@@ -169,14 +169,6 @@ def test_rows_are_gone_through_and_leave_it_alone():
     assert carry.holder.steps == 8
 
 
-def test_what_the_owner_asks_for_ahead_is_left_out():
-    carried, module = Carried(), Module(steps=1, others=2)
-    assert carried.learn([("", module)], {"steps", "others"}, ()) == ["steps", "others"]
-    carried.leave_out(["steps"])
-    assert carried.names(module) == {"others"}
-    assert carried.learn([("", module)], {"steps"}, ()) == []
-
-
 def test_values_are_not_taken_for_granted():
     carried, module = Carried(), Module(steps=1)
     carried.learn([("", module)], {"steps"}, ())

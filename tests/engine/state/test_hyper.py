@@ -101,7 +101,7 @@ def test_what_the_step_sets_stays_set_and_is_told(write, left, known):
     """A program can set what the host knows, and what is a float as before."""
     optimizer, hyper = adam()
     group, leaks = optimizer.param_groups[0], []
-    hyper.begin(spent=False)
+    hyper.begin()
     with hyper.lifted(Uses(leaks.append, leaks.append)):
         write(group)
     assert {key: group[key] for key in left} == left
@@ -137,7 +137,7 @@ def test_a_step_finds_what_the_one_before_has_set():
     optimizer, hyper = adam()
     group = optimizer.param_groups[0]
     for _ in range(2):  # of the first one it is learned
-        hyper.begin(spent=False)
+        hyper.begin()
         with hyper.lifted(Uses(print, lambda what: None)):
             group["lr"] = group["lr"] * 0.5
         hyper.update()
