@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from lightning_sink.data.order import is_repeatable
-from lightning_sink.data.private import python_draws
 
 _BYTES_OF_MERSENNE = 625 * 4
 """624 numbers and the place among them."""
@@ -80,7 +79,7 @@ def global_states() -> tuple[Any, ...]:
     Those of GPUs, too, where these are in use: their states lie on the host, and nothing waits.
     """
     devices = [generator.get_state().numpy().tobytes() for generator in _of_devices()]
-    return torch.get_rng_state().numpy().tobytes(), python_draws(), _numpys_as_bytes(), *devices
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), _numpys_as_bytes(), *devices
 
 
 def watch_states() -> Callable[[], bool]:

@@ -1,14 +1,12 @@
-"""Everything of PyTorch's and Python's that is not public and that this room uses, with the reason.
+"""Everything of PyTorch's that is not public and that this room uses, with the reason.
 
-Torch 2.11 to 2.15, Python 3.10 to 3.13. `tests/data/test_private_names.py` fails with the name when an upgrade removes
+Torch 2.11 to 2.15. `tests/data/test_private_names.py` fails with the name when an upgrade removes
 one.
 """
 
 from __future__ import annotations
 
-import ctypes
-import random
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -72,38 +70,6 @@ def is_default_generator(generator: torch.Generator) -> bool:
     """
     own: tuple[Any, ...] = (torch.default_generator, *torch.cuda.default_generators)
     return any(generator._cdata == default._cdata for default in own)  # type: ignore[attr-defined]
-
-
-_HEADER = object.__basicsize__
-_BYTES_OF_RANDOM = random.Random.__mro__[1].__basicsize__ - _HEADER
-"""What C keeps of a `random.Random`, behind what every object has: its state, in whatever order."""
-
-
-def _state_of(generator: random.Random) -> Hashable:
-    return ctypes.string_at(id(generator) + _HEADER, _BYTES_OF_RANDOM), generator.gauss_next  # type: ignore[attr-defined]
-
-
-def _has_state_there() -> bool:
-    generator = random.Random(1)
-    before = _state_of(generator)
-    generator.random()
-    after = _state_of(generator)
-    generator.seed(1)
-    return before != after and before == _state_of(generator)
-
-
-_READS_MEMORY = _has_state_there()
-
-
-def python_draws() -> Hashable:
-    """Returns what moves when Python's global generator is drawn from.
-
-    Its memory is read: `random.getstate` makes 625 numbers of it, 7 us, and 5 more to compare them, around each row of
-    steps. Where somebody has put another function or generator there, or the memory is laid out otherwise than
-    CPython's, that is done all the same.
-    """
-    owner = getattr(random.getstate, "__self__", None)
-    return _state_of(owner) if _READS_MEMORY and type(owner) is random.Random else random.getstate()
 
 
 def worker_processes(iterator: Any) -> list[Any]:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sink.data import private
 from lightning_sink.data.generators import keep_states, watch_states
 from lightning_sink.data.turn import NumpyTurns
 
@@ -22,19 +21,15 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("reads_memory", [True, False])
 @pytest.mark.parametrize("kind", DRAWS)
-def test_a_draw_is_seen(kind, reads_memory, monkeypatch):
-    monkeypatch.setattr(private, "_READS_MEMORY", reads_memory)
+def test_a_draw_is_seen(kind):
     has_drawn = watch_states()
     assert not has_drawn()
     DRAWS[kind]()
     assert has_drawn()
 
 
-@pytest.mark.parametrize("reads_memory", [True, False])
-def test_pythons_second_normal_number_of_two_is_seen_too(reads_memory, monkeypatch):
-    monkeypatch.setattr(private, "_READS_MEMORY", reads_memory)
+def test_pythons_second_normal_number_of_two_is_seen_too():
     random.gauss(0, 1)
     for _ in range(2):
         has_drawn = watch_states()

@@ -26,7 +26,7 @@ from lightning_sink.engine.programs.candidates import (
 )
 from lightning_sink.engine.programs.economy import Economy
 from lightning_sink.engine.programs.in_vain import InVain
-from lightning_sink.engine.programs.observation import Observation, observe
+from lightning_sink.engine.programs.observation import Observation
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Programs
 from lightning_sink.engine.shadows import alone
@@ -317,7 +317,7 @@ class ProgramMaker:
         if sink.sets_any({left.key for left, *_ in self._hyper.set_by_step()}, result.note):
             recorder.hazard("the step sets the optimizer's options, and a schedule does so, too")
         self._check_batch(sink, recorder)
-        observation = observe(recorder, before, Snapshot(self._parts), step, result)
+        observation = Observation(recorder, before, Snapshot(self._parts), step, result)
         self._take_anew({slot.name for slot in (*observation.filled, *observation.cleared)})
         first = {slot.name for slot in observation.cleared_first}
         self._cleared |= first.intersection(slot.name for slot in observation.cleared)

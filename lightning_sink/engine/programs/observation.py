@@ -6,8 +6,6 @@ A program returns tensors, fills and clears slots, and appends to lists: what el
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +17,6 @@ from lightning_sink.engine.state.slots import Snapshot, shape_of, storages
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.tracing.moved import Follower
 from lightning_sink.engine.tracing.record import Recorder
-from lightning_sink.engine.tracing.recording import Recording
 
 TENSOR = object()
 """Stands for a tensor among the values that a step returns."""
@@ -27,33 +24,80 @@ TENSOR = object()
 _ON_OTHERS = "a tensor that is no parameter of the module's or an optimizer's gets a gradient, or loses it"
 
 
-@dataclass
 class Observation:
-    """One recorded step with what surrounded it.
+    """One recorded step with what surrounded it; ends the recording.
 
-    `cleared_first` are gradients that the step clears before they matter, `absent` those of them that were not there;
-    `unread` are other places that it fills, with what might be asked of what was there, and of what it puts there;
-    `followers` those that need not be filled, since they hold the memory of what it writes to.
+    Attributes:
+        filled: Slots in which its program has to put what it gives.
+        cleared: Those that it clears.
+        cleared_first: Gradients that the step clears before they matter.
+        absent: Those of them that were not there.
+        unread: Places that it fills, but for gradients, with what might be asked of what was there, and of what it puts
+            there.
+        followers: Those that need not be filled, since they hold the memory of what it writes to.
+        gradients: Slots of gradients by which the step may decide, each with whether there was one.
+        spec: How what it returns is put together, with the `constants` that are in it, and `TENSOR` for tensors.
     """
 
-    recorder: Recorder
-    recording: Recording
-    leaves: list[Tensor]
-    before: Snapshot
-    filled: list[Slot]
-    cleared: list[Slot]
-    spec: Any
-    constants: list[Any]
-    num_outputs: int
-    num_logged: int
-    loss: int | None
-    appends: Appends
-    note: Any
-    gradients: list[tuple[Slot, bool]]
-    unread: list[tuple[Slot, Any, Any]]
-    cleared_first: list[Slot]
-    absent: list[Slot]
-    followers: list[Follower]
+    def __init__(self, recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, result: Result) -> None:
+        self.recorder, self.before, self.leaves, self.note = recorder, before, step.leaves, result.note
+        flat, self.spec = pytree.tree_flatten(result.output)
+        self.constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
+        tensors = [item for item in flat if isinstance(item, Tensor)]
+        self.num_outputs, self.num_logged = len(tensors), len(result.logged)
+        self.loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
+        self.cleared: list[Slot] = []
+        self.followers: list[Follower] = []
+        filled = self._filled(after)
+        _look_at_containers(recorder, before, after)
+        hidden = _check_gradients(recorder, after, step.leaves, filled)
+        _check_aliases(recorder, filled)
+        self.appends = Appends(recorder.taken)
+        _check_collected(recorder, after, self.appends)
+        placed = [(f"`{slot.name}`", tensor) for slot, tensor in filled]
+        placed += [(f"`{name}`", tensor) for name, tensor in zip(self.appends.names, self.appends.tensors, strict=True)]
+        _check_attributes(recorder, [*placed, *(("what it returns", tensor) for tensor in tensors)])
+        given = [*tensors, *result.logged, *self.appends.tensors, *(tensor for _, tensor in filled)]
+        self.recording = recorder.finish(given)
+        self.filled = [slot for slot, _ in filled]
+        old = recorder.old_gradients
+        slots = [slot for slot in before.slots.values() if slot.is_gradient]
+        self.gradients = hidden + [
+            (slot, before.tensors[slot.name] is not None)
+            for slot in slots
+            if slot.owner_id in old.asked
+            or (slot.owner_id not in old.cleared and (slot.may_gather or old.asks_unseen or slot.owner_id in old.given))
+        ]
+        # A step clears a gradient that somebody put where there was none, and may ask for the shape of what it
+        # replaces: no operation shows either.
+        self.cleared_first = [slot for slot in slots if slot.owner_id in old.cleared]
+        self.absent = [s for s in self.cleared_first if before.tensors[s.name] is after.tensors.get(s.name) is None]
+        self.unread = [
+            (slot, shape_of(before.tensors[slot.name]), shape_of(tensor))
+            for slot, tensor in filled
+            if not slot.is_gradient
+        ]
+
+    def _filled(self, after: Snapshot) -> list[tuple[Slot, Tensor]]:
+        """Compares the slots; returns those that hold other tensors behind the step, with these."""
+        recorder, before = self.recorder, self.before
+        filled: list[tuple[Slot, Tensor]] = []
+        for name, slot in after.slots.items():
+            if name not in before.slots:
+                recorder.hazard(f"{name} appears")
+            elif (tensor := after.tensors[name]) is not before.tensors[name]:
+                if tensor is None:
+                    self.cleared.append(slot)
+                elif follower := recorder.moved.follower(slot, tensor):
+                    self.followers.append(follower)
+                else:
+                    filled.append((slot, tensor))
+            elif before.pointers.get(name) != after.pointers.get(name) and not recorder.moved.has(tensor):
+                recorder.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
+        for name in before.slots:
+            if name not in after.slots:
+                recorder.hazard(f"{name} disappears")
+        return filled
 
     def clears(self, known: Collection[str]) -> None:
         """Has its program clear gradients by these names, which steps before this one had left nothing in."""
@@ -69,77 +113,6 @@ class Observation:
         truths = tuple((assumed.where, assumed.outcome) for assumed in self.recording.assumed)
         gradients = tuple((slot.name, there) for slot, there in self.gradients)
         return branches, answers, truths, gradients, tuple(slot.name for slot in self.cleared_first)
-
-
-def observe(recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, result: Result) -> Observation:
-    """Ends a recording: works out what the program has to return and which slots it fills."""
-    leaves = step.leaves
-    flat, spec = pytree.tree_flatten(result.output)
-    tensors = [item for item in flat if isinstance(item, Tensor)]
-    filled: list[tuple[Slot, Tensor]] = []
-    cleared: list[Slot] = []
-    followers: list[Follower] = []
-    for name, slot in after.slots.items():
-        if name not in before.slots:
-            recorder.hazard(f"{name} appears")
-        elif (tensor := after.tensors[name]) is not before.tensors[name]:
-            if tensor is None:
-                cleared.append(slot)
-            elif follower := recorder.moved.follower(slot, tensor):
-                followers.append(follower)
-            else:
-                filled.append((slot, tensor))
-        elif before.pointers.get(name) != after.pointers.get(name) and not recorder.moved.has(tensor):
-            recorder.hazard(f"the step replaces `.data` of {name} (`.data.copy_()` is compiled)")
-    for name in before.slots:
-        if name not in after.slots:
-            recorder.hazard(f"{name} disappears")
-    _look_at_containers(recorder, before, after)
-    hidden = _check_gradients(recorder, after, leaves, filled)
-    _check_aliases(recorder, filled)
-    appends = Appends(recorder.taken)
-    _check_collected(recorder, after, appends)
-    placed = [(f"`{slot.name}`", tensor) for slot, tensor in filled]
-    placed += [(f"`{name}`", tensor) for name, tensor in zip(appends.names, appends.tensors, strict=True)]
-    _check_attributes(recorder, [*placed, *(("what it returns", tensor) for tensor in tensors)])
-    recording = recorder.finish([*tensors, *result.logged, *appends.tensors, *(tensor for _, tensor in filled)])
-    constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
-    loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
-    old = recorder.old_gradients
-    slots = [slot for slot in before.slots.values() if slot.is_gradient]
-    gradients = hidden + [
-        (slot, before.tensors[slot.name] is not None)
-        for slot in slots
-        if slot.owner_id in old.asked
-        or (slot.owner_id not in old.cleared and (slot.may_gather or old.asks_unseen or slot.owner_id in old.given))
-    ]
-    # A step clears a gradient that somebody put where there was none, and may ask for the shape of what it replaces: no
-    # operation shows either.
-    cleared_first = [slot for slot in slots if slot.owner_id in old.cleared]
-    absent = [s for s in cleared_first if before.tensors[s.name] is after.tensors.get(s.name) is None]
-    unread = [
-        (slot, shape_of(before.tensors[slot.name]), shape_of(tensor)) for slot, tensor in filled if not slot.is_gradient
-    ]
-    return Observation(
-        recorder=recorder,
-        recording=recording,
-        leaves=leaves,
-        before=before,
-        filled=[slot for slot, _ in filled],
-        cleared=cleared,
-        spec=spec,
-        constants=constants,
-        num_outputs=len(tensors),
-        num_logged=len(result.logged),
-        loss=loss,
-        appends=appends,
-        note=result.note,
-        gradients=gradients,
-        unread=unread,
-        cleared_first=cleared_first,
-        absent=absent,
-        followers=followers,
-    )
 
 
 def _look_at_containers(recorder: Recorder, before: Snapshot, after: Snapshot) -> None:

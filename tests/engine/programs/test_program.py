@@ -7,7 +7,7 @@ from torch import nn
 from lightning_sink.engine.compiler.inductor import compile_traced
 from lightning_sink.engine.programs.binding import bind
 from lightning_sink.engine.programs.bystanders import Asked
-from lightning_sink.engine.programs.observation import observe
+from lightning_sink.engine.programs.observation import Observation
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.hyper import Hyperparameters
@@ -22,7 +22,7 @@ def observed(module, function, *leaves):
     recorder = Recorder(Hyperparameters([]), Counts({}), before)
     output = recorder.span(lambda: function(*leaves), lambda: None)
     step = Step(leaves, list(leaves), "signature", "kind")
-    return observe(recorder, before, Snapshot(Parts(module)), step, Result(output, []))
+    return Observation(recorder, before, Snapshot(Parts(module)), step, Result(output, []))
 
 
 def two(module, step, leaves=None):
