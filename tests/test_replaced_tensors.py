@@ -124,7 +124,7 @@ def recorded(monkeypatch):
     steps, record = [], ProgramMaker._record
 
     def recording(self, sink, step, candidate):
-        steps.append(self._steps)
+        steps.append(self._patience.steps)
         return record(self, sink, step, candidate)
 
     monkeypatch.setattr(ProgramMaker, "_record", recording)

@@ -21,6 +21,7 @@ from lightning_sink.engine.eager import EagerEngine
 from lightning_sink.engine.failures import AssumptionFailedError, note_step, with_type
 from lightning_sink.engine.programs.candidates import PATIENCE
 from lightning_sink.engine.programs.maker import ProgramMaker
+from lightning_sink.engine.programs.patience import Patience
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.programs.registry import Programs
 from lightning_sink.engine.programs.verify import verify_step
@@ -70,15 +71,8 @@ class CompiledEngine(Engine):
         self._generators = Generators(parts.device)
         self._glance: Glance = [], []
         self._programs = Programs()
-        self._maker = ProgramMaker(
-            self._programs,
-            parts,
-            self._hyper,
-            self._granted,
-            compiler,
-            costly=costly,
-            fallback=fallback,
-        )
+        self._patience = Patience(self._programs, costly=costly, fallback=fallback)
+        self._maker = ProgramMaker(self._programs, self._patience, parts, self._hyper, self._granted, compiler)
         self._verified: dict[str, int] = {}
         self._state: State | None = None
         self._sinks = 0
@@ -130,8 +124,8 @@ class CompiledEngine(Engine):
         """Runs all steps of a sink."""
         self._sinks += 1
         if sink.eager_reason is not None and sink.eager_reason.way_out:
-            self._maker.report(sink.eager_reason)
-        if sink.eager_reason is not None or self._maker.has_given_up:
+            self._patience.report(sink.eager_reason)
+        if sink.eager_reason is not None or self._patience.has_given_up:
             EagerEngine().run(sink)
             return
         begun, sought = False, 0
@@ -145,7 +139,7 @@ class CompiledEngine(Engine):
                 self._parts.drawn.forget()
                 if self._hyper.update():
                     self._forget()
-                if sink.disturbed and not self._maker.has_given_up and (self._programs or self._may_look()):
+                if sink.disturbed and not self._patience.has_given_up and (self._programs or self._may_look()):
                     self._look(sink)
                 key = step.key
                 if self._rows.otherwise is not None:  # a row has ended at it
@@ -253,7 +247,7 @@ class CompiledEngine(Engine):
         if self._ran is not program:
             self._ran = program
             self._programs.look_again(program)
-        self._maker.settled(self.compiled_steps, program.seconds)
+        self._patience.settled(self.compiled_steps, program.seconds)
         program.carry()
         logged = list(outputs[program.num_outputs : program.num_results])
         loss = None if program.loss is None else outputs[program.loss]
@@ -267,7 +261,7 @@ class CompiledEngine(Engine):
         if isinstance(agrees, Hazard):
             self._leave_programs()
             self._programs.remove(step.key, program)
-            self._maker.gives_up(step.key, agrees)
+            self._patience.gives_up(step.key, agrees)
         elif agrees:
             self._users_code_ran()
             self._verified[program.text] = verified + 1
@@ -285,7 +279,7 @@ class CompiledEngine(Engine):
         # It may have been made of the first steps, which went a way that later ones do not; the next one was not.
         if self._let_go[key] > 1:
             assumed = program.assumed[0]
-            self._maker.gives_up(key, Hazard(assumed.what, assumed.where, assumed.way_out))
+            self._patience.gives_up(key, Hazard(assumed.what, assumed.where, assumed.way_out))
 
     @staticmethod
     def _failed(sink: Sink, step: Step, error: Exception) -> Exception:

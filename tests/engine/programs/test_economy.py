@@ -4,11 +4,11 @@ import pytest
 import torch
 from loop import Training, batches, both, loss_of, mlp, sgd
 
-from lightning_sink.engine.programs import maker
+from lightning_sink.engine.programs import patience
 from lightning_sink.engine.programs.economy import Economy
 
 TABLE = [1 + number / 10 for number in range(20)]
-LOSING = f"{maker._LOSING}: "
+LOSING = f"{patience._LOSING}: "
 
 
 def made(economy, *seconds):
@@ -145,7 +145,10 @@ SINKS = [batches(40)] * 14
 
 @pytest.mark.parametrize(
     ("make", "most", "why"),
-    [(by_its_place, 3, "`batch_idx` is needed as a plain number"), (by_an_attribute, 6, f"{maker._RESTLESS}: `name`")],
+    [
+        (by_its_place, 3, "`batch_idx` is needed as a plain number"),
+        (by_an_attribute, 6, f"{patience._RESTLESS}: `name`"),
+    ],
 )
 def test_programs_that_run_few_steps_are_not_made_for_ever(compiling, make, most, why):
     compiling["seconds"] = 1e6
