@@ -1,4 +1,4 @@
-"""What the code of batch hooks tells: who has one, which arguments it may use, what it gives, by what it decides."""
+"""What the code of callbacks' batch hooks tells: who has one, which arguments it may use, and by what it decides."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import dis
 import inspect
 from collections.abc import Collection
 from functools import partial
-from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 
 from lightning_sink.engine.source import source_of
 from lightning_sink.trainer.sources import arguments_of, variable
@@ -45,23 +44,9 @@ def uses_batch(callback: Callback, hook: str) -> bool:
 _ALL_NAMES = {"locals", "vars", "eval", "exec"}
 
 
-def may_return(owner: Callback | LightningModule, hook: str) -> bool:
-    """Tells whether a hook may return something else than None; true where its code does not say."""
-    code = getattr(function_of(owner, hook), "__code__", None)
-    if code is None:
-        return True
-    ends = [pair for pair in pairwise(dis.get_instructions(code)) if pair[1].opname.startswith("RETURN_")]
-    return not all(
-        end.argval is None
-        if end.opname == "RETURN_CONST"
-        else (before.opname, before.argval, end.is_jump_target) == ("LOAD_CONST", None, False)
-        for before, end in ends
-    )
-
-
-def function_of(owner: Callback | LightningModule, hook: str) -> Any:
+def function_of(callback: Callback, hook: str) -> Any:
     """Returns the function behind a hook."""
-    function: Any = getattr(owner, hook)
+    function: Any = getattr(callback, hook)
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__func__", function)

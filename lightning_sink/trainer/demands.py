@@ -29,7 +29,6 @@ from lightning_sink.data.shared_draws import drawn_from, methods_of
 from lightning_sink.engine.watch import Hazard, first_line
 from lightning_sink.errors import UnsupportedError
 from lightning_sink.plan import Awaited, Limits
-from lightning_sink.trainer.callback_code import may_return
 from lightning_sink.trainer.transfer import HOOKS
 from lightning_sink.trainer.turns import START, Turns, in_step
 
@@ -137,8 +136,7 @@ def in_step_reason(trainer: Any) -> str:
         changed = torch.get_default_dtype()
     if changed != before:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
-    module = trainer.lightning_module
-    if is_overridden("on_train_batch_start", module) and may_return(module, "on_train_batch_start"):
+    if is_overridden("on_train_batch_start", trainer.lightning_module):
         return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
     return ""
 

@@ -218,9 +218,10 @@ class TrainerSink(Sink):
         by_hand = any(of.schedulers or of.late_schedulers for of in note.turns)
         return bool(self._by_step or by_hand)
 
-    def sets_any(self, names: Collection[str], note: Note | TurnsNote) -> bool:
-        """Tells whether a scheduler between two steps may set options of these names."""
-        return bool(names) and self.schedules(note) and may_set(names, schedulers_of(self._trainer))
+    def sets_any(self, names: Collection[str], note: Note | TurnsNote | None) -> bool:
+        """Tells whether a scheduler between two steps may set options of these names; one that is skipped has no note."""
+        is_any = bool(names) and note is not None and self.schedules(note)
+        return is_any and may_set(names, schedulers_of(self._trainer))
 
     def _kind(self) -> Kind:
         accumulate, options = self._trainer.accumulate_grad_batches, self._options()

@@ -51,6 +51,32 @@ class MeanThatMoves(Keeps):
 add("mean that moves, in windows", MeanThatMoves, data=even, options={"accumulate_grad_batches": 2})
 
 
+class CountsTokens(Keeps):
+    """Computes with whole numbers of which nothing says how large they are."""
+
+    most = 5
+
+    def keep(self, loss, batch, batch_idx):
+        tokens = batch[1].sum()
+        tokens = torch.where(tokens % 4 == 1, self.most, tokens).item()
+        self.right += tokens
+        return 1 + tokens / 100
+
+    def on_train_epoch_end(self):
+        assert type(self.right) is int
+        self.log("low digits", float(self.right % 1000))
+
+
+class CountsManyTokens(CountsTokens):
+    """More than any program computes with, now and then: such steps run as they are."""
+
+    most = (1 << 40) + 1
+
+
+add("counts tokens", CountsTokens, data=even, inductor=True)
+add("counts many tokens", CountsManyTokens, data=even)
+
+
 @case(data=even)
 class MeanThatBeginsWithTheFirst(Keeps):
     """And does so in each epoch."""

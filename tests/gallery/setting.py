@@ -325,6 +325,13 @@ class AHelperEndsTheEpoch(Setting):
 
 
 @case()
+class TheRateIsSetAndTheEpochEnds(Setting):
+    def on_train_batch_start(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] = self.peak / (1 + batch_idx)
+        return -1 if batch_idx > 5 else None
+
+
+@case()
 class TheRateBehindTheHookIsLogged(AWarmupBehindTheStep):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.log("rate", self.optimizers().param_groups[0]["lr"])

@@ -40,6 +40,7 @@ class Carry(Left):
         name: What users call it.
         holder: What has the attribute.
         key: The attribute's own name.
+        number: Which it is of those that have its name: two objects may be called alike.
         place: Where programs put what only they know.
         is_of_tensors: Whether steps set it to that.
         is_bounded: Whether it is known how much they add to a whole number.
@@ -47,9 +48,9 @@ class Carry(Left):
         kept: What programs have it in that write to it, by its type.
     """
 
-    def __init__(self, name: str, holder: Any, key: str) -> None:
+    def __init__(self, name: str, holder: Any, key: str, number: int = 0) -> None:
         super().__init__()
-        self.name, self.holder, self.key = name, holder, key
+        self.name, self.holder, self.key, self.number = name, holder, key, number
         self.place = Place(name, holder, key, is_last=True)
         self.is_of_tensors, self.is_bounded = False, True
         self.tensors = [torch.zeros((), dtype=torch.float64) for _ in range(_PARTS)]
@@ -65,7 +66,7 @@ class Carry(Left):
             types = {float: torch.float64, int: torch.int64}
             self.kept = self.kept or {kind: torch.zeros((), dtype=dtype) for kind, dtype in types.items()}
             return TensorWatch(self.name, vars(self.holder), self.key, self.kept, self.is_bounded)
-        return CarryWatch(self.name, vars(self.holder), self.key, self.found, self.tensors)
+        return CarryWatch(self.name, vars(self.holder), self.key, self.found, self.tensors, self.number)
 
     def put(self, value: Any) -> None:
         """Sets it."""
@@ -118,7 +119,9 @@ class Carried:
             kind, left_out = type(holder), TENSOR_HOLDERS | self.names(holder)
             keys = [key for key, value in vars(holder).items() if type(value) in SCALARS and prefix + key in changed]
             keys = [key for key in keys if key not in left_out and is_users(kind.__module__) and is_plain(kind, key)]
-            self._all += [Carry(prefix + key, holder, key) for key in keys]
+            for name, key in ((prefix + key, key) for key in keys):
+                numbers = (carry.number for carry in self._all if carry.name == name)
+                self._all.append(Carry(name, holder, key, max(numbers, default=-1) + 1))
         return [carry.name for carry in self._all[known:]]
 
     # -- one recording ------------------------------------------------------------------------------------------------

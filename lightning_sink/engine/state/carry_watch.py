@@ -142,15 +142,16 @@ class CarryWatch(AttributeInStep):
     Args:
         get: Returns it, as the step that is about to run finds it.
         tensors: For each part of the step, what may stand for it.
+        number: Which it is of those that have its name.
     """
 
     def __init__(
-        self, name: str, held: dict[str, Any], key: str, get: Callable[[], Any], tensors: list[Tensor]
+        self, name: str, held: dict[str, Any], key: str, get: Callable[[], Any], tensors: list[Tensor], number: int
     ) -> None:
         present = get()
         super().__init__(name, held, key, present)
         self._tensors = tensors
-        self._now = _Held(present, get, (id(held), self._words))  # two objects may have one name
+        self._now = _Held(present, get, (number, self._words))
         self._part = -1
         self._may_stand_in = False
 

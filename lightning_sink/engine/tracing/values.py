@@ -35,6 +35,10 @@ from lightning_sink.engine.watch import innermost_line, is_user_frame, user_line
 
 _OF_STEP = "a value of a tensor"
 _SUM = torch.ops.aten.sum.default
+_TAKES = torch.ops.aten._local_scalar_dense.default
+
+_USUAL = 1 << 32
+"""How large a whole number is at most that programs compute with where nothing else says how large it may be."""
 
 _MOST_SHAPES = 3
 """Shapes of a mask that batches are asked about: batches of full size, the last one, and another loader's."""
@@ -97,8 +101,18 @@ class Values:
         copy = tensor.detach().reshape(()).to("cpu", copy=True)  # of what it holds now
         copy = _rounded(copy) if copy.dtype is torch.bfloat16 else copy
         whole, plain = copy if isinstance(value, int) else None, self._plain if is_plain else None
-        most = largest_in(self._writer.node(tensor)) if is_plain else None
+        most = self._most(tensor, value) if is_plain and whole is not None else None
         return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole, plain=plain, most=most)
+
+    def _most(self, tensor: Tensor, value: float) -> int | None:
+        """Returns how large a whole number is at most; where operations do not tell, the program finds that out."""
+        most = largest_in(self._writer.node(tensor))
+        if most is not None or abs(value) > _USUAL:
+            return most
+        is_usual = self._writer.node((tensor.detach() >= -_USUAL) & (tensor.detach() <= _USUAL))
+        what = f"{_OF_STEP} is a whole number of which no program knows how large it is"
+        takes = self._assumptions.takes(_TAKES, (is_usual,), True, what, user_line() or innermost_line())
+        return _USUAL if takes else None
 
     def _may_be_plain(self, tensor: Tensor, caller: FrameType) -> bool:
         """Tells whether all that is done with a number is arithmetic, as far as the source says."""
