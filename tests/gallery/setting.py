@@ -327,7 +327,8 @@ class AHelperEndsTheEpoch(Setting):
 @case()
 class TheRateIsSetAndTheEpochEnds(Setting):
     def on_train_batch_start(self, batch, batch_idx):
-        self.optimizers().param_groups[0]["lr"] = self.peak / (1 + batch_idx)
+        # Callbacks see the batch before behind this, and so the rate.
+        self.optimizers().param_groups[0]["lr"] = self.peak / (1 + min(batch_idx, 5))
         return -1 if batch_idx > 5 else None
 
 
