@@ -219,7 +219,7 @@ class TrainerSink(Sink):
         return bool(self._by_step or by_hand)
 
     def sets_any(self, names: Collection[str], note: Note | TurnsNote | None) -> bool:
-        """Tells whether a scheduler between steps may set options of these names; a step that is skipped has no note."""
+        """Tells whether a scheduler between steps may set these options; a step that is skipped has no note."""
         is_any = bool(names) and note is not None and self.schedules(note)
         return is_any and may_set(names, schedulers_of(self._trainer))
 
