@@ -30,7 +30,7 @@ import selection
 from lightning_sink.data import lookahead
 from lightning_sink.data.turn import NumpyTurns
 from lightning_sink.engine import compiled
-from lightning_sink.engine.numbers import floats
+from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.programs.window import Window
 from lightning_sink.engine.state import closures, referrers
 from lightning_sink.trainer.loop_sink import LoopSink
@@ -111,11 +111,11 @@ def pytest_collection_finish() -> None:
     importlib.import_module("torch._inductor.compile_fx")  # else some test does: a hundred thousand objects
     search = closures.functions_of
     closures.functions_of = lambda codes: search(codes) + [f for code in codes for f in FROZEN.get(id(code), ())]
-    of_names = floats.functions_with
-    floats.functions_with = lambda names: (
+    of_names = bound_names.functions_with
+    bound_names.functions_with = lambda names: (
         of_names(names) + [f for f in chain(*FROZEN.values()) if f.__globals__ is names]
     )
-    referrers.unfreeze = floats.unfreeze = lambda: None
+    referrers.unfreeze = bound_names.unfreeze = lambda: None
     freeze()
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import optim
 from torch.optim import lr_scheduler as schedules
 
-from gallery.case import Small, add, case
+from gallery.case import Small, add, carried, case
 from gallery.state import even
 
 
@@ -20,7 +20,7 @@ class Setting(Small):
         return optim.SGD(self.parameters(), lr=self.peak, momentum=0.9)
 
 
-@case(inductor=True, size=8)
+@case(inductor=True, size=8, **carried())
 class AWarmupBehindTheStep(Setting):
     """As Lightning's guide has it."""
 
@@ -84,10 +84,8 @@ class ACosineBeforeABatchOfWhichTheRateIsLogged(Setting):
         self.log("rate at the end", self.optimizers().param_groups[0]["lr"])
 
 
-@case(eager="`batch_idx` is needed as a plain number")
+@case(**carried())
 class ACosineThatWasImported(Setting):
-    """Nothing can stand in its place: the module has it under a name of its own."""
-
     def on_train_batch_start(self, batch, batch_idx):
         self.optimizers().param_groups[0]["lr"] = self.peak * cos(pi * batch_idx / 20)
 
@@ -112,7 +110,7 @@ def adjust(optimizer, step, peak):
     return rate
 
 
-@case(options={"accumulate_grad_batches": 2})
+@case(options={"accumulate_grad_batches": 2}, **carried())
 class AFunctionSetsTheRate(Setting):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
         adjust(optimizer, self.global_step, self.peak)
@@ -332,7 +330,7 @@ class TheRateIsSetAndTheEpochEnds(Setting):
         return -1 if batch_idx > 5 else None
 
 
-@case()
+@case(**carried())
 class TheRateBehindTheHookIsLogged(AWarmupBehindTheStep):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.log("rate", self.optimizers().param_groups[0]["lr"])

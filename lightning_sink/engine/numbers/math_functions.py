@@ -1,20 +1,20 @@
 """Functions of Python's `math`, and `float`, of numbers that change from step to step: a cosine of `global_step`.
 
 They are C code, which asks a stand-in for the number itself. While a step is recorded, others take their place that
-know stand-ins; a function that was imported by its name (`from math import cos`) is not among them, and `float` only in
-modules that do nothing else with that name (`floats.py`).
+know stand-ins; of `float`, and of a function that was imported by its name (`from math import cos`), in modules that do
+nothing with that name but call it (`bound_names.py`).
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from lightning_sink.engine.numbers import floats
+from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.numbers.known_functions import DOMAINS, FUNCTIONS, TRUTHS
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
@@ -27,11 +27,17 @@ def known_to_math() -> Iterator[None]:
     for name, plain in present.items():
         setattr(math, name, partial(_call, name, plain))
     try:
-        with floats.known_to(_float):
+        with bound_names.known_to(lambda function: _float if function is float else _by_its_name(present, function)):
             yield
     finally:
         for name, plain in present.items():
             setattr(math, name, plain)
+
+
+def _by_its_name(present: Mapping[str, Any], function: Any) -> Any:
+    """Returns what takes the place of a function of `math`; None where nothing does."""
+    name = function.__name__
+    return partial(_call, name, function) if name in present and present[name] is function else None
 
 
 def _plain(function: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.numbers import floats
+from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.numbers.beside_tensors import call
 from lightning_sink.engine.numbers.combined import combine, compare
 from lightning_sink.engine.numbers.known_functions import DOMAINS, FUNCTIONS, TRUTHS
@@ -45,7 +45,7 @@ class Number(Value):
         return self
 
     def __float__(self) -> float:
-        floats.asked(sys._getframe(1))
+        bound_names.asked(sys._getframe(1))
         return float(self.freeze())
 
     def as_float(self) -> Any:

@@ -1,4 +1,4 @@
-"""`float` knows stand-ins in modules whose functions only call it, and while a step is recorded."""
+"""`float`, and what was imported by its name, know stand-ins in modules whose functions only call them."""
 
 import math
 import sys
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import positions
-from lightning_sink.engine.numbers import floats
+from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.numbers.beside_tensors import tensor_of
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.math_functions import known_to_math
@@ -43,7 +43,7 @@ def module(request):
     sys.modules[made.__name__] = made
     yield made
     del sys.modules[made.__name__]
-    floats._found.pop(made.__name__, None)
+    bound_names._found.pop((made.__name__, "float"), None)
 
 
 def number(value):
@@ -99,12 +99,42 @@ def test_a_plain_number_is_given_where_they_do_something_else(module):
 def test_functions_that_come_later_in_a_notebook_are_looked_at(later, monkeypatch):
     made = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", made)
-    monkeypatch.setattr(floats, "_found", {})
+    monkeypatch.setattr(bound_names, "_found", {})
     exec("def convert(x):\n    return float(x)", vars(made))
     given_twice(made, 3)
     exec(later, vars(made))
     with known_to_math():
         assert ("float" in vars(made)) is (later == "")
+
+
+IMPORTS = {
+    "by its name": "from math import cos",
+    "by another name": "from math import cos as cosine\ndef other(x):\n    return cosine(x)",
+}
+
+
+@known_from_3_11
+@pytest.mark.parametrize("text", IMPORTS.values(), ids=IMPORTS.keys())
+@pytest.mark.parametrize("asks", [False, True])
+def test_what_was_imported_from_math_knows_stand_ins_where_it_is_only_called(text, asks, monkeypatch):
+    made = ModuleType("made_for_imports")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setattr(bound_names, "_found", {})
+    called = text.split()[-1].removesuffix("cosine(x)") if "as" not in text else "cosine"
+    more = f"\ndef asks():\n    return {called}.__name__" if asks else ""
+    exec(f"{text}\ndef convert(x):\n    return {called}(x){more}", vars(made))
+    names = dict(vars(made))
+    with known_to_math():
+        assert made.convert(number(3)[0]) == math.cos(3)
+    with known_to_math():
+        stands, told, values = number(3)
+        found = made.convert(stands)
+    assert vars(made) == names
+    assert type(found) is (float if asks else Number)
+    if not asks:
+        assert not told
+        values[0] = 5
+        assert (found.value, found.host()) == (math.cos(3), math.cos(5))
 
 
 @pytest.mark.parametrize("name", ["cos", "exp", "sqrt", "log1p"])
@@ -150,6 +180,8 @@ def test_truths_of_numpys_numbers_are_its_own():
 def test_functions_that_the_garbage_collector_does_not_show_are_looked_at(monkeypatch):
     """Where `gc.freeze()` was called they are among no others, and one of these asks for the type."""
     seen = []
-    monkeypatch.setattr(floats, "unfreeze", lambda: seen.append(True))
-    assert test_functions_that_the_garbage_collector_does_not_show_are_looked_at in floats.functions_with(globals())
+    monkeypatch.setattr(bound_names, "unfreeze", lambda: seen.append(True))
+    assert test_functions_that_the_garbage_collector_does_not_show_are_looked_at in bound_names.functions_with(
+        globals()
+    )
     assert seen

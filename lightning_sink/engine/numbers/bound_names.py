@@ -1,0 +1,95 @@
+"""Whose own code may be given functions that know stand-ins: `float(n)`, `cos(n)` behind `from math import cos`.
+
+Python's `float`, and a function of C's that a module has under a name of its own, ask for the number itself, and have
+to be given a plain one, which would be another in each step. Where the functions of a module do nothing with such a
+name but call it, another function may stand there in its place while a step is recorded (`known_to`). Names are looked
+at once somebody has asked a stand-in for its number by one. Calls are told from other uses by the bytecode, from Python
+3.11 on.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
+from typing import Any
+
+from lightning_sink.held import ABSENT, unfreeze
+from lightning_sink.whose import is_library
+
+_CALLS_ARE_MARKED = sys.version_info >= (3, 11)
+
+_OF_NAMES = frozenset(["LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"])
+
+_found: dict[tuple[str, str], bool] = {}
+"""Names of modules whose code has asked, and whether it does nothing else: what code does is the same for all."""
+
+
+def asked(frame: FrameType) -> None:
+    """Takes note of the code that asks for a stand-in's number, if it may have done so by such a name."""
+    names = frame.f_globals
+    module = names.get("__name__", "")
+    if is_library(module):
+        return
+    for name in frame.f_code.co_names:
+        if (module, name) not in _found and _behind(names, name) is not None:
+            is_all = module in sys.modules and vars(sys.modules[module]) is names
+            _found[module, name] = _CALLS_ARE_MARKED and is_all and _only_calls(names, name)
+
+
+def _behind(names: dict[str, Any], name: str) -> Any:
+    """Returns Python's `float`, or a function of `math`, that code with these global names has by a name; else None."""
+    found = names.get(name, float if name == "float" else None)
+    is_of_math = type(found) is BuiltinFunctionType and found.__module__ == "math"
+    return found if is_of_math or (found is float and name not in names) else None
+
+
+@contextmanager
+def known_to(known: Callable[[Any], Any]) -> Iterator[None]:
+    """Has other functions take the place of these for a while: those that `known` gives for them, or None."""
+    found = [
+        (vars(sys.modules[module]), name) for (module, name), only in _found.items() if only and module in sys.modules
+    ]
+    taken: list[tuple[dict[str, Any], str, Any]] = []
+    for names, name in found:
+        function = _behind(names, name)
+        # Each cell of a notebook may add functions there. A look takes about 60 ms.
+        if function is None or (names.get("__name__") == "__main__" and not _only_calls(names, name)):
+            continue
+        if (other := known(function)) is not None:
+            taken.append((names, name, names.get(name, ABSENT)))
+            names[name] = other
+    try:
+        yield
+    finally:
+        for names, name, before in taken:
+            if before is ABSENT:
+                names.pop(name, None)
+            else:
+                names[name] = before
+
+
+def _only_calls(names: dict[str, Any], name: str) -> bool:
+    """Tells whether all functions with these global names do nothing with one of them but call it."""
+    return all(_calls(function.__code__, name) for function in functions_with(names))
+
+
+def functions_with(names: dict[str, Any]) -> list[FunctionType]:
+    """Returns the functions with these global names, whoever holds them."""
+    unfreeze()
+    found = (item for item in gc.get_referrers(names) if isinstance(item, FunctionType))
+    return [function for function in found if function.__globals__ is names]
+
+
+def _calls(code: CodeType, name: str) -> bool:
+    if code.co_name == "__annotate__":  # of Python 3.14: a function's annotations
+        return True
+    instructions = dis.get_instructions(code) if name in code.co_names else ()
+    uses = [each for each in instructions if each.argval == name and each.opname in _OF_NAMES]
+    # The lowest bit says that what is loaded is called.
+    if any(each.opname != "LOAD_GLOBAL" or not (each.arg or 0) & 1 for each in uses):
+        return False
+    return all(_calls(inner, name) for inner in code.co_consts if isinstance(inner, CodeType))
