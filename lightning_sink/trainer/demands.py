@@ -137,7 +137,7 @@ def in_step_reason(trainer: Any) -> str:
     if changed != before:
         return f"`precision={trainer.precision!r}` changes the default dtype of the whole process during a step"
     if is_overridden("on_train_batch_start", trainer.lightning_module):
-        return "`on_train_batch_start` of the module may end the epoch, which nobody knows before"
+        return "`on_train_batch_start` of the module may end the epoch, or change the data, which nobody knows before"
     return ""
 
 

@@ -20,7 +20,7 @@ class Setting(Small):
         return optim.SGD(self.parameters(), lr=self.peak, momentum=0.9)
 
 
-@case(inductor=True, size=8, **carried())
+@case(inductor=True, size=8)
 class AWarmupBehindTheStep(Setting):
     """As Lightning's guide has it."""
 
@@ -259,7 +259,8 @@ def and_logs_it(self, optimizer, closure):
 
 
 add("the rate is set by what was logged", set_by(by_what_was_logged), eager="")
-for body in (by_an_attribute, by_a_tensor, and_calls_the_closure, and_logs_it):
+add("the rate is set by an attribute", set_by(by_an_attribute), **carried())
+for body in (by_a_tensor, and_calls_the_closure, and_logs_it):
     add(f"the rate is set {body.__name__.replace('_', ' ')}", set_by(body))
 
 
@@ -330,7 +331,7 @@ class TheRateIsSetAndTheEpochEnds(Setting):
         return -1 if batch_idx > 5 else None
 
 
-@case(**carried())
+@case()
 class TheRateBehindTheHookIsLogged(AWarmupBehindTheStep):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.log("rate", self.optimizers().param_groups[0]["lr"])
@@ -416,7 +417,7 @@ class ACallbackOfTheStepSetsTheDecay(InTheStep):
         optimizer.param_groups[0]["weight_decay"] = 0.1 * self.rate()
 
 
-@case(data=even)
+@case(data=even, **carried())
 class TheRateByACountOfItsOwn(InTheStep):
     def __init__(self):
         super().__init__()

@@ -53,21 +53,23 @@ def known_to(known: Callable[[Any], Any]) -> Iterator[None]:
     found = [
         (vars(sys.modules[module]), name) for (module, name), only in _found.items() if only and module in sys.modules
     ]
-    taken: list[tuple[dict[str, Any], str, Any]] = []
+    taken: list[tuple[dict[str, Any], str, Any, Any]] = []
     for names, name in found:
         function = _behind(names, name)
         # Each cell of a notebook may add functions there. A look takes about 60 ms.
         if function is None or (names.get("__name__") == "__main__" and not _only_calls(names, name)):
             continue
         if (other := known(function)) is not None:
-            taken.append((names, name, names.get(name, ABSENT)))
+            taken.append((names, name, names.get(name, ABSENT), other))
             names[name] = other
     try:
         yield
     finally:
-        for names, name, before in taken:
+        for names, name, before, other in taken:
+            if names.get(name) is not other:  # the step has put something else there
+                continue
             if before is ABSENT:
-                names.pop(name, None)
+                del names[name]
             else:
                 names[name] = before
 

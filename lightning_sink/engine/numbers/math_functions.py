@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 from lightning_sink.engine.numbers import bound_names
@@ -25,7 +25,7 @@ def known_to_math() -> Iterator[None]:
     """Lets the functions of `math`, and `float` where it may, take stand-ins for a while."""
     present = {name: _plain(getattr(math, name)) for name in (*DOMAINS, *TRUTHS, "pow")}
     for name, plain in present.items():
-        setattr(math, name, partial(_call, name, plain))
+        setattr(math, name, _knowing(name, plain))
     try:
         with bound_names.known_to(lambda function: _float if function is float else _by_its_name(present, function)):
             yield
@@ -37,7 +37,12 @@ def known_to_math() -> Iterator[None]:
 def _by_its_name(present: Mapping[str, Any], function: Any) -> Any:
     """Returns what takes the place of a function of `math`; None where nothing does."""
     name = function.__name__
-    return partial(_call, name, function) if name in present and present[name] is function else None
+    return _knowing(name, function) if name in present and present[name] is function else None
+
+
+def _knowing(name: str, plain: Any) -> Any:
+    """Returns a function that knows stand-ins, and is called like the plain one."""
+    return update_wrapper(partial(_call, name, plain), plain)
 
 
 def _plain(function: Any) -> Any:

@@ -185,3 +185,18 @@ def test_functions_that_the_garbage_collector_does_not_show_are_looked_at(monkey
         globals()
     )
     assert seen
+
+
+@known_from_3_11
+def test_what_a_step_puts_there_stays(monkeypatch):
+    made = ModuleType("made_for_a_swap")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setattr(bound_names, "_found", {})
+    exec("from math import cos\ndef convert(x):\n    return cos(x)", vars(made))
+    with known_to_math():
+        made.convert(number(3)[0])
+    with known_to_math():
+        assert made.cos.__name__ == "cos"
+        assert type(made.convert(number(3)[0])) is Number
+        made.cos = abs
+    assert made.cos is abs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_sink.engine.state.attribute_watch import AttributeWatches, is_plain, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatches, may_read_past
 
 
 class Holder:
@@ -117,25 +117,6 @@ def test_where_another_step_is_recorded_it_is_told_and_nothing_stays():
     watches.end()
     assert (one.total, other.total, len(seen.told)) == (2, 2, 2)
     assert "total" not in vars(Holder)
-
-
-class WithSetter(Holder):
-    def __setattr__(self, name, value):
-        super().__setattr__(name, min(value, 5))
-
-
-class WithProperty(Holder):
-    @property
-    def total(self):
-        return vars(self)["total"]
-
-    @total.setter
-    def total(self, value):
-        vars(self)["total"] = min(value, 5)
-
-
-def test_where_setting_runs_code_of_the_users_nothing_can_stand():
-    assert [is_plain(kind, "total") for kind in (Holder, WithSetter, WithProperty)] == [True, False, False]
 
 
 def test_code_that_asks_for_all_attributes_reads_past():
