@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler as schedules
 
 from gallery.case import Small, add, carried, case
 from gallery.state import even
+from lightning_sink import StepCallback
 
 
 class Setting(Small):
@@ -494,6 +495,38 @@ class ARateThatIsATensorIsMultiplied(InTheStep):
 
     def on_train_epoch_end(self):
         assert torch.is_tensor(self.optimizers().param_groups[0]["lr"])
+
+
+class Lowers(StepCallback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        group = trainer.optimizers[0].param_groups[0]
+        with torch.no_grad():
+            module.net[0].weight.mul_(1 - group["lr"] / 10)
+        if self.again:
+            group["lr"] = group["lr"] / 2
+
+    def __init__(self, again):
+        self.again = again
+
+
+class ALaterPartComputesWithIt(InTheStep):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        with torch.no_grad():
+            self.net[0].bias.add_(0.1 * self.optimizers().param_groups[0]["lr"])
+
+
+def lowers(again):
+    return {"callbacks": lambda: [Lowers(again)]}
+
+
+add("two later parts compute with the rate", ALaterPartComputesWithIt, data=even, options=lowers(again=False))
+add(
+    "two later parts compute with the rate, and one sets it",
+    ALaterPartComputesWithIt,
+    data=even,
+    options=lowers(again=True),
+    eager="'lr' is another number here than in the optimizer's step",
+)
 
 
 class ScheduledToo(InTheStep):

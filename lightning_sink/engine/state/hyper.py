@@ -29,11 +29,17 @@ from lightning_sink.held import ABSENT
 
 
 class OptionLeft(Left):
-    """A lifted number that steps set."""
+    """A lifted number that steps set.
+
+    Attributes:
+        key: The option's name.
+        behind: What may stand for it in programs where an earlier part of the step has set it.
+    """
 
     def __init__(self, group: dict[str, Any], key: str) -> None:
         super().__init__()
         self._group, self.key = group, key
+        self.behind = torch.zeros((), dtype=torch.float64, device="cpu")
 
     def present(self) -> Any:
         """Returns what it is."""
@@ -60,7 +66,9 @@ class Hyperparameters:
         self._is_stale = self._has_new = False
         self._wanted: set[tuple[int, str]] = set()  # groups, by identity, and keys: numbers that steps set
         self._left: dict[int, OptionLeft] = {}  # those that steps set
-        self._set: dict[int, tuple[Host, str, Any]] = {}  # what the recorded step has set, with its tensor
+        self._known: set[int] = set()  # those that steps before the recorded one have set
+        self._set: dict[int, tuple[Host, str, Any]] = {}  # what the recorded step has set, and to what
+        self._handed: dict[int, tuple[Host, str, Any]] = {}  # what later parts of it find of that
         self._seen: list[Hashable] = []
         self.refresh()
 
@@ -160,9 +168,19 @@ class Hyperparameters:
         values = self.values
         return tuple(id(v) if isinstance(v, Tensor) else v for i, v in enumerate(values) if i not in self.tensors)
 
-    def begin(self) -> None:
-        """A recording begins."""
-        self._spent, self._set = set(), {}
+    def begin(self) -> list[Tensor]:
+        """A recording begins; returns the tensors that may stand for entries."""
+        self._spent, self._set, self._handed, self._known = set(), {}, {}, {*self._left}
+        return [*self.tensors.values(), *(left.behind for left in self._left.values())]
+
+    def begin_part(self) -> None:
+        """A part of the step begins, whose operations are not recorded yet: others may have set entries.
+
+        What a second part sets anew, a third one does not know: a program has one value of it.
+        """
+        for index in (self._known & self._set.keys()) - self._handed.keys():
+            self._handed[index] = self._set[index]
+            self._left[index].behind.fill_(self._set[index][2])
 
     def spend(self) -> None:
         """What is there from now on is not what the step computes with."""
@@ -262,8 +280,7 @@ class Hyperparameters:
         # Another type would be other arithmetic beside tensors of whole numbers.
         if not (isinstance(plain, float) or (type(plain) is int and type(self.values[index]) is int)):
             return False
-        text = f"{key} {index} = {value.key if type(value) is Number else exactly(plain)!r}"
-        self._set[index] = host, text, value.tensor if type(value) is Number else None
+        self._set[index] = host, f"{key} {index} = {value.key if type(value) is Number else exactly(plain)!r}", plain
         if index not in self._left:
             self._left[index] = OptionLeft(group, key)
             self._is_stale = True  # programs take it to stay as it is
@@ -274,19 +291,24 @@ class Hyperparameters:
         return [(self._left[index], host, text) for index, (host, text, _) in self._set.items()]
 
     def inputs(self) -> list[tuple[Tensor, Host]]:
-        """Returns the tensors that stand for entries which steps set, with what gives their values before a step."""
-        return [(self.tensors[index], left.found) for index, left in self._left.items()]
+        """Returns the tensors that stand for entries which steps set, with what gives their values before a step.
 
-    def _number(self, index: int, present: Any, uses: Uses) -> Any:
+        Those of the recorded step: what it sets is known before it runs.
+        """
+        found = [(self.tensors[index], left.found) for index, left in self._left.items()]
+        return found + [(self._left[index].behind, host) for index, (host, *_) in self._handed.items()]
+
+    def _number(self, index: int, present: Any, uses: Uses) -> Number:
         value, name = self.values[index], (index, f"the optimizer's {self._entries[index][1]!r}")
         # `float()` of a tensor would be an operation, and be recorded.
         plain: Any = present.tolist() if isinstance(present, Tensor) else present
         held: Any = self.tensors[index].tolist()
-        if index in self._set and self._owners[index] not in self._spent:  # by an earlier part of the step
-            host, text, tensor = self._set[index]
-            return plain if tensor is None else Number(tensor, plain, uses, (*name, text), host, counts=True)
+        handed, is_spent = self._handed.get(index), self._owners[index] in self._spent
+        if handed is not None and handed is self._set[index] and plain is handed[2] and not is_spent:
+            host, text, _ = handed
+            return Number(self._left[index].behind, plain, uses, (*name, text), host, counts=True)
         # A schedule steps between the parts of a step, too.
-        if self._owners[index] in self._spent or float(plain) != held:
+        if index in self._set or is_spent or float(plain) != held:
             return _spent(plain, uses, (index, f"{name[1]} is another number here"))
         if isinstance(value, Tensor):
             return Number(self.tensors[index], float(plain), uses, name)

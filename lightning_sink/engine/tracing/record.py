@@ -99,11 +99,10 @@ class Recorder(Tape):
         self._watched = Watched()
         self._uses = Uses(self.recording.hazard, self.recording.freeze, lambda: not self._operations.are_paused)
         self._look, self._hyper, self._counts, self._before = look, hyper, counts, before
-        hyper.begin()
         varying = before.parts.varying
         varying.begin(before.parts.holders())
         kept = [*before.parts.carried.begin(), *before.parts.drawn.begin(), *before.parts.optimizer_counts.begin()]
-        changing = [*hyper.tensors.values(), *counts.begin(), *kept, *varying.tensors]
+        changing = [*hyper.begin(), *counts.begin(), *kept, *varying.tensors]
         appended = lambda tensor: self._watched.items.get(id(tensor))  # noqa: E731
         self._operations = Operations(self.recording, before, leaves, changing, lambda: self._values, appended)
         self._writer, self.moved = self._operations.writer, self._operations.moved
@@ -138,6 +137,7 @@ class Recorder(Tape):
         python = self._look()
         self._uses.closed = False
         self._operations.redraws.begin()
+        self._hyper.begin_part()
         try:
             with ExitStack() as stack:
                 self._watch(stack)

@@ -150,6 +150,27 @@ def test_a_step_finds_what_the_one_before_has_set():
     assert group["lr"] == tensor.item() == 0.025
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_a_later_part_finds_what_the_first_has_set_unless_others_have_set_it_since(others):
+    optimizer, hyper = adam()
+    group, told = optimizer.param_groups[0], []
+    for _ in range(2):
+        told.clear()
+        hyper.begin()
+        hyper.begin_part()
+        with hyper.lifted(Uses(told.append, lambda what: None)):
+            group["lr"] = group["lr"] * 0.5
+        if others:
+            group["lr"] = 0.7
+        hyper.begin_part()
+        with hyper.lifted(Uses(told.append, lambda what: None)):
+            seen = group["lr"]
+            held = seen.tensor.item()
+        hyper.update()
+    assert held == seen.value == (0.7 if others else 0.025)
+    assert bool(told) is others
+
+
 def test_a_guard_holds_while_the_comparison_comes_out_the_same():
     optimizer, hyper = adam()
     uses = Uses(print, lambda what: None)
