@@ -37,7 +37,7 @@ def asked(frame: FrameType) -> None:
     for name in frame.f_code.co_names:
         if (module, name) not in _found and _behind(names, name) is not None:
             is_all = module in sys.modules and vars(sys.modules[module]) is names
-            _found[module, name] = _CALLS_ARE_MARKED and is_all and _only_calls(names, name)
+            _found[module, name] = _CALLS_ARE_MARKED and is_all and _only_call(functions_with(names), name)
 
 
 def _behind(names: dict[str, Any], name: str) -> Any:
@@ -50,18 +50,17 @@ def _behind(names: dict[str, Any], name: str) -> Any:
 @contextmanager
 def known_to(known: Callable[[Any], Any]) -> Iterator[None]:
     """Has other functions take the place of these for a while: those that `known` gives for them, or None."""
-    found = [
-        (vars(sys.modules[module]), name) for (module, name), only in _found.items() if only and module in sys.modules
-    ]
     taken: list[tuple[dict[str, Any], str, Any, Any]] = []
-    for names, name in found:
-        function = _behind(names, name)
+    for module in {module for (module, _), only_calls in _found.items() if only_calls and module in sys.modules}:
+        names = vars(sys.modules[module])
         # Each cell of a notebook may add functions there. A look takes about 60 ms.
-        if function is None or (names.get("__name__") == "__main__" and not _only_calls(names, name)):
-            continue
-        if (other := known(function)) is not None:
-            taken.append((names, name, names.get(name, ABSENT), other))
-            names[name] = other
+        functions = functions_with(names) if module == "__main__" else []
+        for name in [name for (of, name), only_calls in _found.items() if only_calls and of == module]:
+            function = _behind(names, name)
+            other = None if function is None or not _only_call(functions, name) else known(function)
+            if other is not None:
+                taken.append((names, name, names.get(name, ABSENT), other))
+                names[name] = other
     try:
         yield
     finally:
@@ -74,9 +73,9 @@ def known_to(known: Callable[[Any], Any]) -> Iterator[None]:
                 names[name] = before
 
 
-def _only_calls(names: dict[str, Any], name: str) -> bool:
-    """Tells whether all functions with these global names do nothing with one of them but call it."""
-    return all(_calls(function.__code__, name) for function in functions_with(names))
+def _only_call(functions: list[FunctionType], name: str) -> bool:
+    """Tells whether functions do nothing with one of their global names but call it."""
+    return all(_calls(function.__code__, name) for function in functions)
 
 
 def functions_with(names: dict[str, Any]) -> list[FunctionType]:

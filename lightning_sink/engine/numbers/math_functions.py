@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial, update_wrapper
 from typing import Any
@@ -27,17 +27,18 @@ def known_to_math() -> Iterator[None]:
     for name, plain in present.items():
         setattr(math, name, _knowing(name, plain))
     try:
-        with bound_names.known_to(lambda function: _float if function is float else _by_its_name(present, function)):
+        with bound_names.known_to(partial(_in_place_of, present)):
             yield
     finally:
         for name, plain in present.items():
             setattr(math, name, plain)
 
 
-def _by_its_name(present: Mapping[str, Any], function: Any) -> Any:
-    """Returns what takes the place of a function of `math`; None where nothing does."""
-    name = function.__name__
-    return _knowing(name, function) if name in present and present[name] is function else None
+def _in_place_of(known: Collection[str], function: Any) -> Any:
+    """Returns what takes the place of `float`, or of a function of `math`; None where nothing does."""
+    if function is float:
+        return _float
+    return _knowing(function.__name__, function) if function.__name__ in known else None
 
 
 def _knowing(name: str, plain: Any) -> Any:

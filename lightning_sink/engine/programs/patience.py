@@ -7,6 +7,7 @@ long things stayed as programs take them to be. What is trained never depends on
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -30,9 +31,6 @@ some time."""
 
 _FIRST_REST = 64
 """Steps of such a kind that are not recorded; twice as many each time."""
-
-_FOR_GOOD = 64
-"""Failures behind which nobody tries again."""
 
 _KEEP_ELSEWHERE = "keep it outside of the module, or make it a tensor"
 _FLAGS, _LEAVE_FLAGS = ("requires_grad", "training"), "have it the same at the start of each step (`toggle_optimizer`)"
@@ -69,7 +67,7 @@ class Patience:
         self.steps = 0
         self.candidates = Candidates()
         self._failures = Counter[Key]()
-        self._rests: dict[Key, int] = {}  # steps of kinds that have failed too often, before one is recorded again
+        self._rests: dict[Key, float] = {}  # steps of kinds that have failed too often, before one is recorded again
         self._in_vain, self._economy = InVain(), Economy()
         self._reported: dict[str, str] = {}  # with what it was said of, where that was all steps
         self._restless = self._short_lives = self._steps_at_loss = 0
@@ -93,16 +91,13 @@ class Patience:
             self.report(self._why_restless())
         elif self._short_lives > PATIENCE:
             self.report(Hazard(_SHORT_LIVED))
-        elif not self._rests_now(step.key):
+        elif step.key in self._rests:
+            self._rests[step.key] -= 1
+            if not self._rests[step.key]:
+                del self._rests[step.key]
+        else:
             return candidate, self._is_due(sink, step, candidate)
         return candidate, False
-
-    def _rests_now(self, key: Key) -> bool:
-        """Tells whether a kind has failed too often for the present step to be recorded."""
-        if self._failures[key] < _MOST_FAILURES or self._failures[key] >= _FOR_GOOD:
-            return self._failures[key] >= _FOR_GOOD
-        self._rests[key] = max(0, self._rests[key] - 1)
-        return self._rests[key] > 0
 
     def _is_due(self, sink: Sink, step: Step, candidate: Candidate) -> bool:
         never = self.candidates.never_come_again
@@ -147,7 +142,7 @@ class Patience:
             return False
         if self._in_vain.has_waited():
             self.candidates.try_again(self._in_vain.reason)
-            # Not those that were undone although they had acted: nothing is to act twice again.
+            # Those that have failed too often have rests of their own.
             self._failures = Counter({key: many for key, many in self._failures.items() if many >= _MOST_FAILURES})
         return True
 
@@ -182,7 +177,7 @@ class Patience:
             self._in_vain.begin_wait()
             self.report(reason)
         if candidate.hazard is not None:
-            self._fail(key, candidate.hazard, _FOR_GOOD if recording.acts_twice else 1)
+            self._fail(key, candidate.hazard, for_good=recording.acts_twice)
             self.report(candidate.hazard)
         elif recording.failed:
             self._fail(key, recording.hazards[0])  # also where it comes as another candidate the next time
@@ -191,12 +186,12 @@ class Patience:
 
     def gives_up(self, key: Key, hazard: Hazard) -> None:
         """Leaves a kind of steps to the plain way, and says why."""
-        self._fail(key, hazard, _FOR_GOOD)
+        self._fail(key, hazard, for_good=True)
 
-    def _fail(self, key: Key, hazard: Hazard, times: int = 1) -> None:
-        self._failures[key] += times
-        if self._failures[key] >= _MOST_FAILURES:
-            self._rests[key] = _FIRST_REST << (self._failures[key] - _MOST_FAILURES)
+    def _fail(self, key: Key, hazard: Hazard, for_good: bool = False) -> None:
+        self._failures[key] += 1
+        if for_good or self._failures[key] >= _MOST_FAILURES:
+            self._rests[key] = math.inf if for_good else _FIRST_REST << (self._failures[key] - _MOST_FAILURES)
             self.report(hazard)
 
     # -- what programs take for granted -------------------------------------------------------------------------------
