@@ -107,7 +107,9 @@ def _bind(
         if put and is_written:
             what = f"the step puts a tensor that is kept elsewhere into {put[0].name}, and writes to it"
             return Hazard(what, where, _TIE_BEFORE if id(new) in trained else "put a copy there (`clone()`)")
-        asks, own = second.recorder.identities.may_ask(new), {slot.name for slot in (*second.filled, *second.cleared)}
+        is_gradient = all(home.is_gradient for home in homes)
+        asks = second.recorder.identities.may_ask(new, is_gradient=is_gradient)
+        own = {slot.name for slot in (*second.filled, *second.cleared)}
         if asks and new is not old and own.isdisjoint(names):
             return Hazard(f"the step asks which tensor is in {names[0]}, and it is another one each time", where)
         # A parameter's gradient, and what optimizers keep for it, go with it, whichever attribute that is in.

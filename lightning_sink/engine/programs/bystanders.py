@@ -8,7 +8,6 @@ the code that ran, which it asked a module for, or all where it may ask for any.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +16,7 @@ from lightning_sink.engine.programs.binding import Binding
 from lightning_sink.engine.state.attributes import asked_of
 from lightning_sink.engine.state.slot import Slot, StateSlot
 from lightning_sink.engine.state.slots import Snapshot
+from lightning_sink.engine.tracing.record import Recorder
 from lightning_sink.names import names_in
 from lightning_sink.whose import is_pythons
 
@@ -37,32 +37,29 @@ class Asked:
         self._found = [(s, tensor, asked_of(tensor)) for s, tensor in held if not isinstance(s, StateSlot)]
         self._before = before.tensors
 
-    def of_others(
-        self,
-        known: Collection[str],
-        bindings: Iterable[Binding],
-        codes: Iterable[CodeType],
-        got: Collection[tuple[int, str]],
-    ) -> Bystanders:
+    def of_others(self, known: Collection[str], bindings: Iterable[Binding], recorder: Recorder) -> Bystanders:
         """Returns what was there in slots of which a step may have asked something.
 
         Args:
             known: Names of slots that it takes or fills.
             bindings: What it computes with.
-            codes: The code that ran in it.
-            got: Which modules it asked for what, by identity and name.
+            recorder: Has seen the step.
         """
         # The standard library asks for much (`inspect`), and not for these tensors.
-        names = frozenset[str]().union(*(names_in(code) for code in codes if not is_pythons(code)))
+        names = frozenset[str]().union(*(names_in(code) for code in recorder.ran.values() if not is_pythons(code)))
         others = [found for found in self._found if found[0].name not in known]
         is_any = not names.isdisjoint(_FOR_ANY)
-        found = [each for each in others if is_any or each[0].key in names or (each[0].owner_id, each[0].key) in got]
+        found = [
+            each for each in others if is_any or each[0].key in names or (each[0].owner_id, each[0].key) in recorder.got
+        ]
         slots, tensors, asked = ([*each] for each in zip(*found, strict=True)) if found else ([], [], [])
         bindings = [b for b in bindings if b.leaf is None]
         taken = [b.tensor for b in bindings if b.tensor is not None]
         replaced = [b.slot for b in bindings if b.slot is not None and not isinstance(b.slot, StateSlot)]
         held = [(slot, self._before.get(slot.name)) for slot in replaced if not slot.is_gradient]
-        return Bystanders(slots, tensors, asked, taken, held)
+        may_ask = recorder.identities.may_ask
+        ones = {number: t for number, t in enumerate(tensors) if t is not None and may_ask(t, is_gradient=False)}
+        return Bystanders(slots, tensors, asked, taken, held, ones)
 
 
 class Bystanders:
@@ -73,6 +70,7 @@ class Bystanders:
         asked: What could be asked of them.
         taken: The tensors that the step computes with and that stay where they are.
         replaced: The slots with whose contents it computes, with those.
+        ones: Those of the tensors, by their numbers, of which the step may have asked whether they are others.
     """
 
     def __init__(
@@ -82,8 +80,9 @@ class Bystanders:
         asked: list[Any],
         taken: Iterable[Tensor],
         replaced: Sequence[tuple[Slot, Tensor | None]],
+        ones: dict[int, Tensor],
     ) -> None:
-        self._slots, self._asked = slots, asked
+        self._slots, self._asked, self._ones = slots, asked, ones
         self._taken = {id(tensor): number for number, tensor in enumerate(taken)}
         self._replaced = [(slot, _kind_of(tensor)) for slot, tensor in replaced]
         self._numbers = self._numbered([*tensors, *(tensor for _, tensor in replaced)])
@@ -98,6 +97,8 @@ class Bystanders:
         tensors = [slot.get() for slot in self._slots]
         held = [slot.get() for slot, _ in self._replaced]
         if not all(_is_of(kind, tensor) for (_, kind), tensor in zip(self._replaced, held, strict=True)):
+            return False
+        if not all(tensors[number] is one for number, one in self._ones.items()):
             return False
         return [*map(asked_of, tensors)] == self._asked and self._numbered([*tensors, *held]) == self._numbers
 

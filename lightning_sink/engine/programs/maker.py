@@ -203,8 +203,7 @@ class ProgramMaker:
         lifted = [*self._hyper.tensors.values(), *parts.varying.tensors]
         held = [pair for pair in parts.carried.inputs(written=True) if id(pair[0]) in taken]
         known = {slot.name for binding in bindings for slot in binding.slots}
-        recorder = observation.recorder
-        bystanders = asked.of_others(self._volatile | known, bindings, recorder.ran.values(), recorder.got)
+        bystanders = asked.of_others(self._volatile | known, bindings, observation.recorder)
         if self._programs.add(key, Program(observation, bindings, function, bystanders, counts, held, lifted)):
             self.lost(self._patience.steps, {})
         return True

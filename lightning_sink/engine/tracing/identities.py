@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 
 from torch import Tensor
 
+from lightning_sink.engine.tracing.old_gradients import names_gradients
 from lightning_sink.engine.watch import is_user_frame
 from lightning_sink.whose import is_pythons
 
@@ -27,7 +28,7 @@ class Identities:
 
     def __init__(self) -> None:
         self._hashed = set[int]()
-        self._asks_any = False
+        self._asks_any = self._gets_gradients = False
 
     def called(self, frame: FrameType) -> None:
         """Takes note of a function that is about to run: dictionaries, sets and caches ask for a key's hash."""
@@ -36,11 +37,22 @@ class Identities:
 
     def finish(self, codes: Iterable[CodeType]) -> None:
         """Takes the code that ran in the step."""
-        self._asks_any = any(_compares(code) for code in codes if not is_pythons(code))
+        codes = [code for code in codes if not is_pythons(code)]
+        self._asks_any, self._gets_gradients = any(map(_compares, codes)), any(map(names_gradients, codes))
 
-    def may_ask(self, tensor: Tensor) -> bool:
-        """Tells whether the step may have asked whether this is the one."""
-        return self._asks_any or id(tensor) in self._hashed
+    def may_ask(self, tensor: Tensor, *, is_gradient: bool) -> bool:
+        """Tells whether the step may have asked whether this is the one.
+
+        Args:
+            tensor: A tensor that it found.
+            is_gradient: Whether it is a parameter's gradient and held nowhere else: whoever asks for that names it.
+        """
+        return (self.asks_of_gradients if is_gradient else self._asks_any) or id(tensor) in self._hashed
+
+    @property
+    def asks_of_gradients(self) -> bool:
+        """Whether the step may have asked which tensor is in a gradient."""
+        return self._asks_any and self._gets_gradients
 
 
 @lru_cache(maxsize=4096)

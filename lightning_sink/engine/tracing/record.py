@@ -309,6 +309,8 @@ class Recorder(Tape):
         recording = self.recording
         self._assumptions.finish()
         self.identities.finish(self.ran.values())
+        if self.identities.asks_of_gradients and any(was_there for _, was_there in self.old_gradients.found.values()):
+            self.hazard("the step asks which tensor is in a gradient")
         self._writer.finish(outputs)
         counts = self._values.check()
         recording.guards = list(self._uses.guards.values())

@@ -36,7 +36,8 @@ def two(module, step, leaves=None):
 def program(module, step, **options):
     observation, bindings = two(module, step, **options)
     assert not isinstance(bindings[0], Hazard), bindings
-    bystanders = Asked(observation.before).of_others((), [], [], ())
+    slots = [*observation.filled, *observation.cleared, *(slot for each in bindings for slot in each.slots)]
+    bystanders = Asked(observation.before).of_others({slot.name for slot in slots}, bindings, observation.recorder)
     return Program(observation, bindings, compile_traced(observation.recording), bystanders, [], [])
 
 

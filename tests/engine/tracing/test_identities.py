@@ -3,6 +3,7 @@
 import functools
 import weakref
 
+import lightning as L
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from parity import Net, assert_parity, both, loader
 
 NONE = torch.full((4,), 0.5)
 SUMS = {}
+KNOWN = torch.zeros_like(Net().net[0].weight)
 
 
 @functools.lru_cache(maxsize=64)
@@ -126,7 +128,26 @@ class BeginsAgain(Masked):
         return self.mask.sum() * factor
 
 
-ALL = [IsAnAttribute, IsAGlobal, KeepsByIdentity, KeepsByReference, KeepsByKey, KeepsInACache, AsksForItsPlace]
+class IsOnlyAsked(Masked):
+    """The steps compute with nothing of what they ask."""
+
+    def special(self):
+        return NONE
+
+    def weight(self):
+        return 3 if self.mask is NONE else 1
+
+
+ALL = [
+    IsOnlyAsked,
+    IsAnAttribute,
+    IsAGlobal,
+    KeepsByIdentity,
+    KeepsByReference,
+    KeepsByKey,
+    KeepsInACache,
+    AsksForItsPlace,
+]
 ALL += [AsksForItsBase, AsksHowItWasMade, BeginsAgain]
 
 
@@ -160,9 +181,58 @@ class IsTakenOutOfItsClass(Masked):
         return self.mask.sum().as_subclass(torch.Tensor)
 
 
-def trained(make, batches=12):
+class AsksOfOthers(Net):
+    """Gradients accumulate in steps that ask nothing of these."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = self.shared = torch.ones(())
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 if self.scale is self.shared else 2)
+
+
+class AsksForGradients(AsksOfOthers):
+    """Counts the steps that begin with a gradient that it has not seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.others = None, torch.zeros((), dtype=torch.int64)
+
+    def training_step(self, batch, batch_idx):
+        if self.find() is not self.seen:
+            self.others += 1
+            self.seen = self.find()
+        return super().training_step(batch, batch_idx)
+
+    def find(self):
+        return self.net[0].weight.grad
+
+
+class AsksForGradientsByTheirName(AsksForGradients):
+    def find(self):
+        return getattr(self.net[0].weight, "grad")  # noqa: B009
+
+
+class KnowsAGradient(Net):
+    """One gradient is a tensor that a callback knows."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (3 if self.net[0].weight.grad is KNOWN else 1)
+
+
+class PutsAGradient(L.Callback):
+    """Into a window of three batches, at the beginning of a sink."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (5, 5):
+            weight = pl_module.net[0].weight
+            weight.grad = KNOWN.copy_(weight.grad)
+
+
+def trained(make, batches=12, **options):
     strategy = SinkStrategy(5, epoch="dataset", engine="traced")
-    return both(make, lambda: loader(batches, last=8), strategy, max_epochs=8)
+    return both(make, lambda: loader(batches, last=8), strategy, max_epochs=8, **options)
 
 
 @pytest.mark.filterwarnings("ignore:The training step runs eagerly")
@@ -179,11 +249,37 @@ def test_which_tensor_it_is_decides_in_each_epoch(make):
     assert sink.engine == "traced"
 
 
-@pytest.mark.parametrize("make", [IsAGlobal, KeepsByIdentity, KeepsByKey, KeepsInACache, AsksForItsPlace])
+@pytest.mark.parametrize("make", [IsOnlyAsked, IsAGlobal, KeepsByIdentity, KeepsByKey, KeepsInACache, AsksForItsPlace])
 def test_control_steps_that_ask_are_taken_for_others(make, monkeypatch):
-    monkeypatch.setattr(Identities, "may_ask", lambda self, tensor: False)
+    monkeypatch.setattr(Identities, "may_ask", lambda *_, **__: False)
     with pytest.raises(AssertionError):
         assert_parity(*trained(make))
+
+
+def test_which_gradients_they_are_is_asked_by_code_that_names_them():
+    plain, sink = trained(AsksOfOthers, accumulate_grad_batches=3)
+    assert_parity(plain, sink)
+    assert sink.engine == "traced"
+
+
+@pytest.mark.filterwarnings("ignore:The training step runs eagerly")
+@pytest.mark.parametrize("make", [AsksForGradients, AsksForGradientsByTheirName])
+def test_code_that_names_gradients_is_answered(make):
+    plain, sink = trained(make, accumulate_grad_batches=3)
+    assert_parity(plain, sink)
+    assert plain.module.others == sink.module.others
+
+
+@pytest.mark.filterwarnings("ignore:The training step runs eagerly")
+def test_a_gradient_that_others_put_there_is_known():
+    assert_parity(*trained(KnowsAGradient, accumulate_grad_batches=3, callbacks=lambda: [PutsAGradient()]))
+
+
+@pytest.mark.filterwarnings("ignore:The training step runs eagerly")
+def test_control_whose_code_names_gradients_counts(monkeypatch):
+    monkeypatch.setattr("lightning_sink.engine.tracing.identities.names_gradients", lambda code: False)
+    with pytest.raises(AssertionError):
+        assert_parity(*trained(KnowsAGradient, accumulate_grad_batches=3, callbacks=lambda: [PutsAGradient()]))
 
 
 def test_control_what_places_hold_is_told_apart_by_its_looks(monkeypatch):
@@ -216,11 +312,12 @@ def asks_for_the_identity(x):
 def test_lines_that_tell_no_tensor_from_another(function):
     identities = Identities()
     identities.finish([function.__code__])
-    assert not identities.may_ask(NONE)
+    assert not identities.may_ask(NONE, is_gradient=False)
 
 
 @pytest.mark.parametrize("function", [is_another, asks_for_the_identity])
 def test_lines_that_may_tell_any_tensor_from_another(function):
     identities = Identities()
     identities.finish([function.__code__])
-    assert identities.may_ask(NONE)
+    assert identities.may_ask(NONE, is_gradient=False)
+    assert not identities.may_ask(NONE, is_gradient=True)
