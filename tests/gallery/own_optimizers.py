@@ -43,6 +43,21 @@ class Counting(Sign):
         parameter.add_(parameter.grad, alpha=-group["lr"] / state["step"] ** 0.5)
 
 
+class ByItsSize(Sign):
+    """Adafactor as transformers has it: rate and decay by the count, and by a root of the mean square that it keeps."""
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        if len(state) == 0:
+            state["step"], state["RMS"], state["square"] = 0, 0, torch.zeros_like(parameter)
+        state["step"] += 1
+        state["RMS"] = parameter.norm(2) / parameter.numel() ** 0.5
+        size = max(1e-3, state["RMS"]) * min(0.01 * state["step"], 1.0 / math.sqrt(state["step"]))
+        decay = 1.0 - math.pow(state["step"], -0.8)
+        state["square"].mul_(decay).add_(parameter.grad**2 + 1e-30, alpha=1.0 - decay)
+        parameter.add_(parameter.grad * state["square"].rsqrt() * size, alpha=-group["lr"])
+
+
 class CorrectingByItsState(Sign):
     """Adam as torch itself had it before 1.12, with what depends on the count decided by Python."""
 
@@ -387,6 +402,7 @@ OWN = {
     Sign: None,
     Counting: None,
     CorrectingByItsState: None,
+    ByItsSize: None,
     CountingWhatItDoes: None,
     StartingOver: None,
     CountingItself: carried().get("eager"),

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from functools import partial, update_wrapper
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.numbers.known_functions import DOMAINS, FUNCTIONS, TRUTHS
 from lightning_sink.engine.numbers.number import Number
@@ -58,6 +61,8 @@ def _float(value: Any = 0.0, /) -> Any:
 def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
     if name == "pow" and len(arguments) == 2 and _is_share(arguments[0]) and type(arguments[1]) is Number:
         return operator.pow(float(arguments[0]), arguments[1])
+    if name == "pow" and len(arguments) == 2 and type(arguments[0]) is Number and type(arguments[1]) in (int, float):
+        return _power(plain, *arguments)
     number = arguments[0] if len(arguments) == 1 else None
     if type(number) is Number:
         if name in TRUTHS:
@@ -66,6 +71,18 @@ def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
         if computed is not None:
             return computed
     return plain(*released(arguments))
+
+
+def _power(plain: Callable[[Any, Any], float], number: Number, exponent: float) -> Any:
+    """Returns a power of a number, which for positive ones is no error unless it is too large."""
+
+    def function(base: Tensor) -> Tensor:
+        return base.pow(exponent)
+
+    name = f"pow {exponent!r}"
+    domain = lambda base: (base > 0) & torch.isfinite(function(base))  # noqa: E731
+    computed = number.computed(name, lambda base: plain(base, exponent), function, domain)
+    return plain(number.freeze(), exponent) if computed is None else computed
 
 
 def _is_share(base: Any) -> bool:

@@ -57,12 +57,53 @@ def test_powers_of_what_averages_keep_are_pythons(base):
     assert found.host() == math.pow(base, 12)
 
 
+@pytest.mark.parametrize("exponent", [-0.8, 2, 0.5])
+@pytest.mark.parametrize("hosted", [True, False])
+def test_a_power_of_a_count_is_pythons(exponent, hosted):
+    """As Adafactor has its decay."""
+    stands, uses, told, values = number(7, hosted)
+    uses.is_recorded = lambda: True
+    with known_to_math():
+        found = math.pow(stands, exponent)
+    assert type(found) is Number
+    assert found.value == math.pow(7, exponent)
+    assert found.tensor.item() == pytest.approx(math.pow(7, exponent), rel=1e-12)
+    assert not told
+    values.append(12)
+    assert not hosted or found.host() == math.pow(12, exponent)
+
+
+@pytest.mark.parametrize(("value", "exponent"), [(0, -1), (-2.0, 0.5), (1e300, 2)])
+@pytest.mark.parametrize("hosted", [True, False])
+def test_a_power_that_is_an_error_is_one(value, exponent, hosted):
+    stands, uses, *_ = number(value, hosted)
+    uses.is_recorded = lambda: True
+    with known_to_math(), pytest.raises((ValueError, OverflowError)):
+        math.pow(stands, exponent)
+
+
+def test_a_step_whose_power_is_an_error_is_another_way():
+    stands, uses, _, values = number(2.0)
+    with known_to_math():
+        math.pow(stands, -1)
+    (guard,) = uses.guards.values()
+    assert guard.holds()
+    values.append(0.0)
+    assert not guard.holds()
+
+
 @pytest.mark.parametrize(("base", "value"), [(-0.5, 3), (2.0, 5), (0.0, 2)])
-def test_other_powers_ask_for_the_number(base, value):
+def test_powers_of_other_bases_ask_for_the_number(base, value):
     stands, _, told, _ = number(value)
     with known_to_math():
         assert math.pow(base, stands) == math.pow(base, value)
-        assert math.pow(stands, 2) == math.pow(value, 2)
+    assert told
+
+
+def test_a_power_of_two_numbers_asks_for_them():
+    stands, _, told, _ = number(2.0)
+    with known_to_math():
+        assert math.pow(stands, stands) == 4.0
     assert told
 
 
@@ -129,7 +170,7 @@ def test_truths_are_found_out(asks, name, value):
 
 
 def test_other_functions_ask_for_the_number():
-    for call in (math.floor, lambda n: math.pow(n, 2), lambda n: math.log(n, 10), cos):
+    for call in (math.floor, lambda n: math.log(n, 10), cos):
         stands, _, told, _ = number(2.0)
         with known_to_math():
             assert type(call(stands)) is not Number
