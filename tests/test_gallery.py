@@ -61,7 +61,8 @@ OTHERS += [
     "reach",
     "schedulers",
 ]
-OTHERS += ["held_schedulers", "inputs", "recomputed", "setting", "state", "tables", "teachers", "values", "wrapped"]
+OTHERS += ["held_schedulers", "inputs", "lookups", "recomputed", "setting", "state", "tables", "teachers", "values"]
+OTHERS += ["wrapped"]
 OTHERS += ["carried", "kept_numbers", "objects"] * positions.KNOWN  # from Python 3.11 on
 OTHERS += ["floats", "second_names", "sharpness"]
 for subject in WITH_HOOKS:

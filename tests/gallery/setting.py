@@ -132,7 +132,7 @@ class AMethodSetsTheRate(Setting):
         optimizer.step(closure=closure)
 
 
-@case(size=8, eager="`global_step` is needed as a plain number")
+@case(size=8)
 class RatesAndDecaysOfTables(Setting):
     """Arrays, as DINO's have one for each step."""
 

@@ -112,7 +112,7 @@ def kind_of(host: Callable[[], Any]) -> type:
     """Returns the type of what a computation with numbers gives, or of its error."""
     try:
         return type(host())
-    except (ArithmeticError, ValueError) as error:
+    except (ArithmeticError, LookupError, ValueError) as error:
         return type(error)
 
 

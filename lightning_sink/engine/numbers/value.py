@@ -134,7 +134,7 @@ class Value:
         """
         try:
             value = compute()
-        except (ArithmeticError, ValueError) as error:  # which the user's code may handle
+        except (ArithmeticError, LookupError, ValueError) as error:  # which the user's code may handle
             if host is not None:
                 self.uses.decide((name, "is a"), type(error), lambda: kind_of(host))
             raise

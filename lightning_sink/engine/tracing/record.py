@@ -35,6 +35,7 @@ from lightning_sink.engine.state.attributes import changed_names
 from lightning_sink.engine.state.collected import Place, Watched
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.hyper import Hyperparameters
+from lightning_sink.engine.state.lookups import lookups_known
 from lightning_sink.engine.state.slot import Slot
 from lightning_sink.engine.state.slots import Snapshot
 from lightning_sink.engine.step import Tape
@@ -191,6 +192,7 @@ class Recorder(Tape):
         self._watched = stack.enter_context(parts.collected.watched(self.hazard))
         stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
         stack.enter_context(parts.carried.watched(self._looks))
+        stack.enter_context(lookups_known(parts.holders()))
         operations.hook = stack.enter_context(
             watch_reads(
                 self.hazard,
