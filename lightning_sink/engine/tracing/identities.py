@@ -14,7 +14,6 @@ from types import CodeType, FrameType
 
 from torch import Tensor
 
-from lightning_sink.engine.tracing.old_gradients import names_gradients
 from lightning_sink.engine.watch import is_user_frame
 from lightning_sink.whose import is_pythons
 
@@ -38,7 +37,7 @@ class Identities:
     def finish(self, codes: Iterable[CodeType]) -> None:
         """Takes the code that ran in the step."""
         codes = [code for code in codes if not is_pythons(code)]
-        self._asks_any, self._gets_gradients = any(map(_compares, codes)), any(map(names_gradients, codes))
+        self._asks_any, self._gets_gradients = any(map(_compares, codes)), any(map(_gets_gradients, codes))
 
     def may_ask(self, tensor: Tensor, *, is_gradient: bool) -> bool:
         """Tells whether the step may have asked whether this is the one.
@@ -66,3 +65,14 @@ def _compares(code: CodeType) -> bool:
         is_plain = "CONST" in each.opname or (is_global and hasattr(builtins, str(each.argval)))
         right = "" if is_plain and not each.is_jump_target else each.opname
     return not _ASK.isdisjoint(code.co_names)
+
+
+@lru_cache(maxsize=4096)
+def _gets_gradients(code: CodeType) -> bool:
+    """Tells whether some code has `p.grad`, or the attribute's name: not `torch.autograd.grad`."""
+    before = None
+    for each in dis.get_instructions(code):
+        if each.argval == "grad" and ("CONST" in each.opname or ("_ATTR" in each.opname and before != "autograd")):
+            return True
+        before = each.argval if each.opname != "CACHE" else before
+    return False

@@ -60,7 +60,7 @@ class OldGradients:
         if id(code) in self._others:
             return
         if id(code) not in self._names:
-            self._names[id(code)] = code, names_gradients(code)
+            self._names[id(code)] = code, _names_gradients(code)
         names_them, clears = self._names[id(code)][1], code is _OF_OPTIMIZERS or code is _OF_MODULES
         if code is _BACKWARD:
             self._may_be_added_to = True
@@ -98,8 +98,7 @@ class OldGradients:
             self.cleared |= {id(tensor) for tensor in tensors} - self.asked
 
 
-def names_gradients(code: CodeType) -> bool:
-    """Tells whether `grad` stands in some code that is not of this package."""
+def _names_gradients(code: CodeType) -> bool:
     named = [code.co_names, code.co_consts, *(each for each in code.co_consts if isinstance(each, tuple))]
     return any("grad" in names for names in named) and not code.co_filename.startswith(_PACKAGE)
 

@@ -6,7 +6,7 @@ import weakref
 import lightning as L
 import pytest
 import torch
-from torch import nn
+from torch import autograd, nn
 
 from lightning_sink import SinkStrategy
 from lightning_sink.engine.programs.bystanders import Bystanders
@@ -277,7 +277,7 @@ def test_a_gradient_that_others_put_there_is_known():
 
 @pytest.mark.filterwarnings("ignore:The training step runs eagerly")
 def test_control_whose_code_names_gradients_counts(monkeypatch):
-    monkeypatch.setattr("lightning_sink.engine.tracing.identities.names_gradients", lambda code: False)
+    monkeypatch.setattr("lightning_sink.engine.tracing.identities._gets_gradients", lambda code: False)
     with pytest.raises(AssertionError):
         assert_parity(*trained(KnowsAGradient, accumulate_grad_batches=3, callbacks=lambda: [PutsAGradient()]))
 
@@ -304,6 +304,22 @@ def is_another(x, y):
     return x is y
 
 
+def gets_a_gradient(x):
+    return x.grad
+
+
+def sets_a_gradient(x):
+    x.grad = None
+
+
+def gets_an_attribute_by_its_name(x):
+    return getattr(x, "grad")  # noqa: B009
+
+
+def computes_gradients(x):
+    return torch.autograd.grad(x.sum(), x), autograd.grad(x.sum(), x)
+
+
 def asks_for_the_identity(x):
     return id(x)
 
@@ -320,4 +336,17 @@ def test_lines_that_may_tell_any_tensor_from_another(function):
     identities = Identities()
     identities.finish([function.__code__])
     assert identities.may_ask(NONE, is_gradient=False)
+    assert not identities.may_ask(NONE, is_gradient=True)
+
+
+@pytest.mark.parametrize("function", [gets_a_gradient, sets_a_gradient, gets_an_attribute_by_its_name])
+def test_lines_that_have_a_gradient_beside_such(function):
+    identities = Identities()
+    identities.finish([function.__code__, is_another.__code__])
+    assert identities.may_ask(NONE, is_gradient=True)
+
+
+def test_lines_that_compute_gradients_have_none_of_a_parameter():
+    identities = Identities()
+    identities.finish([computes_gradients.__code__, is_another.__code__])
     assert not identities.may_ask(NONE, is_gradient=True)
