@@ -156,8 +156,8 @@ class Tape:
         """
         return nullcontext()
 
-    def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
-        """Takes note of tensors that no program has; a step that computes with one makes none."""
+    def foreign(self, tensors: Iterable[Tensor], what: str, used: Callable[[], None] = lambda: None) -> None:
+        """Takes note of tensors that no program has; a step that computes with one makes none, and that is told."""
 
 
 class Sink(ABC):

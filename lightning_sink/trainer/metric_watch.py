@@ -2,22 +2,25 @@
 
 `noted` is all that a step needs; `keep_metrics` is for going back to before a recording that failed.
 
-Private names of torchmetrics (1.x): `update` and `compute` of a `Metric` are attributes of the instance.
+Private names of torchmetrics (1.x): `update` and `compute` of a `Metric` are attributes of the instance; `_defaults`,
+`_to_sync` and `_enable_grad` are what `Metric.forward` measures a batch by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from lightning_sink.engine.numbers.released import released
-from lightning_sink.engine.private import pytree, version
+from lightning_sink.engine.private import WeakIdKeyDictionary, pytree, version
 from lightning_sink.engine.shadows import replaced, shadowed
 from lightning_sink.engine.state.attributes import fingerprint
 from lightning_sink.engine.state.slots import Parts
@@ -26,6 +29,10 @@ from lightning_sink.engine.tracing.undo import Attributes
 from lightning_sink.trainer.metrics import MetricCalls, is_metric
 
 _METHODS = ("update", "forward", "compute", "reset")
+
+_COMPUTED_WITH = WeakIdKeyDictionary()
+"""Metrics with whose values steps compute, as with a loss. A program does so, too, with a metric that has no past; the
+metric itself gets its calls on the host, as any other."""
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 
@@ -48,6 +55,7 @@ class _Watcher:
         self._calls = calls
         self._tape = tape
         self._metrics = {id(metric): metric for metric in calls.metrics}
+        self._usual = {id(metric) for metric in calls.metrics if type(metric).forward is Metric.forward}
         self._inside = False
         self._python: Any = None
 
@@ -80,10 +88,12 @@ class _Watcher:
         finally:
             self._inside = False
         leaves = pytree.tree_leaves(out)
-        self._calls.returned(leaves)
+        computes = method == "forward" and metric in _COMPUTED_WITH
+        if not computes:
+            self._calls.returned(leaves)
         self._look()
         self._check(metric, method, given, leaves)
-        return out
+        return _of_batch(metric, *given) if computes else out
 
     def _distinct(self, out: Any) -> Any:
         """Has each tensor that calls return be an object of its own: by that it is known which of them is logged.
@@ -113,7 +123,9 @@ class _Watcher:
             tape.hazard(f"{what} returns what is no tensor")
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
         what = f"the step computes with what {what} returns"
-        tape.foreign(tensors, f"{what} (what functions of `torchmetrics.functional` give is compiled)")
+        is_of_batch = method == "forward" and id(metric) in self._usual
+        used = partial(_COMPUTED_WITH.__setitem__, metric, True) if is_of_batch else lambda: None
+        tape.foreign(tensors, f"{what} (what functions of `torchmetrics.functional` give is compiled)", used)
 
     def _before_method(self, kind: Any, name: str) -> AbstractContextManager[None]:
         original = getattr(kind, name)
@@ -140,6 +152,17 @@ class _Watcher:
     def _state(self) -> Any:
         held = [(key, value) for metric in self._metrics.values() for key, value in vars(metric).items()]
         return [(key, fingerprint(value, True, self._metrics)) for key, value in held if key not in _METHODS]
+
+
+def _of_batch(metric: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns what `forward` does, and leaves the metric as it is: what one without a past measures, with gradients."""
+    fresh = copy(metric)
+    for name in [name for name, default in metric._defaults.items() if isinstance(default, list)]:
+        setattr(fresh, name, [])  # which `reset` would empty in place, for both
+    fresh.reset()
+    fresh._to_sync, fresh._enable_grad = metric.dist_sync_on_step, True
+    fresh.update(*args, **kwargs)
+    return fresh.compute()
 
 
 def _tensors(metric: nn.Module) -> Iterator[Tensor]:

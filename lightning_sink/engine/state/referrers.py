@@ -15,7 +15,8 @@ from lightning_sink.held import slots_of, unfreeze
 def referrers(held: list[Any]) -> list[Any]:
     """Returns the objects that hold any of those in a list, but for the list."""
     unfreeze()
-    return [holder for holder in gc.get_referrers(*held) if holder is not held]
+    arguments = (*held,)  # they are passed as this very tuple, which Python 3.13.0 finds, too
+    return [holder for holder in gc.get_referrers(*arguments) if holder is not held and holder is not arguments]
 
 
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:

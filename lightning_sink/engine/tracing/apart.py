@@ -6,7 +6,7 @@ compute with what comes of it. `Apart` looks after both while a step is recorded
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,15 +54,17 @@ class Apart:
         if is_mutable(func) and _pointers(written_arguments(func, args, kwargs, Tensor)) & (self._given | self._owned):
             self._recording.hazard(f"{self._what} changes what it is given")
 
-    def add(self, tensors: Iterable[Tensor], what: str) -> None:
-        """Takes note of tensors that no program has, and of what to say should the step use one."""
+    def add(self, tensors: Iterable[Tensor], what: str, used: Callable[[], None]) -> None:
+        """Takes note of tensors that no program has, and of what to say, and to do, should the step use one."""
         for tensor in tensors:
-            self._foreign[tensor] = what
+            self._foreign[tensor] = what, used
 
     def use(self, tensor: Tensor) -> None:
         """The step uses a tensor that it has not made."""
         if tensor in self._foreign:
-            self._recording.hazard(self._foreign[tensor])
+            what, used = self._foreign[tensor]
+            self._recording.hazard(what)
+            used()
 
 
 def _pointers(tensors: Iterable[Tensor | None]) -> frozenset[int]:

@@ -302,9 +302,9 @@ class Recorder(Tape):
         with self.paused(), self._operations.outside.entered(what, given, self._before.again().tensors.values()):
             yield
 
-    def foreign(self, tensors: Iterable[Tensor], what: str) -> None:
+    def foreign(self, tensors: Iterable[Tensor], what: str, used: Callable[[], None] = lambda: None) -> None:
         """Takes note of tensors that no program has."""
-        self._operations.outside.add(tensors, what)
+        self._operations.outside.add(tensors, what, used)
 
     def finish(self, outputs: list[Tensor]) -> Recording:
         """Ends the recording; `outputs` are the tensors that its program shall return."""
