@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ctypes import string_at
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from lightning_sink.held import held_by
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.reach import parts_of_precision
 from lightning_sink.trainer.reads import machinery
+from lightning_sink.whose import is_users
 
 _OF_LIGHTNING = machinery()
 
@@ -144,11 +145,16 @@ def _leaves(value: Any, depth: int = 8) -> Iterator[Any]:
 
 
 def _held_by(callback: Any) -> Iterator[Tensor]:
-    if type(callback).__module__.startswith("lightning."):
-        return
-    for value in vars(callback).values():
-        if isinstance(value, nn.Module):
-            yield from (*value.parameters(), *value.buffers())
-        else:
-            leaves = islice(pytree.tree_iter(value), _MOST_LEAVES)
-            yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
+    if not type(callback).__module__.startswith("lightning."):
+        yield from _tensors_in(vars(callback).values(), objects=True)
+
+
+def _tensors_in(values: Iterable[Any], objects: bool) -> Iterator[Tensor]:
+    """Yields the tensors in some values, and in objects of the user's among them: an average of `torch_ema`'s."""
+    for leaf in chain.from_iterable(islice(pytree.tree_iter(value), _MOST_LEAVES) for value in values):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, nn.Module):
+            yield from (*leaf.parameters(), *leaf.buffers())
+        elif objects and is_users(type(leaf).__module__):
+            yield from _tensors_in(held_by(leaf).values(), objects=False)

@@ -13,9 +13,14 @@ from lightning_sink.trainer.host_state import HostState
 from parity import QUIET, Net, loader
 
 
+class Average:
+    def __init__(self):
+        self.values = [torch.zeros(2)]
+
+
 class Keeper(L.Callback):
     def __init__(self):
-        self.average, self.seen = torch.zeros(2), []
+        self.average, self.seen, self.object = torch.zeros(2), [], Average()
 
 
 @pytest.fixture
@@ -38,6 +43,7 @@ CHANGES = {
     "a random number of numpy's": lambda trainer, module, keeper, batch: np.random.rand(),
     "the batch": lambda trainer, module, keeper, batch: batch[0].mul_(2),
     "a tensor of the callback's": lambda trainer, module, keeper, batch: keeper.average.add_(1),
+    "a tensor of an object of the callback's": lambda t, module, keeper, batch: keeper.object.values[0].add_(1),
 }
 
 
