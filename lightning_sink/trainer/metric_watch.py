@@ -93,7 +93,23 @@ class _Watcher:
             self._calls.returned(leaves)
         self._look()
         self._check(metric, method, given, leaves)
-        return _of_batch(metric, *given) if computes else out
+        return self._of_batch(metric, *given) if computes else out
+
+    def _of_batch(self, metric: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns what `forward` does, as one without a past measures it, with gradients; the metric stays as it is.
+
+        No program sees that another constant is put into a metric.
+        """
+        if constants := _constants(metric):
+            are_these = lambda: [*map(id, _constants(metric))] == [*map(id, constants)]  # noqa: E731
+            self._tape.decided(f"what {_words(metric, 'forward')} computes with", metric, True, are_these)
+        fresh = copy(metric)
+        for name in [name for name, default in metric._defaults.items() if isinstance(default, list)]:
+            setattr(fresh, name, [])  # which `reset` would empty in place, for both
+        fresh.reset()
+        fresh._to_sync, fresh._enable_grad = metric.dist_sync_on_step, True
+        fresh.update(*args, **kwargs)
+        return fresh.compute()
 
     def _distinct(self, out: Any) -> Any:
         """Has each tensor that calls return be an object of its own: by that it is known which of them is logged.
@@ -142,7 +158,10 @@ class _Watcher:
         for metric in self._metrics.values():
             what = f"the step looks into the state of a `{type(metric).__name__}`"
             # What a call has returned is the metric's, too, and is known by that call.
-            self._tape.foreign((own for own in _tensors(metric) if not self._calls.has_returned(own)), what)
+            constants = _constants(metric) if metric in _COMPUTED_WITH else []
+            known = {*map(id, constants)}
+            own = (own for own in _tensors(metric) if id(own) not in known and not self._calls.has_returned(own))
+            self._tape.foreign(own, what)
         self._python = self._state()
 
     def _compare(self) -> None:
@@ -154,15 +173,9 @@ class _Watcher:
         return [(key, fingerprint(value, True, self._metrics)) for key, value in held if key not in _METHODS]
 
 
-def _of_batch(metric: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns what `forward` does, and leaves the metric as it is: what one without a past measures, with gradients."""
-    fresh = copy(metric)
-    for name in [name for name, default in metric._defaults.items() if isinstance(default, list)]:
-        setattr(fresh, name, [])  # which `reset` would empty in place, for both
-    fresh.reset()
-    fresh._to_sync, fresh._enable_grad = metric.dist_sync_on_step, True
-    fresh.update(*args, **kwargs)
-    return fresh.compute()
+def _constants(metric: nn.Module) -> list[Tensor | None]:
+    """Returns what a metric holds beside its state, such as weights of classes."""
+    return [*vars(metric)["_buffers"].values()]
 
 
 def _tensors(metric: nn.Module) -> Iterator[Tensor]:

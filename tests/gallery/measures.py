@@ -2,6 +2,7 @@
 
 import torch
 import torchmetrics
+from torch import nn
 from torchmetrics.aggregation import CatMetric, MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
@@ -236,14 +237,14 @@ class MetricLookedInto(MetricOfTheUsers):
         self.log("total", self.metric.total * 2)
 
 
-@case(eager="the step computes with what `MeanMetric.forward()` returns", line="1 + self.metric(loss)")
+@case()
 class LossScaledByAMetric(Measured):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         return loss / (1 + self.metric(loss)).detach()
 
 
-@case(eager="the step computes with what `MeanMetric.forward()` returns", line="1 - found")
+@case()
 class ComputesWithAMetricBehindAnotherOne(Measured):
     def __init__(self):
         super().__init__()
@@ -253,6 +254,103 @@ class ComputesWithAMetricBehindAnotherOne(Measured):
         found = self.metric(loss)
         self.other(loss)
         self.log("one less", 1 - found)
+
+
+class AMetricIsTheLoss(Small):
+    """What it measures has gradients; what it has seen goes on to be its own."""
+
+    make, scale = torchmetrics.MeanSquaredError, 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.metric = self.make()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.measure(self(batch[0]), nn.functional.one_hot(batch[1], 3).float())
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("metric", self.metric, on_step=True, on_epoch=True)
+        return self.scale * loss
+
+    def measure(self, out, wanted):
+        return self.metric(out, wanted)
+
+
+case(inductor=True)(AMetricIsTheLoss)
+add("a metric is the loss of accumulated gradients", AMetricIsTheLoss, options={"accumulate_grad_batches": 2})
+
+
+@case()
+class AMetricWithListsIsTheLoss(AMetricIsTheLoss):
+    """It keeps what it measured of each image."""
+
+    scale = -1.0
+
+    def make(self):
+        return torchmetrics.image.StructuralSimilarityIndexMeasure(data_range=1.0, kernel_size=3)
+
+    def measure(self, out, wanted):
+        out, wanted = (side.repeat(1, 12).view(-1, 1, 6, 6) for side in (out.sigmoid(), wanted))
+        return self.metric(out, wanted)
+
+
+@case()
+class AMetricIsTheLossOfTwoParts(AMetricIsTheLoss):
+    def measure(self, out, wanted):
+        with torch.no_grad():
+            before = self.metric(out * 2, wanted)
+        return self.metric(out, wanted) + before * self.metric(out * 3, wanted)
+
+
+class Weighted(torchmetrics.Metric):
+    """It counts in Python, too."""
+
+    full_state_update = False
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weights", torch.tensor([1.0, 2.0, 3.0]))
+        self.add_state("total", torch.tensor(0.0), "sum")
+        self.add_state("count", torch.tensor(0), "sum")
+        self.calls = 0
+
+    def update(self, out, wanted):
+        self.calls += 1
+        self.total += ((out - wanted).square() * self.weights).sum()
+        self.count += len(out)
+
+    def compute(self):
+        return self.total / self.count
+
+
+@case()
+class AMetricOfTheUsersIsTheLoss(AMetricIsTheLoss):
+    make = Weighted
+
+
+@case()
+class EachEpochHasWeightsOfItsOwn(AMetricOfTheUsersIsTheLoss):
+    def on_train_epoch_start(self):
+        if self.current_epoch:
+            self.metric.weights = torch.tensor([3.0, 2.0, 1.0])
+
+
+@case(eager="the step computes with what `MetricCollection.forward()` returns")
+class ACollectionIsTheLoss(AMetricIsTheLoss):
+    def make(self):
+        return torchmetrics.MetricCollection([torchmetrics.MeanSquaredError(), torchmetrics.MeanAbsoluteError()])
+
+    def training_step(self, batch, batch_idx):
+        return sum(self.metric(self(batch[0]), nn.functional.one_hot(batch[1], 3).float()).values())
+
+
+class Twice(torchmetrics.MeanSquaredError):
+    def forward(self, out, wanted):
+        return 2 * super().forward(out, wanted)
+
+
+@case(eager="the step computes with what `Twice.forward()` returns")
+class AMetricWithAForwardOfItsOwnIsTheLoss(AMetricIsTheLoss):
+    make = Twice
 
 
 @case(eager="the step computes with what `MeanMetric.compute()` returns", line="self.metric.compute() > 1")
