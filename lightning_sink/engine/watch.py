@@ -16,6 +16,7 @@ import io
 import random
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -199,7 +200,8 @@ def watch_reads(
     met: list[CodeType] = []  # identities are theirs as long as they are there
 
     def meet(frame: FrameType) -> bool:
-        code, is_users = frame.f_code, is_user_frame(frame)
+        # That Python writes a warning down is nothing of the step's.
+        code, is_users = frame.f_code, is_user_frame(frame) and frame.f_globals is not vars(warnings)
         met.append(code)
         if is_users:
             ran[id(code)] = code

@@ -6,6 +6,7 @@ import gc
 import operator
 import os
 import random
+import subprocess
 import sys
 import time
 from unittest import mock
@@ -237,3 +238,23 @@ def test_a_warning_is_given_at_the_users_line():
     with pytest.warns(SinkWarning) as caught:
         warn_at("It is late.", "train.py:12, by way of /env/lib/site-packages/bank/memory.py:2")
     assert (caught[0].filename, caught[0].lineno) == ("train.py", 12)
+
+
+WARNS = """
+import sys, warnings
+from lightning_sink.engine.watch import watch_reads
+
+found = []
+with watch_reads(found.append, {}, {}, []):
+    warnings.warn("old use")
+    written = [*found]
+    sys.stderr.write("more")
+print(written, found)
+"""
+
+
+def test_that_python_writes_a_warning_down_is_nothing_of_the_steps():
+    """In a process of its own: pytest takes warnings before they are written."""
+    ran = subprocess.run([sys.executable, "-c", WARNS], check=True, capture_output=True, text=True)
+    assert "UserWarning: old use" in ran.stderr
+    assert ran.stdout == "[] ['`TextIOWrapper.write()` is called']\n"
