@@ -26,8 +26,7 @@ from lightning_sink.engine.watch import first_line
 from lightning_sink.errors import warn_at
 from lightning_sink.trainer.callback_code import decides_by_counts, overrides, uses_batch
 from lightning_sink.trainer.host_state import HostState
-from lightning_sink.trainer.step_callback import StepCallback
-from lightning_sink.trainer.turns import END, ON_HOST, START, Groups, Turn, Turns, runs_users
+from lightning_sink.trainer.turns import END, ON_HOST, START, Groups, Turn, Turns, is_of_step, runs_users
 from lightning_sink.whose import is_library
 
 _FEW, _FEW_OF_MANY = 8, 2
@@ -200,7 +199,7 @@ class BatchHooks:
         """Warns where a user's callback changes what the training depends on; Lightning's own are known."""
         if self._looks[hook]:
             self._tell_of_counts(hook)
-        users = [item for item in callbacks if runs_users(item, hook) and not isinstance(item, StepCallback)]
+        users = [item for item in callbacks if runs_users(item, hook) and not is_of_step(item)]
         if not users or not self._looks[hook] or hook in self._of_fit.told:
             yield
             return

@@ -22,7 +22,7 @@ from lightning_sink.data.listed_texts import Parts, Path
 from lightning_sink.engine.source import SHOW_VARIABLES, scope_of
 from lightning_sink.held import ABSENT
 from lightning_sink.trainer.sources import arguments_of, source_of, variable
-from lightning_sink.trainer.step_callback import StepCallback
+from lightning_sink.trainer.turns import is_of_step
 
 ALL = Parts(frozenset([()]))
 """That a step may look at anything."""
@@ -50,7 +50,7 @@ class BatchReads:
     def parts(self, trainer: Trainer) -> Parts:
         """Returns what the step looks at."""
         callbacks: Iterable[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(item, StepCallback) for item in callbacks):
+        if any(map(is_of_step, callbacks)):
             return ALL
         module = trainer.lightning_module
         if self._module is not module or any(_with_code(find()) != (known, code) for find, known, code in self._found):

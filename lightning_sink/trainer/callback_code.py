@@ -6,8 +6,8 @@ import ast
 import dis
 import inspect
 from collections.abc import Collection
-from functools import partial
-from types import FunctionType
+from functools import lru_cache, partial
+from types import CodeType, FunctionType
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -42,6 +42,37 @@ def uses_batch(callback: Callback, hook: str) -> bool:
 
 
 _ALL_NAMES = {"locals", "vars", "eval", "exec"}
+
+
+def sets_batch(callback: Callback, hook: str) -> bool:
+    """Tells whether a hook changes the batch, as far as its source says."""
+    function = function_of(callback, hook)
+    return isinstance(function, FunctionType) and _sets_argument(function.__code__, _BATCH[hook] + 1)
+
+
+@lru_cache(maxsize=256)
+def _sets_argument(code: CodeType, place: int) -> bool:
+    file = source_of((code,), code.co_filename)
+    source = None if file is None else file.function(code)
+    given = [] if source is None else arguments_of(source)
+    if source is None or len(given) <= place:
+        return False
+    return any(_sets_something(node) and _holder(node) == given[place] for node in ast.walk(source))
+
+
+def _sets_something(node: ast.AST) -> bool:
+    """Tells whether something is set there, or is changed by a method whose name says so: `batch[0].mul_`."""
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return False
+    in_place = isinstance(node, ast.Attribute) and node.attr.endswith("_") and not node.attr.endswith("__")
+    return in_place or isinstance(node.ctx, ast.Store)
+
+
+def _holder(node: ast.AST) -> str | None:
+    """Returns the variable in whose value something is, at whatever depth."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def function_of(callback: Callback, hook: str) -> Any:

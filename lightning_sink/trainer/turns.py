@@ -1,8 +1,9 @@
 """Whose turn it is where batches begin and end: the Trainer's callbacks, in their order, and what each is to a sink.
 
-A `StepCallback` belongs to the step and is recorded with it. What Lightning ships and is wrong unless it sees every
-batch (weight averaging, throughput, spikes of the loss) is shown every batch on the host. `LearningRateMonitor` only
-looks, so it is shown every step that it would log. Everybody else is called with the sink's first batch and its last.
+A `StepCallback` belongs to the step and is recorded with it; so does a callback that changes each batch.
+What Lightning ships and is wrong unless it sees every batch (weight averaging, throughput, spikes of the loss) is shown
+every batch on the host. `LearningRateMonitor` only looks, so it is shown every step that it would log. Everybody else
+is called with the sink's first batch and its last.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
-from lightning_sink.trainer.callback_code import function_of, overrides
+from lightning_sink.trainer.callback_code import function_of, overrides, sets_batch
 from lightning_sink.trainer.step_callback import StepCallback
 from lightning_sink.whose import is_library
 
@@ -52,7 +53,12 @@ Groups = Iterator[tuple[Turn, list[Any]]]
 
 def in_step(trainer: Any) -> list[Callback]:
     """Returns the callbacks whose code is part of every step: their attributes belong to the training's state."""
-    return [item for item in trainer.callbacks if isinstance(item, StepCallback) or _overrides_step_hook(item)]
+    return [item for item in trainer.callbacks if is_of_step(item) or _overrides_step_hook(item)]
+
+
+def is_of_step(callback: Callback) -> bool:
+    """Tells whether a callback's batch hooks belong to each step."""
+    return isinstance(callback, StepCallback) or (runs_users(callback, START) and sets_batch(callback, START))
 
 
 def _overrides_step_hook(callback: Callback) -> bool:
@@ -105,7 +111,7 @@ class Turns:
             yield first, group
             place = places[len(group) - 1] + 1
 
-    def inside(self, hook: str, turns: Collection[Turn]) -> StepCallback | None:
+    def inside(self, hook: str, turns: Collection[Turn]) -> Callback | None:
         """Returns one that belongs to the step, and with whose hook the step is met in its midst; None for none.
 
         The turn of one on the host, who has one of some turns, is then between it and the rest of the step. Those of
@@ -120,7 +126,7 @@ class Turns:
             met |= turn in turns and (isinstance(item, _LOOK) or runs_users(item, hook))
         return None
 
-    def always_inside(self) -> tuple[StepCallback, str] | None:
+    def always_inside(self) -> tuple[Callback, str] | None:
         """Returns one with whose hook every step is met in its midst, and that hook; None for none."""
         found = ((self.inside(hook, self._every), hook) for hook in (START, END))
         return next(((item, hook) for item, hook in found if item is not None), None)
@@ -132,7 +138,7 @@ class Turns:
 
 
 def _turn_of(callback: Any, alone: bool) -> Turn:
-    if isinstance(callback, StepCallback):
+    if is_of_step(callback):
         return Turn.STEP
     if isinstance(callback, _SHOWN) and not alone:
         return Turn.SHOWN

@@ -260,6 +260,26 @@ class ChangesBatches(L.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         batch[0].mul_(1.5)
 
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        batch[0].mul_(0.5)
+
+
+class PutsIntoBatches(ChangesBatches):
+    """a callback that puts something into each batch."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batch[0], batch[1] = batch[0] * 1.5 + batch_idx, 2 - batch[1]
+
+
+class PutsIntoBatchesElsewhere(PutsIntoBatches):
+    """a callback that puts something into each batch by another function."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.change(batch)
+
+    def change(self, batch):
+        batch[0] = batch[0] * 1.5
+
 
 class Draws(L.Callback):
     """a callback that draws random numbers at each batch."""
@@ -308,7 +328,10 @@ users(StepsASchedule, make=WithASchedule, warns=DIFFERS)
 TEACHERS = (TeachesAtEachBatch, TeachesThroughData, TeachesInItsPlace)
 for kind in (ChangesWeights, ChangesRates, AveragesByHand, AveragesByTorch, *TEACHERS):
     users(kind, warns=DIFFERS)
-for kind in (WeighsAtEachBatch, ScalesAtEachBatch, FreezesAtABatch, ChangesBatches, Draws, ForgetsMomentum):
+for kind in (ChangesBatches, PutsIntoBatches):
+    users(kind)
+users(PutsIntoBatchesElsewhere, warns=DIFFERS)
+for kind in (WeighsAtEachBatch, ScalesAtEachBatch, FreezesAtABatch, Draws, ForgetsMomentum):
     users(kind, warns=DIFFERS)
 for kind in (EvaluatesALayer, Accumulates):
     users(kind, warns=DIFFERS)
