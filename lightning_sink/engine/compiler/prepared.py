@@ -30,6 +30,7 @@ def prepare(recording: Recording, *, on_host: bool) -> None:
     copy_normalized(recording.graph)
     keep_factors(recording.graph)
     fill_by_masks(recording.graph)
+    add_up_single_rows(recording.graph)
 
 
 def keep_factors(graph: fx.Graph) -> None:
@@ -117,4 +118,21 @@ def fill_by_masks(graph: fx.Graph) -> None:
                 put = graph.call_function(_aten.copy_.default, (tensor, put))
         put.meta.update(node.meta)
         node.replace_all_uses_with(put)
+        graph.erase_node(node)
+
+
+def add_up_single_rows(graph: fx.Graph) -> None:
+    """Replaces the gradient of a table of one row by a sum: gluonts' DeepAR has such tables by default.
+
+    Inductor fails to add to one place from vectors, where the index is known to be 0.
+    """
+    for node in graph.find_nodes(op="call_function", target=_aten.embedding_dense_backward.default):
+        gradient, _, rows, padding, scaled = node.args
+        if rows != 1 or padding == 0 or scaled or node.meta.get("layout") is None:
+            continue
+        with graph.inserting_before(node):
+            rows = graph.call_function(_aten.reshape.default, (gradient, [-1, node.meta["layout"][0][1]]))
+            total = graph.call_function(_aten.sum.dim_IntList, (rows, [0], True))
+        total.meta.update(node.meta)
+        node.replace_all_uses_with(total)
         graph.erase_node(node)

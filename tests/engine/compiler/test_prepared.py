@@ -6,10 +6,11 @@ A multiple that is added, joining a single tensor, and filling by a mask what wa
 import pytest
 import torch
 from loop import record
+from torch import nn
 
 from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.compiler.inductor import compile_inductor, graph_module
-from lightning_sink.engine.compiler.prepared import copy_joins_of_one, fill_by_masks, keep_factors
+from lightning_sink.engine.compiler.prepared import add_up_single_rows, copy_joins_of_one, fill_by_masks, keep_factors
 from lightning_sink.engine.compiler.toolchain import missing_compiler
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
@@ -167,3 +168,33 @@ def test_control_inductor_changes_the_order():
         function, _ = compile_graph(graph_module(recording), recording.inputs, {"fallback_random": True})
     if torch.allclose(function(*recording.inputs)[0], filled(x, "in place")):
         pytest.skip("this Inductor keeps the order")
+
+
+def looks_up_one_row(table, weight, bias, x, places):
+    """As DeepAR has its static features: a column that is the same for all times, beside others."""
+    with torch.enable_grad():
+        given = [tensor.detach().requires_grad_() for tensor in (table, weight, bias)]
+        found = nn.functional.embedding(places, given[0]).unsqueeze(1).expand(-1, x.shape[1], -1)
+        loss = nn.functional.linear(torch.cat([x, found], -1), *given[1:]).tanh().square().mean()
+    return torch.autograd.grad(loss, given)[0]
+
+
+@missing
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_table_of_one_row_has_the_sum_of_all_gradients(width):
+    torch.manual_seed(3)
+    tensors = torch.randn(1, width), torch.randn(3, 4 + width), torch.randn(3), torch.randn(32, 17, 4)
+    recording = record(looks_up_one_row, *tensors, torch.zeros(32, dtype=torch.int64))
+    found = compile_inductor(recording)(*recording.inputs)[0]
+    torch.testing.assert_close(found, looks_up_one_row(*tensors, torch.zeros(32, dtype=torch.int64)))
+
+
+def test_a_padded_row_and_tables_of_more_rows_are_left_alone():
+    def step(gradient, places):
+        backward = torch.ops.aten.embedding_dense_backward
+        return backward(gradient, places, 1, 0, False) + backward(gradient, places, 2, -1, False)[:1]
+
+    recording = record(step, torch.randn(4, 3), torch.zeros(4, dtype=torch.int64))
+    text = str(recording.graph)
+    add_up_single_rows(recording.graph)
+    assert str(recording.graph) == text
