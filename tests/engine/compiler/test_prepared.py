@@ -176,7 +176,7 @@ def looks_up_one_row(table, weight, bias, x, places):
         given = [tensor.detach().requires_grad_() for tensor in (table, weight, bias)]
         found = nn.functional.embedding(places, given[0]).unsqueeze(1).expand(-1, x.shape[1], -1)
         loss = nn.functional.linear(torch.cat([x, found], -1), *given[1:]).tanh().square().mean()
-    return torch.autograd.grad(loss, given)[0]
+    return torch.cat([gradient.reshape(-1) for gradient in torch.autograd.grad(loss, given)])
 
 
 @missing
