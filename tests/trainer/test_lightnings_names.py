@@ -76,6 +76,7 @@ def test_of_modules_and_classes():
 def test_of_metrics():
     metric = MeanMetric()
     names = ["_forward_cache", "_defaults", "_reductions", "_update_count", "_computed", "_is_synced", "_filter_kwargs"]
+    names += ["_to_sync", "_enable_grad"]
     assert missing(metric, names) == []
     assert missing(MetricCollection({"a": metric}), ["_groups", "_groups_checked", "_enable_compute_groups"]) == []
     logged = result._ResultMetric(result._Metadata("training_step", "loss"), True)
