@@ -133,7 +133,7 @@ class ThePartsOfATableAreWrittenTo(Scaled):
 
 
 @case(eager="is needed as a plain number")
-class WholeNumbers(Scaled):
+class WholeNumbersByTheirPlaces(Scaled):
     def made(self):
         return [*range(1, 41)]
 
