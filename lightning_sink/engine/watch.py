@@ -16,7 +16,6 @@ import io
 import random
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,6 +117,7 @@ _PYTHONS_GENERATOR = getattr(random.random, "__self__", None)
 _STATE = {"getstate", "setstate"}
 _CLOCKS = {f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")}
 _CALENDARS = {"now", "utcnow", "today"}
+_OF_WARNINGS = ("warnings", "_py_warnings")  # the latter from Python 3.14 on
 _BOARD = "torch.utils.tensorboard.writer"
 _OUTER_WORLD = (print, input, open, sys.setprofile, sys.settrace)
 _WRITES = {"write", "writelines"}
@@ -200,8 +200,9 @@ def watch_reads(
     met: list[CodeType] = []  # identities are theirs as long as they are there
 
     def meet(frame: FrameType) -> bool:
-        # That Python writes a warning down is nothing of the step's.
-        code, is_users = frame.f_code, is_user_frame(frame) and frame.f_globals is not vars(warnings)
+        code, is_users = frame.f_code, is_user_frame(frame)
+        if frame.f_globals.get("__name__") in _OF_WARNINGS:  # that Python writes one down is nothing of the step's
+            is_users = False
         met.append(code)
         if is_users:
             ran[id(code)] = code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from ctypes import string_at
 from itertools import chain, islice
 from typing import Any
@@ -19,11 +19,11 @@ from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.state.holders import python_state
 from lightning_sink.engine.state.slots import PLAIN_TENSORS, Parts, place_of
 from lightning_sink.engine.waits import may_wait
-from lightning_sink.held import held_by
+from lightning_sink.held import held_by, slots_of
 from lightning_sink.trainer.metrics import is_metric
 from lightning_sink.trainer.reach import parts_of_precision
 from lightning_sink.trainer.reads import machinery
-from lightning_sink.whose import is_users
+from lightning_sink.whose import is_library, is_users, module_of
 
 _OF_LIGHTNING = machinery()
 
@@ -75,6 +75,7 @@ class HostState:
         ]
         self._held = tensors  # so that nothing else gets their identities
         self._kept = [tensor for item in callbacks for tensor in _held_by(item)]
+        self._averages = [tensor for item in callbacks for tensor in _held_in_objects_of(item)]
         self._reads = contents
         self._seen = self._look_at(self._kept)
 
@@ -83,7 +84,8 @@ class HostState:
         return self._values != later._values or self._look_at(self._kept) != self._seen
 
     def _look_at(self, tensors: list[Tensor]) -> Any:
-        return [version(tensor) for tensor in tensors], _contents(tensors) if self._reads else None
+        versions = [version(tensor) for tensor in (*tensors, *self._averages)]
+        return versions, _contents(tensors) if self._reads else None
 
 
 def _numbers_in(scheduler: Any) -> dict[str, Any]:
@@ -145,16 +147,23 @@ def _leaves(value: Any, depth: int = 8) -> Iterator[Any]:
 
 
 def _held_by(callback: Any) -> Iterator[Tensor]:
-    if not type(callback).__module__.startswith("lightning."):
-        yield from _tensors_in(vars(callback).values(), objects=True)
-
-
-def _tensors_in(values: Iterable[Any], objects: bool) -> Iterator[Tensor]:
-    """Yields the tensors in some values, and in objects of the user's among them: an average of `torch_ema`'s."""
-    for leaf in chain.from_iterable(islice(pytree.tree_iter(value), _MOST_LEAVES) for value in values):
-        if isinstance(leaf, Tensor):
+    for leaf in _leaves_of(callback):
+        if is_a(leaf, Tensor):
             yield leaf
-        elif isinstance(leaf, nn.Module):
+        elif is_a(leaf, nn.Module):
             yield from (*leaf.parameters(), *leaf.buffers())
-        elif objects and is_users(type(leaf).__module__):
-            yield from _tensors_in(held_by(leaf).values(), objects=False)
+
+
+def _held_in_objects_of(callback: Any) -> Iterator[Tensor]:
+    """Yields the tensors of users' objects that a callback keeps: an average of `torch_ema`'s, or a whole dataset."""
+    for leaf in _leaves_of(callback):
+        if is_users(module_of(type(leaf))) and not is_a(leaf, Tensor, nn.Module):
+            values = [*held_by(leaf).values(), *slots_of(leaf).values()]
+            inside = chain.from_iterable(islice(pytree.tree_iter(value), _MOST_LEAVES) for value in values)
+            yield from (item for item in inside if is_a(item, Tensor))
+
+
+def _leaves_of(callback: Any) -> Iterator[Any]:
+    own = is_library(module_of(type(callback)))
+    values = [] if own else vars(callback).values()
+    return chain.from_iterable(islice(pytree.tree_iter(value), _MOST_LEAVES) for value in values)

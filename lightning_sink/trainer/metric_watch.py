@@ -2,37 +2,31 @@
 
 `noted` is all that a step needs; `keep_metrics` is for going back to before a recording that failed.
 
-Private names of torchmetrics (1.x): `update` and `compute` of a `Metric` are attributes of the instance; `_defaults`,
-`_to_sync` and `_enable_grad` are what `Metric.forward` measures a batch by.
+Private names of torchmetrics (1.x): `update` and `compute` of a `Metric` are attributes of the instance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from copy import copy
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from lightning_sink.engine.numbers.released import released
-from lightning_sink.engine.private import WeakIdKeyDictionary, pytree, version
+from lightning_sink.engine.private import pytree, version
 from lightning_sink.engine.shadows import replaced, shadowed
 from lightning_sink.engine.state.attributes import fingerprint
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.tracing.undo import Attributes
+from lightning_sink.trainer.batch_values import called_for_a_batch, is_usual, learn, value_of_batch
 from lightning_sink.trainer.metrics import MetricCalls, is_metric
 
 _METHODS = ("update", "forward", "compute", "reset")
-
-_COMPUTED_WITH = WeakIdKeyDictionary()
-"""Metrics with whose values steps compute, as with a loss. A program does so, too, with a metric that has no past; the
-metric itself gets its calls on the host, as any other."""
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 
@@ -55,7 +49,7 @@ class _Watcher:
         self._calls = calls
         self._tape = tape
         self._metrics = {id(metric): metric for metric in calls.metrics}
-        self._usual = {id(metric) for metric in calls.metrics if type(metric).forward is Metric.forward}
+        self._usual = {id(metric) for metric in calls.metrics if is_usual(metric)}
         self._inside = False
         self._python: Any = None
 
@@ -81,6 +75,7 @@ class _Watcher:
         given = released((args, kwargs))
         self._calls.add(metric, method, given)
         tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+        may_compute_with = called_for_a_batch(metric) if method == "forward" else lambda: False
         self._inside = True
         try:
             with self._tape.apart(_words(metric, method), tensors):
@@ -88,28 +83,13 @@ class _Watcher:
         finally:
             self._inside = False
         leaves = pytree.tree_leaves(out)
-        computes = method == "forward" and metric in _COMPUTED_WITH
-        if not computes:
+        if may_compute_with():
+            out = value_of_batch(metric, given[0], given[1], _words(metric, method), self._tape)
+        else:
             self._calls.returned(leaves)
         self._look()
         self._check(metric, method, given, leaves)
-        return self._of_batch(metric, *given) if computes else out
-
-    def _of_batch(self, metric: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns what `forward` does, as one without a past measures it, with gradients; the metric stays as it is.
-
-        No program sees that another constant is put into a metric.
-        """
-        if constants := _constants(metric):
-            are_these = lambda: [*map(id, _constants(metric))] == [*map(id, constants)]  # noqa: E731
-            self._tape.decided(f"what {_words(metric, 'forward')} computes with", metric, True, are_these)
-        fresh = copy(metric)
-        for name in [name for name, default in metric._defaults.items() if isinstance(default, list)]:
-            setattr(fresh, name, [])  # which `reset` would empty in place, for both
-        fresh.reset()
-        fresh._to_sync, fresh._enable_grad = metric.dist_sync_on_step, True
-        fresh.update(*args, **kwargs)
-        return fresh.compute()
+        return out
 
     def _distinct(self, out: Any) -> Any:
         """Has each tensor that calls return be an object of its own: by that it is known which of them is logged.
@@ -135,12 +115,14 @@ class _Watcher:
         writes = any(isinstance(getattr(part, "nan_strategy", None), float) for part in metric.modules())
         if writes and method in ("update", "forward"):
             tape.hazard(f"{what} with a number as its `nan_strategy` writes that into what it is given, if need be")
+        if any(parameter.requires_grad for parameter in metric.parameters()):
+            tape.hazard(f"{what} may depend on parameters of its own, which are trained")
         if any(leaf is not None and not isinstance(leaf, Tensor) for leaf in leaves):
             tape.hazard(f"{what} returns what is no tensor")
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
         what = f"the step computes with what {what} returns"
-        is_of_batch = method == "forward" and id(metric) in self._usual
-        used = partial(_COMPUTED_WITH.__setitem__, metric, True) if is_of_batch else lambda: None
+        may_learn = method == "forward" and id(metric) in self._usual
+        used = partial(learn, metric) if may_learn else lambda: None
         tape.foreign(tensors, f"{what} (what functions of `torchmetrics.functional` give is compiled)", used)
 
     def _before_method(self, kind: Any, name: str) -> AbstractContextManager[None]:
@@ -158,10 +140,7 @@ class _Watcher:
         for metric in self._metrics.values():
             what = f"the step looks into the state of a `{type(metric).__name__}`"
             # What a call has returned is the metric's, too, and is known by that call.
-            constants = _constants(metric) if metric in _COMPUTED_WITH else []
-            known = {*map(id, constants)}
-            own = (own for own in _tensors(metric) if id(own) not in known and not self._calls.has_returned(own))
-            self._tape.foreign(own, what)
+            self._tape.foreign((own for own in _tensors(metric) if not self._calls.has_returned(own)), what)
         self._python = self._state()
 
     def _compare(self) -> None:
@@ -171,11 +150,6 @@ class _Watcher:
     def _state(self) -> Any:
         held = [(key, value) for metric in self._metrics.values() for key, value in vars(metric).items()]
         return [(key, fingerprint(value, True, self._metrics)) for key, value in held if key not in _METHODS]
-
-
-def _constants(metric: nn.Module) -> list[Tensor | None]:
-    """Returns what a metric holds beside its state, such as weights of classes."""
-    return [*vars(metric)["_buffers"].values()]
 
 
 def _tensors(metric: nn.Module) -> Iterator[Tensor]:

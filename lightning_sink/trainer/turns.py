@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import (
 
 from lightning_sink.trainer.callback_code import function_of, overrides, sets_batch
 from lightning_sink.trainer.step_callback import StepCallback
-from lightning_sink.whose import is_library
+from lightning_sink.whose import is_library, module_of
 
 START, END = "on_train_batch_start", "on_train_batch_end"
 
@@ -58,7 +58,11 @@ def in_step(trainer: Any) -> list[Callback]:
 
 def is_of_step(callback: Callback) -> bool:
     """Tells whether a callback's batch hooks belong to each step."""
-    return isinstance(callback, StepCallback) or (runs_users(callback, START) and sets_batch(callback, START))
+    if isinstance(callback, StepCallback):
+        return True
+    kinds = [kind for kind in type(callback).__mro__ if issubclass(kind, Callback) and kind is not Callback]
+    is_users = not any(is_library(module_of(kind)) for kind in kinds)  # a monitor of Lightning's has its own turn
+    return is_users and sets_batch(callback, START)
 
 
 def _overrides_step_hook(callback: Callback) -> bool:

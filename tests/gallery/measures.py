@@ -302,7 +302,7 @@ class AMetricIsTheLossOfTwoParts(AMetricIsTheLoss):
 
 
 class Weighted(torchmetrics.Metric):
-    """It counts in Python, too."""
+    """It holds more than its state."""
 
     full_state_update = False
 
@@ -311,11 +311,10 @@ class Weighted(torchmetrics.Metric):
         self.register_buffer("weights", torch.tensor([1.0, 2.0, 3.0]))
         self.add_state("total", torch.tensor(0.0), "sum")
         self.add_state("count", torch.tensor(0), "sum")
-        self.calls = 0
+        self.power = 2
 
     def update(self, out, wanted):
-        self.calls += 1
-        self.total += ((out - wanted).square() * self.weights).sum()
+        self.total += ((out - wanted).abs() ** self.power * self.weights).sum()
         self.count += len(out)
 
     def compute(self):
@@ -332,6 +331,77 @@ class EachEpochHasWeightsOfItsOwn(AMetricOfTheUsersIsTheLoss):
     def on_train_epoch_start(self):
         if self.current_epoch:
             self.metric.weights = torch.tensor([3.0, 2.0, 1.0])
+
+
+@case()
+class AnEpochHasWrittenIntoItsWeights(AMetricOfTheUsersIsTheLoss):
+    def on_train_epoch_start(self):
+        self.metric.weights.mul_(0.5)
+
+
+@case()
+class EachEpochHasAPowerOfItsOwn(AMetricOfTheUsersIsTheLoss):
+    def on_train_epoch_start(self):
+        self.metric.power = 2 + self.current_epoch
+
+
+class Counting(Weighted):
+    def update(self, out, wanted):
+        self.power += 0.01
+        super().update(out, wanted)
+
+
+class Drawing(Weighted):
+    def update(self, out, wanted):
+        super().update(out + torch.rand(()), wanted)
+
+
+class Holding(Weighted):
+    def __init__(self):
+        super().__init__()
+        self.inner = torchmetrics.MeanMetric()
+
+    def update(self, out, wanted):
+        self.inner.update((out - wanted).square().mean())
+        super().update(out, wanted)
+
+
+class Marking(Weighted):
+    def __init__(self):
+        super().__init__()
+        self.marks = torch.zeros(())
+
+    def update(self, out, wanted):
+        self.marks += 1
+        super().update(out, wanted)
+
+
+class Training(Weighted):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(self._buffers.pop("weights"))
+
+
+@case(eager="may depend on parameters of its own")
+class AMetricWithAParameterIsLogged(AMetricIsTheLoss):
+    make = Training
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch) * self.metric.weights.sum()
+        self.metric.update(self(batch[0]).detach(), nn.functional.one_hot(batch[1], 3).float())
+        self.log("metric", self.metric, on_epoch=True)
+        return loss
+
+
+for kind in (Counting, Drawing, Holding, Marking):
+    made = type(f"AMetricThatIs{kind.__name__}IsTheLoss", (AMetricIsTheLoss,), {"make": kind})
+    case(eager="`Drawing.forward()` draws" if kind is Drawing else "computes with what")(made)
+
+
+@case(eager="the step looks into the state of a `Weighted`")
+class TheStepWritesIntoItsWeights(AMetricOfTheUsersIsTheLoss):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.metric.weights.mul_(0.99)
 
 
 @case(eager="the step computes with what `MetricCollection.forward()` returns")

@@ -131,8 +131,8 @@ def add_up_single_rows(graph: fx.Graph) -> None:
         if rows != 1 or padding == 0 or scaled or node.meta.get("layout") is None:
             continue
         with graph.inserting_before(node):
-            rows = graph.call_function(_aten.reshape.default, (gradient, [-1, node.meta["layout"][0][1]]))
-            total = graph.call_function(_aten.sum.dim_IntList, (rows, [0], True))
+            parts = graph.call_function(_aten.reshape.default, (gradient, [-1, node.meta["layout"][0][1]]))
+            total = graph.call_function(_aten.sum.dim_IntList, (parts, [0], True))
         total.meta.update(node.meta)
         node.replace_all_uses_with(total)
         graph.erase_node(node)

@@ -20,7 +20,7 @@ _ENOUGH_AGAIN = {False: 2, True: 1}
 """Recordings that are enough, at first and where steps have waited for the same reason; by whether it lasts."""
 
 
-_KNOWN_AGAIN = 3
+_KNOWN_AGAIN = 5
 """Recordings for reasons that others had before, with no new one among them, that may take any time."""
 
 _SHARE = 4
@@ -45,7 +45,7 @@ class InVain:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._again, self._spent, self._plain = 0, 0.0, 0.0
+        self._again, self._turns, self._spent, self._plain = 0, set[str](), 0.0, 0.0
 
     def add(self, reason: Hazard | None) -> bool:
         """Takes note of a recording that made no program; tells whether there are enough of them for now."""
@@ -67,6 +67,7 @@ class InVain:
             self._begin_anew()
         else:
             self._again += 1
+            self._turns.add(reason.what)
 
     def spent(self, seconds: float, is_made: bool) -> None:
         """Takes note of what a recording took, and whether there is a program."""
@@ -81,7 +82,8 @@ class InVain:
     @property
     def is_dear(self) -> bool:
         """Whether one more recording that tells nothing new would take too much of the time."""
-        return self._again >= _KNOWN_AGAIN and self._spent * _SHARE > self._plain
+        take_turns = self._again >= _KNOWN_AGAIN and len(self._turns) > 1
+        return take_turns and self._spent * _SHARE > self._plain
 
     @property
     def waits(self) -> bool:
@@ -96,5 +98,6 @@ class InVain:
     def changed(self) -> None:
         """What steps take for granted has changed, so that the next one is recorded, and the reason may be gone."""
         self._wait = 0
+        self._begin_anew()
         if self.reason is not None and not self.reason.lasts:
             self._many = 0

@@ -27,6 +27,9 @@ from lightning_sink.engine.state.attribute_watch import AttributeWatches, is_pla
 from lightning_sink.engine.watch import is_user_frame
 from lightning_sink.whose import is_users
 
+_MOST = 1 << 17
+"""Numbers at most: more are no schedule, and in much larger arrays changes are not seen (README, "Limits")."""
+
 
 @contextmanager
 def lookups_known(holders: Iterable[tuple[str, Any]]) -> Iterator[None]:
@@ -35,9 +38,9 @@ def lookups_known(holders: Iterable[tuple[str, Any]]) -> Iterator[None]:
     try:
         for prefix, holder in holders:
             kind = type(holder)
-            for key, held in [(key, value) for key, value in vars(holder).items() if _has_floats(value)]:
+            for key in [key for key, value in vars(holder).items() if _has_floats(value)]:
                 if is_users(kind.__module__) and is_plain(kind, key):
-                    watches.watch(holder, key, _Asked(prefix + key, key, copy(held)))
+                    watches.watch(holder, key, _Asked(prefix + key, key))
         yield
     finally:
         watches.end()
@@ -57,6 +60,7 @@ class Lookup:
 
     def __getitem__(self, place: Any) -> Any:
         is_known = type(place) is Number and place.host is not None and type(place.value) is int
+        is_known = is_known and [*self._held] == [*self._numbers]  # the place may have been worked out by a change
         name, plain = f"{self._name} at", self._numbers.__getitem__
         found = place.computed(name, plain, self._look_up, self._has) if is_known else None
         return self._held[place] if found is None else found
@@ -76,13 +80,17 @@ class Lookup:
 class _Asked:
     """What becomes of one attribute in a step, which may change what is there."""
 
-    def __init__(self, name: str, key: str, before: Any) -> None:
-        self._name, self._key, self._before, self._thread = name, key, before, get_ident()
+    def __init__(self, name: str, key: str) -> None:
+        self._name, self._key, self._thread = name, key, get_ident()
+        self._numbers: Any = None
 
     def got(self, value: Any, frame: FrameType) -> Any:
         """Returns what a frame gets that asks for it."""
-        is_asked = self._is_looked_up_in(frame) and type(value) is type(self._before)
-        return Lookup(value, self._before, self._name) if is_asked and [*value] == [*self._before] else value
+        if not (self._is_looked_up_in(frame) and _has_floats(value)):
+            return value
+        if self._numbers is None:
+            self._numbers = copy(value)
+        return Lookup(value, self._numbers, self._name)
 
     def changed(self) -> None:
         """What has been put there is taken for what it is, and the step for one that changes an attribute."""
@@ -98,8 +106,10 @@ class _Asked:
 
 
 def _has_floats(value: Any) -> bool:
-    """Tells whether something holds nothing but floats, by their places."""
+    """Tells whether something holds nothing but floats, by their places, and is looked at as a whole for changes."""
     if type(value) in (list, tuple):
-        return len(value) > 1 and all(type(item) is float for item in value)
+        return 1 < len(value) <= _MOST and all(type(item) is float for item in value)
     numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray and value.ndim == 1 and value.dtype == numpy.float64
+    if numpy is None or type(value) is not numpy.ndarray:
+        return False
+    return value.ndim == 1 and len(value) <= _MOST and value.dtype == numpy.float64

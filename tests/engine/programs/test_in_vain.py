@@ -37,12 +37,12 @@ def learned(in_vain, *reasons):
 
 def test_known_reasons_that_take_turns_take_a_share_of_the_time():
     in_vain = InVain()
-    learned(in_vain, LASTS, LEARNED, LASTS, LEARNED)
+    learned(in_vain, LASTS, LEARNED, LASTS, LEARNED, LASTS, LEARNED)
     assert not in_vain.is_dear
     learned(in_vain, LASTS)
     assert in_vain.is_dear
     assert in_vain.known == LASTS
-    in_vain.ran_plainly(15.0)
+    in_vain.ran_plainly(23.0)
     assert in_vain.is_dear
     in_vain.ran_plainly(2.0)
     assert not in_vain.is_dear
@@ -50,10 +50,17 @@ def test_known_reasons_that_take_turns_take_a_share_of_the_time():
     assert in_vain.is_dear
 
 
-def test_a_new_reason_and_a_program_are_worth_what_they_took():
-    for ends in (lambda it: it.learned(Hazard("another", "")), lambda it: it.spent(1.0, is_made=True)):
+def test_one_reason_alone_has_its_own_waits():
+    in_vain = InVain()
+    learned(in_vain, *[LASTS] * 9)
+    assert not in_vain.is_dear
+
+
+def test_a_new_reason_a_change_and_a_program_are_worth_what_they_took():
+    new = Hazard("another", "")
+    for ends in (lambda it: it.learned(new), lambda it: it.spent(1.0, is_made=True), lambda it: it.changed()):
         in_vain = InVain()
-        learned(in_vain, LASTS, LASTS, LASTS, LASTS)
+        learned(in_vain, *(LASTS, LEARNED) * 4)
         assert in_vain.is_dear
         ends(in_vain)
         assert not in_vain.is_dear
