@@ -145,7 +145,7 @@ class ATableThatAVariableHolds(Scaled):
         return weights[batch_idx]
 
 
-@case(eager="is needed as a plain number")
+@case(eager="a value of a tensor decides what Python does")
 class APlaceThatATensorGives(Scaled):
     def weight(self, batch_idx):
         return self.weights[int(torch.tensor(batch_idx) + 1)]
