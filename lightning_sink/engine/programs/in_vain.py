@@ -2,8 +2,8 @@
 
 A recorded step may take ten times as long as a plain one. But what keeps steps from a program may go: where it is
 learned how to do without it, which takes a recording or two; behind an epoch that warms up (with a mask); or where what
-the step takes for granted changes. Where all are for one reason, steps wait for some time; where reasons that are known
-by then take turns, as those of two kinds of steps do, further recordings take a share of the time at most.
+the step takes for granted changes. Where all are for one reason, steps wait for some time; where steps of other kinds,
+or other reasons, come between, recordings that tell nothing new take a share of the time at most.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ _SHARE = 4
 """How many times as long as further ones steps run plainly: recording one may take as long as a hundred."""
 
 
+_CHANGES = 2
+"""Changes of what steps take for granted behind which recordings may take any time again; more may be at each epoch."""
+
+
 class InVain:
     """The last recordings, of steps of any kinds.
 
@@ -42,10 +46,11 @@ class InVain:
         self._has_waited = False
         self.known: Hazard | None = None
         self._reasons = set[str]()
+        self._changes = 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._again, self._turns, self._spent, self._plain = 0, set[str](), 0.0, 0.0
+        self._again, self._spent, self._plain = 0, 0.0, 0.0
 
     def add(self, reason: Hazard | None) -> bool:
         """Takes note of a recording that made no program; tells whether there are enough of them for now."""
@@ -67,12 +72,12 @@ class InVain:
             self._begin_anew()
         else:
             self._again += 1
-            self._turns.add(reason.what)
 
     def spent(self, seconds: float, is_made: bool) -> None:
         """Takes note of what a recording took, and whether there is a program."""
         self._spent += seconds
         if is_made:
+            self._changes = 0
             self._begin_anew()
 
     def ran_plainly(self, seconds: float) -> None:
@@ -82,8 +87,7 @@ class InVain:
     @property
     def is_dear(self) -> bool:
         """Whether one more recording that tells nothing new would take too much of the time."""
-        take_turns = self._again >= _KNOWN_AGAIN and len(self._turns) > 1
-        return take_turns and self._spent * _SHARE > self._plain
+        return self._again >= _KNOWN_AGAIN and self._spent * _SHARE > self._plain
 
     @property
     def waits(self) -> bool:
@@ -98,6 +102,8 @@ class InVain:
     def changed(self) -> None:
         """What steps take for granted has changed, so that the next one is recorded, and the reason may be gone."""
         self._wait = 0
-        self._begin_anew()
+        self._changes += 1
+        if self._changes <= _CHANGES:
+            self._begin_anew()
         if self.reason is not None and not self.reason.lasts:
             self._many = 0

@@ -50,12 +50,6 @@ def test_known_reasons_that_take_turns_take_a_share_of_the_time():
     assert in_vain.is_dear
 
 
-def test_one_reason_alone_has_its_own_waits():
-    in_vain = InVain()
-    learned(in_vain, *[LASTS] * 9)
-    assert not in_vain.is_dear
-
-
 def test_a_new_reason_a_change_and_a_program_are_worth_what_they_took():
     new = Hazard("another", "")
     for ends in (lambda it: it.learned(new), lambda it: it.spent(1.0, is_made=True), lambda it: it.changed()):
@@ -64,6 +58,15 @@ def test_a_new_reason_a_change_and_a_program_are_worth_what_they_took():
         assert in_vain.is_dear
         ends(in_vain)
         assert not in_vain.is_dear
+
+
+def test_what_keeps_changing_is_worth_no_more():
+    in_vain = InVain()
+    for many in range(4):
+        learned(in_vain, *(LASTS, LEARNED) * 4)
+        assert in_vain.is_dear
+        in_vain.changed()
+        assert in_vain.is_dear == (many >= 2)
 
 
 def test_the_same_reason_is_enough_at_once_behind_a_wait_and_waits_grow():
