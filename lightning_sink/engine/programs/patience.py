@@ -108,10 +108,7 @@ class Patience:
         due = candidate.is_due(not self._programs.count_shapes(step.kind)) and self._is_worth(step, candidate)
         # What keeps changing may be nothing but what steps collect in: a recorded one tells.
         due = due or (self._restless > 1 and not self._has_recorded)
-        is_dear = self._in_vain.is_dear and not self._programs
-        if is_dear and due and self._in_vain.known is not None:
-            self.report(self._in_vain.known)
-        may = not self._waits() and not is_dear and (due or not (self._costly or candidate.hazard is not None))
+        may = not self._waits() and (due or not (self._costly or candidate.hazard is not None))
         # Where other steps have programs, a step may be seldom no example, and is not to hold up a new way.
         return may and (self._programs.have(step.key) or not candidate.rests())
 
@@ -153,7 +150,6 @@ class Patience:
 
     def ran_plainly(self, candidate: Candidate | None, seconds: float) -> None:
         """Takes note of a step that ran without a program, and was not recorded."""
-        self._in_vain.ran_plainly(seconds)
         if candidate is not None and candidate.hazard is None:
             candidate.missed_seconds += seconds
             self._economy.missed(seconds)
@@ -165,7 +161,6 @@ class Patience:
     def has_recorded(self, seconds: float, is_made: bool) -> None:
         """Takes note of what a recorded step took, with what was compiled of it, and whether it has a program."""
         self._economy.spent(seconds)
-        self._in_vain.spent(seconds, is_made)
         if is_made:
             self._economy.made(self.steps)
 
@@ -181,8 +176,6 @@ class Patience:
         if self._in_vain.add(reason) and reason is not None and not self._programs:
             self._in_vain.begin_wait()
             self.report(reason)
-        if (why := reason or candidate.hazard) is not None:
-            self._in_vain.learned(why)
         if candidate.hazard is not None:
             self._fail(key, candidate.hazard, for_good=recording.acts_twice)
             self.report(candidate.hazard)

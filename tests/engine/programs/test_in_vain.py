@@ -29,46 +29,6 @@ def test_what_lasts_is_enough_sooner_than_what_may_be_learned():
     assert recorded(InVain(), None) == 20
 
 
-def learned(in_vain, *reasons):
-    for reason in reasons:
-        in_vain.learned(reason)
-        in_vain.spent(1.0, is_made=False)
-
-
-def test_known_reasons_that_take_turns_take_a_share_of_the_time():
-    in_vain = InVain()
-    learned(in_vain, LASTS, LEARNED, LASTS, LEARNED, LASTS, LEARNED)
-    assert not in_vain.is_dear
-    learned(in_vain, LASTS)
-    assert in_vain.is_dear
-    assert in_vain.known == LASTS
-    in_vain.ran_plainly(23.0)
-    assert in_vain.is_dear
-    in_vain.ran_plainly(2.0)
-    assert not in_vain.is_dear
-    learned(in_vain, LEARNED)
-    assert in_vain.is_dear
-
-
-def test_a_new_reason_a_change_and_a_program_are_worth_what_they_took():
-    new = Hazard("another", "")
-    for ends in (lambda it: it.learned(new), lambda it: it.spent(1.0, is_made=True), lambda it: it.changed()):
-        in_vain = InVain()
-        learned(in_vain, *(LASTS, LEARNED) * 4)
-        assert in_vain.is_dear
-        ends(in_vain)
-        assert not in_vain.is_dear
-
-
-def test_what_keeps_changing_is_worth_no_more():
-    in_vain = InVain()
-    for many in range(4):
-        learned(in_vain, *(LASTS, LEARNED) * 4)
-        assert in_vain.is_dear
-        in_vain.changed()
-        assert in_vain.is_dear == (many >= 2)
-
-
 def test_the_same_reason_is_enough_at_once_behind_a_wait_and_waits_grow():
     for reason, again, first in ((LASTS, 1, 8), (LEARNED, 2, 64)):
         in_vain = InVain()
