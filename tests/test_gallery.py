@@ -56,6 +56,7 @@ OTHERS += [
     "parameters",
     "parts",
     "precision",
+    "put_out",
     "randomness",
     "rates",
     "reach",

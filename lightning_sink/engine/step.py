@@ -130,6 +130,16 @@ class Tape:
         It shows the number to nobody, and for a step that a program runs the owner does the same with the tensor.
         """
 
+    def puts_out(self, function: Callable[..., Any]) -> None:
+        """Takes note of a function to whose caller, the owner, a number of a tensor may go as a stand-in.
+
+        The owner has the span return it, in what the step puts out, and does nothing else with it.
+        """
+
+    def shown(self, output: Any) -> Any:
+        """Returns what the step put out as the user's code gets it in a later span: numbers may be stand-ins."""
+        return output
+
     def hazard(self, what: str) -> None:
         """Takes note of something that no program may repeat."""
 

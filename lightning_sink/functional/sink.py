@@ -99,6 +99,7 @@ class FunctionSink(Sink):
     def run(self, step: Step, tape: Tape) -> Result:
         """Calls the function."""
         tape.gets(step.batch, step.batch)
+        tape.puts_out(self._function)
         output = tape.span(lambda: _detached(self._function(*step.batch)), lambda: None)
         loss, named = values_of(output)
         result = Result(output, list(named.values()), note=tuple(named), loss=loss)

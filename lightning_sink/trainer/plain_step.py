@@ -83,13 +83,14 @@ class PlainStep:
     def end_callbacks(self, callbacks: list[Any], output: Any) -> None:
         """Calls the `on_train_batch_end` of callbacks that belong to the step."""
         self._see_schedules()
-        self._span(self.late_schedulers, partial(self._hooks.end, Turn.STEP, callbacks, output, self._batch))
+        hook = partial(self._hooks.end, Turn.STEP, callbacks)
+        self._span(self.late_schedulers, lambda batch_idx: hook(self._tape.shown(output), self._batch, batch_idx))
 
     def end(self, output: Any) -> None:
         """Calls the module's `on_train_batch_end`."""
         self._see_schedules()
-        hook = partial(call._call_lightning_module_hook, self._trainer, "on_train_batch_end", output, self._batch)
-        self._span(self.late_schedulers, hook)
+        hook = partial(call._call_lightning_module_hook, self._trainer, "on_train_batch_end")
+        self._span(self.late_schedulers, lambda batch_idx: hook(self._tape.shown(output), self._batch, batch_idx))
 
     def _see_schedules(self) -> None:
         """Schedules have been stepped since the step trained."""
@@ -106,6 +107,7 @@ class PlainStep:
             return None
         call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)
         loop.batch_progress.increment_started()
+        self._tape.puts_out(trainer.lightning_module.training_step)
         kwargs = loop._build_kwargs(OrderedDict(), batch, batch_idx)
         with trainer.profiler.profile("run_training_batch"):
             if trainer.lightning_module.automatic_optimization:

@@ -18,6 +18,7 @@ from torch import nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import positions
 from lightning_sink import CompileError, DataSink, EmptyDatasetError, SinkWarning, UnsupportedError, data_sink
 from lightning_sink.data import pace
 from lightning_sink.engine.compiler.toolchain import missing_compiler
@@ -423,6 +424,25 @@ def test_what_the_step_returns_keeps_its_types(engine):
     assert not given.about["logits"][0].requires_grad
     assert type(given.own) is dict
     assert not given.own["logits"].requires_grad
+
+
+@ENGINES
+@positions.needed
+def test_numbers_that_the_step_returns_are_those_of_its_batch(engine):
+    task = Task()
+
+    def step(x, y):
+        loss, logits, _ = task.step(x, y)
+        right = (logits.argmax(1) == y).sum().item()
+        return loss, {"loss": loss.item(), "right": right, "share": right / len(y)}, logits, y
+
+    with data_sink(step, loader(48), 5, engine=engine) as sink:
+        for _ in range(4):
+            loss, numbers, logits, y = sink()
+            right = int((logits.argmax(1) == y).sum())
+            assert numbers == {"loss": loss.item(), "right": right, "share": pytest.approx(right / len(y))}
+            assert [type(number) for number in numbers.values()] == [float, int, float]
+    assert sink.active_engine == engine
 
 
 def test_a_step_that_steps_its_scheduler_runs_eagerly_and_says_so():

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver, Returned
+from lightning_sink.engine.numbers.passed_on import RETURNED, PassedOn, Receiver, Returned
 from lightning_sink.engine.source import Source, instruction_at, path_of, source_of
 from lightning_sink.engine.watch import is_user_frame
 from lightning_sink.held import ABSENT, attribute_of, found_behind
@@ -37,7 +37,7 @@ class Getter(NamedTuple):
     Attributes:
         holder: The object that has the attribute, or the receiver itself.
         attribute: The attribute that is the receiver, "" where the object is.
-        how: The method that is called with the number, or `ADDED`.
+        how: The method that is called with the number, `ADDED`, or `RETURNED` by the code that is the holder.
         item: Where the receiver is in that, if that is a dictionary.
     """
 
@@ -74,11 +74,22 @@ def is_of(value: ast.expr, scopes: Iterable[Mapping[str, Any]], code: CodeType) 
 
     And not of another one that calls it in turn, or keeps what it gives.
     """
-    path = path_of(value.func if isinstance(value, ast.Call) else value)
-    found = found_behind(path, scopes) if path else None
+    scopes, called = [*scopes], value.func if isinstance(value, ast.Call) else value
+    path = path_of(called)
+    found = found_behind(path, scopes) if path else _found_above(called, scopes[0])
     if isinstance(value, ast.Attribute):
         found = found.fget if type(found) is property else None
     return isinstance(found, (FunctionType, MethodType)) and found.__code__ is code
+
+
+def _found_above(value: ast.expr, variables: Mapping[str, Any]) -> Any:
+    """Returns what a method's `super().name` is, given its variables, the object first; None for anything else."""
+    asks = isinstance(value, ast.Attribute) and isinstance(value.value, ast.Call) and not value.value.args
+    if not asks or path_of(value.value.func) != ("super",):  # type: ignore[attr-defined]
+        return None
+    line, of = type(next(iter(variables.values()))).__mro__, variables.get("__class__")
+    above = line[line.index(of) + 1 :] if of in line else ()
+    return next((vars(base)[value.attr] for base in above if value.attr in vars(base)), None)  # type: ignore[attr-defined]
 
 
 def _with_comprehensions(frame: FrameType) -> list[FrameType]:
@@ -113,8 +124,11 @@ def got(frames: list[FrameType], receivers: Iterable[Receiver | Returned]) -> li
         if isinstance(receiver, Receiver):
             found.append(getter(receiver, scopes_of(frames)))
             continue
-        caller = caller_of(frames[0])
-        getters = [] if caller is None else _getters(caller, receiver, frames[0].f_code)
+        caller, code = caller_of(frames[0]), frames[0].f_code
+        if caller is not None:
+            getters = _getters(caller, receiver, code)
+        else:
+            getters = [] if gives_later(code) else [Getter(code, "", RETURNED)]
         if not getters:
             return []
         found += getters

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lightning_sink.engine.numbers.number import Number
@@ -37,3 +39,36 @@ def _given(number: Number) -> Any:
         return Given(number.tensor, type(number.value))
     # What is computed of whole numbers may be too large for float64 in later steps.
     return number.freeze() if number.whole is None else Given(number.whole, type(number.value))
+
+
+class Gives(NamedTuple):
+    """What stands for a tensor, or a number, that a step computes, among values that stay as they are.
+
+    Attributes:
+        kind: The type of what it is.
+        dtype: Of a number, that of the tensor that the program gives for it; None for a tensor.
+    """
+
+    kind: type
+    dtype: torch.dtype | None
+
+    @classmethod
+    def of(cls, item: Any) -> Any:
+        """Returns what stands for a tensor or a `Given`; any other item itself."""
+        if isinstance(item, Given):
+            return cls(item.kind, item.tensor.dtype)
+        return cls(Tensor, None) if isinstance(item, Tensor) else item
+
+    def made_of(self, tensor: Tensor) -> Any:
+        """Returns the like of it, for what a program gives."""
+        return tensor if self.dtype is None else self.kind(tensor.item())
+
+    def as_tensor(self, item: Any) -> Tensor:
+        """Returns what a program gives for the like of it."""
+        return item if self.dtype is None else torch.tensor(item, dtype=self.dtype, device="cpu")
+
+
+def tensors_of(leaves: Iterable[Any]) -> list[Tensor]:
+    """Returns what a program gives for those of some leaves that it computes."""
+    found = (leaf.tensor if isinstance(leaf, Given) else leaf for leaf in leaves)
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]

@@ -17,6 +17,9 @@ from lightning_sink.engine.source import Source, path_of, scope_of
 ADDED = "+="
 """How an attribute receives what is added to it."""
 
+RETURNED = "return"
+"""How the code of a function receives what it returns to nobody's code."""
+
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
 
@@ -68,6 +71,8 @@ class PassedOn:
             names = targets[0].elts
             alone = all(isinstance(name, ast.Name) for name in names) and place < len(names)
             return self._receivers_of_variable(names[place]) if alone else []  # type: ignore[arg-type]
+        if isinstance(parent, ast.Return):
+            return [Returned(place)]
         return self._receivers(value)
 
     def only_adds(self, code: CodeType, name: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable
 
 from torch import Tensor
 
+from lightning_sink.engine.numbers.given import Gives, tensors_of
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.appends import Appends
 from lightning_sink.engine.state.attributes import own_attributes
@@ -17,9 +18,6 @@ from lightning_sink.engine.state.slots import Snapshot, shape_of, storages
 from lightning_sink.engine.step import Result, Step
 from lightning_sink.engine.tracing.moved import Follower
 from lightning_sink.engine.tracing.record import Recorder
-
-TENSOR = object()
-"""Stands for a tensor among the values that a step returns."""
 
 _ON_OTHERS = "a tensor that is no parameter of the module's or an optimizer's gets a gradient, or loses it"
 
@@ -36,14 +34,14 @@ class Observation:
             there.
         followers: Those that need not be filled, since they hold the memory of what it writes to.
         gradients: Slots of gradients by which the step may decide, each with whether there was one.
-        spec: How what it returns is put together, with the `constants` that are in it, and `TENSOR` for tensors.
+        spec: How what it returns is put together, with `constants` in it, and `Gives` for what the step computes.
     """
 
     def __init__(self, recorder: Recorder, before: Snapshot, after: Snapshot, step: Step, result: Result) -> None:
         self.recorder, self.before, self.leaves, self.note = recorder, before, step.leaves, result.note
-        flat, self.spec = pytree.tree_flatten(result.output)
-        self.constants = [TENSOR if isinstance(item, Tensor) else item for item in flat]
-        tensors = [item for item in flat if isinstance(item, Tensor)]
+        flat, self.spec = pytree.tree_flatten(recorder.put_out.given(result.output))
+        self.constants = [Gives.of(item) for item in flat]
+        tensors = tensors_of(flat)
         self.num_outputs, self.num_logged = len(tensors), len(result.logged)
         self.loss = next((index for index, tensor in enumerate(tensors) if tensor is result.loss), None)
         self.cleared: list[Slot] = []

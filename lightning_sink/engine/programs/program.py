@@ -12,11 +12,12 @@ from torch import Tensor
 
 from lightning_sink.engine.compiler.loop import CompiledStep
 from lightning_sink.engine.compiler.row import Layout, Turn, layout_of
+from lightning_sink.engine.numbers.given import Gives
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.binding import Binding
 from lightning_sink.engine.programs.bystanders import Bystanders
 from lightning_sink.engine.programs.equal_counts import EqualCounts
-from lightning_sink.engine.programs.observation import TENSOR, Observation
+from lightning_sink.engine.programs.observation import Observation
 from lightning_sink.engine.state.slot import Slot
 from lightning_sink.engine.state.slots import shape_of, share_memory, storages
 from lightning_sink.engine.step import Column, Result
@@ -340,10 +341,15 @@ class Program:
         if self.appends:
             self.appends.append(outputs[self.num_results : self.num_given], late)
 
+    def returned(self, result: Result) -> list[Tensor]:
+        """Returns what a step that went this way returned, as the function gives it."""
+        flat = zip(pytree.tree_leaves(result.output), self._constants, strict=True)
+        return [value.as_tensor(leaf) for leaf, value in flat if type(value) is Gives]
+
     def result(self, outputs: tuple[Tensor, ...]) -> Result:
         """Rebuilds what the step returned."""
         tensors = iter(outputs[: self.num_outputs])
-        flat = [next(tensors) if value is TENSOR else value for value in self._constants]
+        flat = [value.made_of(next(tensors)) if type(value) is Gives else value for value in self._constants]
         logged = list(outputs[self.num_outputs : self.num_results])
         return Result(pytree.tree_unflatten(flat, self._spec), logged, self.note)
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from lightning_sink.engine.compiler.copies import copy_of, refill
 from lightning_sink.engine.failures import AssumptionFailedError
-from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.step import Result, Sink, Step, Tape
@@ -193,8 +192,7 @@ class _Compiled(NamedTuple):
 def _pairs(program: Program, result: Result, tape: _EagerTape, compiled: _Compiled) -> list[_Pair]:
     """Returns all that a step gave and left, eager and compiled."""
     before, made, left = compiled
-    returned = (leaf for leaf in pytree.tree_leaves(result.output) if isinstance(leaf, Tensor))
-    expected = [*returned, *result.logged, *program.appends.last()]
+    expected = [*program.returned(result), *result.logged, *program.appends.last()]
     names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
     known = enumerate(zip(names, expected, strict=True))
     pairs = [_Pair(name, eager.cpu(), made[i], i) for i, (name, eager) in known if eager is not None]

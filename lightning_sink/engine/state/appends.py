@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.numbers.given import Given
+from lightning_sink.engine.numbers.given import Given, tensors_of
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.attributes import SCALARS, fingerprint
 from lightning_sink.engine.state.collected import Place
@@ -77,7 +77,7 @@ class Appends:
         self._spans = [[_Item(place, item) for place, item in span] for span in taken]
         self._items = [item for span in self._spans for item in span]
         self._varying = [leaf for item in self._items for leaf in item.varying.values()]
-        self.tensors = _tensors(self._varying)
+        self.tensors = tensors_of(self._varying)
         self.names = [item.place.name for item in self._items for _ in item.varying]
         odd = ((item.place.name, type(value)) for item in self._items for value in item.constants)
         found = (f"the step appends a `{kind.__name__}` to `{name}`" for name, kind in odd if kind not in SCALARS)
@@ -128,7 +128,7 @@ class Appends:
             if item.place.is_sum or item.place.is_last:
                 found += [None] * len(item.varying)
             elif (there := item.again(next(tails[item.place]))).key == item.key:
-                found += _tensors(there.varying.values())
+                found += tensors_of(there.varying.values())
             else:
                 return []
         return found
@@ -147,8 +147,3 @@ def containers_in(items: Iterable[Any]) -> Iterator[Any]:
             yield item
         if isinstance(item, (list, tuple, dict)):
             yield from containers_in(item.values() if isinstance(item, dict) else item)
-
-
-def _tensors(leaves: Iterable[Any]) -> list[Tensor]:
-    found = (leaf.tensor if isinstance(leaf, Given) else leaf for leaf in leaves)
-    return [leaf for leaf in found if isinstance(leaf, Tensor)]

@@ -26,8 +26,8 @@ from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.handed import Handed
 from lightning_sink.engine.numbers.math_functions import known_to_math
 from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.passed_on import RETURNED
 from lightning_sink.engine.numbers.plain_uses import PlainUses
-from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.private import scaler_steps_by
 from lightning_sink.engine.state.appends import containers_in
 from lightning_sink.engine.state.attribute_watch import Looks
@@ -46,6 +46,7 @@ from lightning_sink.engine.tracing.left_behind import learn, lines_of, release
 from lightning_sink.engine.tracing.left_on_batch import BatchContents, BatchGradients
 from lightning_sink.engine.tracing.old_gradients import OldGradients
 from lightning_sink.engine.tracing.operations import Operations
+from lightning_sink.engine.tracing.put_out import PutOut
 from lightning_sink.engine.tracing.recording import Recording
 from lightning_sink.engine.tracing.stand_in import StandInMode
 from lightning_sink.engine.tracing.step_counts import StepCounts
@@ -80,6 +81,7 @@ class Recorder(Tape):
         batch_gradients: What was on the batch's own tensors before the step.
         batch_contents: What the batch held.
         identities: Which tensors it asks whether they are others.
+        put_out: The numbers among what it puts out.
     """
 
     records = True
@@ -115,7 +117,7 @@ class Recorder(Tape):
         self._assumptions = Assumptions(self.recording, self._writer)
         known = self._is_sum, self._uses, self._plain, self._operations.origin, self._assumptions, self.paused
         self._values = Values(self.recording, leaves, before.parts, self._writer, *known)
-        self._looks = Looks(self._uses, self.ran, [], self._plain)
+        self._looks, self.put_out = Looks(self._uses, self.ran, [], self._plain), PutOut(self._values.again)
         self._failed = False
 
     def _called(self, frame: FrameType) -> None:
@@ -142,7 +144,7 @@ class Recorder(Tape):
         try:
             with ExitStack() as stack:
                 self._watch(stack)
-                out = released(body())
+                out = self.put_out.plainly(body())
                 left = parts.carried.leave()
                 if self._handed.are_given and not self._handed.sees_calls:
                     self.hazard("the step sets another profile hook (`sys.setprofile`, `cProfile`)")
@@ -255,6 +257,14 @@ class Recorder(Tape):
     def goes_to(self, holder: Any, method: str) -> None:
         """Takes note of a method of the owner's that does the same with a stand-in for a number."""
         self._values.goes_to(holder, method)
+
+    def puts_out(self, function: Callable[..., Any]) -> None:
+        """Takes note of a function that returns what the step puts out; code of C's has none to be known by."""
+        self._values.goes_to(getattr(function, "__code__", None), RETURNED)
+
+    def shown(self, output: Any) -> Any:
+        """Returns what the step put out with stand-ins, or the output once recording has failed."""
+        return output if self._failed else self.put_out.shown(output)
 
     def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
         """Notes that this recording stands for steps with the same answer."""

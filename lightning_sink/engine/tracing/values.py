@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.numbers.flows import Getter, receivers
+from lightning_sink.engine.numbers.given import Given
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import ADDED
@@ -103,6 +104,14 @@ class Values:
         whole, plain = copy if isinstance(value, int) else None, self._plain if is_plain else None
         most = self._most(tensor, value) if is_plain and whole is not None else None
         return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole, plain=plain, most=most)
+
+    def again(self, given: Given, value: float) -> Number:
+        """Returns a stand-in for a number that the step has put out."""
+        self._gone_on += 1
+        whole = given.tensor if isinstance(value, int) else None
+        return Number(
+            given.tensor.to(torch.float64, copy=True), value, self._uses, (self._gone_on, _OF_STEP), whole=whole
+        )
 
     def _most(self, tensor: Tensor, value: float) -> int | None:
         """Returns how large a whole number is at most; where operations do not tell, the program finds that out."""

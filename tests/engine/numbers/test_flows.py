@@ -5,9 +5,11 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import positions
 from lightning_sink.engine.numbers.flows import Getter, is_only_added_to, receivers
+from lightning_sink.engine.numbers.passed_on import RETURNED
 
 pytestmark = positions.needed
 
@@ -84,6 +86,11 @@ class Owner:
 
     def log_dict(self, values):
         pass
+
+
+class Heir(Owner):
+    def shared(self, x, stage="test"):
+        return super().shared(x, stage=stage)
 
 
 def as_it_is(self, x):
@@ -210,6 +217,13 @@ def in_a_dictionary_of_lists_by_a_variable(self, x):
 
 
 LOG, APPEND, ADD = ("self", "", "log"), ("self", "losses", "append"), ("self", "total", "+=")
+
+
+def returned_by_a_parents_method(self, x):
+    _, found = self.shared(x)
+    self.log_dict(found)
+
+
 GOES = {
     as_it_is: [LOG],
     by_name: [LOG],
@@ -235,16 +249,25 @@ GOES = {
     by_a_dictionary_that_is_read: [("self", "", "log_dict"), LOG],
     in_a_dictionary_of_lists: [("self", "table", "append", "x")],
     in_a_dictionary_of_lists_by_a_variable: [("self", "table", "+=", "y")],
+    returned_by_a_parents_method: [("self", "", "log_dict")],
 }
 
 
 @pytest.mark.parametrize("function", GOES, ids=lambda function: function.__name__)
 def test_receivers(function):
-    owner, x = Owner(), Value()
+    owner, x = Heir(), Value()
     function(owner, x)
     holders = {"self": owner, "net": owner.net}
     expected = [Getter(holders[holder], *how) for holder, *how in GOES[function]]
     assert sorted({str(getter) for getter in x.found}) == sorted(map(str, expected))
+
+
+def test_what_goes_to_nobodys_code_is_returned():
+    x = Value()
+    torch.no_grad()(returned)(Owner(), x)
+    assert x.found == [Getter(returned.__code__, "", RETURNED)]
+    [*torch.no_grad()(by_steps)(x)]
+    assert x.found == []
 
 
 def thrown_away(self, x):
