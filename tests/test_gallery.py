@@ -62,7 +62,18 @@ OTHERS += [
     "reach",
     "schedulers",
 ]
-OTHERS += ["held_schedulers", "inputs", "lookups", "recomputed", "setting", "state", "tables", "teachers", "values"]
+OTHERS += [
+    "held_schedulers",
+    "inputs",
+    "loggers",
+    "lookups",
+    "recomputed",
+    "setting",
+    "state",
+    "tables",
+    "teachers",
+    "values",
+]
 OTHERS += ["wrapped"]
 OTHERS += ["carried", "kept_numbers", "objects"] * positions.KNOWN  # from Python 3.11 on
 OTHERS += ["floats", "second_names", "sharpness"]

@@ -330,7 +330,7 @@ class PrintOfTheModule:
 @hazard("`logger` is read")
 class LoggerCalledByHand:
     def training_step(self, batch, batch_idx):
-        self.logger.log_metrics({"by hand": 1.0}, step=self.global_step)  # here
+        self.logger.log_hyperparams({"by hand": self.global_step})  # here
         return super().training_step(batch, batch_idx)
 
 

@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.logger_connector impo
 
 from lightning_sink.trainer.log_buffer import LogBuffer
 from lightning_sink.trainer.logged_turns import LoggedTurns
-from lightning_sink.trainer.logging import LogCall
+from lightning_sink.trainer.logging import Entry
 
 
 class Delivery:
@@ -40,11 +40,11 @@ class Delivery:
         self._under_way = 0  # rows of the step that is
         self._asks: int | None = None  # the thread on which the user's code may run between two steps now
 
-    def add(self, calls: tuple[LogCall, ...], values: list[Any], number: int, selects: int = 0) -> None:
+    def add(self, calls: tuple[Entry, ...], values: list[Any], number: int, selects: int = 0) -> None:
         """Takes what a step logged, whose number for loggers it is; they get each that `selects` selects."""
         self.buffer.add([LoggedTurns(calls, values)], number, 1, selects)
 
-    def begin(self, calls: tuple[LogCall, ...], values: list[Any], number: int) -> None:
+    def begin(self, calls: tuple[Entry, ...], values: list[Any], number: int) -> None:
         """Takes what a step logged before its last hook: it is under way until `finish`."""
         self.add(calls, values, number)
         self._under_way = bool(calls)

@@ -26,8 +26,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_sink.engine.shadows import shadowed
+from lightning_sink.trainer.by_hand import HandCall
 from lightning_sink.trainer.logged_turns import LoggedTurns
-from lightning_sink.trainer.logging import LogCall, number_type
+from lightning_sink.trainer.logging import Entry, LogCall, number_type
 
 
 @dataclass
@@ -41,13 +42,15 @@ class _Rows:
             each; of one step, that by itself.
         number: The last one's number for loggers.
         selected: Whether the last one is a row for loggers.
+        by_hand: Calls of loggers that are made before, each with its numbers in the step.
     """
 
-    calls: tuple[LogCall, ...]
+    calls: tuple[Entry, ...]
     steps: int
     values: list[Any]
     number: int
     selected: bool
+    by_hand: Sequence[tuple[HandCall, list[float]]] = ()
 
 
 _MOST_ROWS = 512
@@ -90,6 +93,7 @@ class LogBuffer:
             selected = every > 0 and end % stretch == 0 and (last + 1) % every == 0
             spans = [(part.before(start), part.before(end), part) for part in parts]
             there = [(part.step(stop - 1), begin, stop, part) for begin, stop, part in spans if begin < stop]
+            by_hand = _by_hand(spans, steps)
             # What is logged last is what a metric's last value is.
             for at, begin, stop, part in sorted(there, key=itemgetter(0)):
                 is_row = selected and at == end - 1
@@ -97,7 +101,8 @@ class LogBuffer:
                     values, count = part.values, stop - begin
                     if steps > 1:
                         values = [value[begin] if count == 1 else value[begin:stop] for value in values]
-                    self._rows.append(_Rows(part.calls, count, values, last, is_row))
+                    self._rows.append(_Rows(part.calls, count, values, last, is_row, by_hand))
+                    by_hand = []
             start = end
 
     def deliver(self, keep: int = 0) -> None:
@@ -106,6 +111,8 @@ class LogBuffer:
         rows, self._rows = self._rows[:end], self._rows[end:]
         connector, alike = self._trainer._logger_connector, list[list[_Rows]]()
         for row, following in zip_longest(rows, rows[1:]):
+            for by_hand, numbers in row.by_hand:
+                by_hand.make(self._trainer, numbers)
             known = next((i for i, group in enumerate(alike) if group[0].calls == row.calls), None)
             alike.append([] if known is None else alike.pop(known))  # what is logged last is the last value
             alike[-1].append(row)
@@ -123,6 +130,8 @@ class LogBuffer:
         module = self._module
         hook = module._current_fx_name
         for index, call in enumerate(rows[0].calls):
+            if isinstance(call, HandCall):
+                continue
             module._current_fx_name = call.hook
             try:
                 if call.source is not None and call.source.metric is not None:
@@ -169,6 +178,17 @@ class LogBuffer:
             connector.log_metrics(connector.metrics["log"])
         finally:
             loop._batches_that_stepped = present
+
+
+def _by_hand(spans: list[tuple[int, int, LoggedTurns]], steps: int) -> list[tuple[HandCall, list[float]]]:
+    """Returns the calls by hand of some steps in a row, in the steps' order, each with its numbers."""
+    found: list[tuple[int, HandCall, list[float]]] = []
+    for begin, stop, part in spans:
+        for call, value in zip(part.calls, part.values, strict=True):
+            if isinstance(call, HandCall) and begin < stop:
+                rows = value[begin:stop] if steps > 1 else value.reshape(1, -1)
+                found += [(part.step(begin + i), call, numbers) for i, numbers in enumerate(rows.tolist())]
+    return [(call, numbers) for _, call, numbers in sorted(found, key=itemgetter(0))]
 
 
 def _unmoved(metric: Any, device: torch.device) -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.trainer.logging import LogCall
+from lightning_sink.trainer.logging import Entry
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LoggedTurns:
         turns: How many take turns.
     """
 
-    calls: tuple[LogCall, ...]
+    calls: tuple[Entry, ...]
     values: list[Any]
     places: tuple[int, ...] = (0,)
     turns: int = 1
@@ -52,7 +52,8 @@ class LoggedTurns:
 
     def by_name(self) -> dict[str, Any]:
         """Returns the values by the names that they were logged under; of two of one name, the last."""
-        return {entry.name: values for entry, values in zip(self.calls, self.values, strict=True)}
+        pairs = zip(self.calls, self.values, strict=True)
+        return {entry.name: values for entry, values in pairs if entry.name is not None}
 
 
 def numbers_in_row(parts: Sequence[LoggedTurns], steps: int) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from torchmetrics import Metric
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.shadows import shadowed
 from lightning_sink.engine.step import Tape
+from lightning_sink.trainer.by_hand import DueCalls, HandCall
 from lightning_sink.trainer.metrics import MetricCalls, Source
 
 
@@ -40,19 +41,29 @@ class LogCall:
     source: Source | None = None
 
 
+Entry = LogCall | HandCall
+"""What a step logs, by `self.log` or by hand."""
+
+
 @dataclass
 class StepLog:
     """What one step logged.
 
     Attributes:
-        values: Their values, 0-dim; of a metric, what it measured in the batch.
+        values: Their values, 0-dim; of a metric, what it measured in the batch; of a `HandCall`, `[numbers]`.
         hazards: Why these calls cannot be repeated by a program.
+        due: Makes the calls of loggers.
     """
 
-    calls: list[LogCall] = field(default_factory=list)
+    calls: list[Entry] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     metrics: MetricCalls = field(default_factory=MetricCalls)
     hazards: list[str] = field(default_factory=list)
+    due: DueCalls = field(default_factory=DueCalls)
+
+    def copy(self) -> StepLog:
+        """Returns what is logged so far, with nothing that is due."""
+        return StepLog(list(self.calls), list(self.values), self.metrics.copy(), list(self.hazards))
 
     @property
     def computed(self) -> list[Tensor]:
@@ -61,10 +72,11 @@ class StepLog:
         return [value for entry, value in pairs if entry.source is None] + self.metrics.tensors
 
 
-def numbers_in(calls: Iterable[LogCall], values: Iterable[Any]) -> list[tuple[str, Tensor]]:
+def numbers_in(calls: Iterable[Entry], values: Iterable[Any]) -> list[tuple[str, Tensor]]:
     """Returns the names and values that are one number each."""
     pairs = zip(calls, values, strict=True)
-    return [(entry.name, value) for entry, value in pairs if isinstance(value, Tensor) and value.numel() == 1]
+    named = ((entry.name, value) for entry, value in pairs if entry.name is not None)
+    return [(name, value) for name, value in named if isinstance(value, Tensor) and value.numel() == 1]
 
 
 @contextmanager

@@ -201,4 +201,5 @@ class LoopSink(TrainerSink):
                 add_note(error, f"[lightning_sink] raised by a metric for {place}; later steps had run, and count")
             raise error
         named = [(entry.name, value) for entry, value in zip(left.note.calls, values, strict=True)]
-        self.history.note(((n, v) for n, v in named if isinstance(v, Tensor) and v.numel() == done), done)
+        numbers = ((n, v) for n, v in named if n is not None and isinstance(v, Tensor) and v.numel() == done)
+        self.history.note(numbers, done)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_sink.engine.step import in_order
 from lightning_sink.trainer.logged_turns import LoggedTurns
-from lightning_sink.trainer.logging import LogCall
+from lightning_sink.trainer.logging import Entry
 from lightning_sink.trainer.metric_rows import Column, repeat_in_row
 from lightning_sink.trainer.metrics import MetricCall, repeat
 
@@ -27,7 +27,7 @@ class Note:
         late_schedulers: Those that `on_train_batch_end` stepped.
     """
 
-    calls: tuple[LogCall, ...]
+    calls: tuple[Entry, ...]
     metrics: tuple[MetricCall, ...]
     early: int
     clearings: int

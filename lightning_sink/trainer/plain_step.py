@@ -22,6 +22,7 @@ from lightning.pytorch.trainer import call
 from lightning_sink.engine.step import Tape
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from lightning_sink.trainer.counters import Counters
+from lightning_sink.trainer.logger_watch import LoggerWatch
 from lightning_sink.trainer.logging import StepLog, captured
 from lightning_sink.trainer.metric_watch import keep_metrics, noted
 from lightning_sink.trainer.reads import lifted_counters
@@ -125,13 +126,18 @@ class PlainStep:
             with ExitStack() as stack:
                 stack.enter_context(captured(trainer, self.log, tape))
                 if type(tape) is not Tape:  # also where a step is compared with a program's
-                    stack.enter_context(noted(self.log.metrics, trainer.lightning_module, tape))
+                    log = self.log
+                    stack.enter_context(noted(log.metrics, trainer.lightning_module, tape))
+                    stack.enter_context(LoggerWatch(trainer, log.calls, log.values, log.due, tape).watching())
                 batch_idx = tape.watched("batch_idx", self._batch_idx)
                 if tape.records:
                     stack.enter_context(lifted_counters(trainer, tape, stepped))
                 return part(batch_idx)
 
-        return tape.span(watched, self._rewind(stepped))
+        try:
+            return tape.span(watched, self._rewind(stepped))
+        finally:
+            self.log.due.make()
 
     def _rewind(self, stepped: list[Any]) -> Callable[[], None]:
         """Returns what goes back to here, for a span that has to be run once more."""
@@ -139,7 +145,7 @@ class PlainStep:
             return lambda: None
         loop, log, counters = self._loop, self.log, Counters(self._loop)
         counted = counters.present()
-        logged = StepLog(list(log.calls), list(log.values), log.metrics.copy(), list(log.hazards))
+        logged = log.copy()
         kept = keep_results(loop), keep_metrics(loop.trainer.lightning_module), keep_schedules(loop.trainer)
 
         def rewind() -> None:

@@ -37,8 +37,9 @@ def _given(number: Number) -> Any:
     number.stays_of_its_type()
     if not isinstance(number.value, int):
         return Given(number.tensor, type(number.value))
-    # What is computed of whole numbers may be too large for float64 in later steps.
-    return number.freeze() if number.whole is None else Given(number.whole, type(number.value))
+    if number.whole is None and number.host is None:  # of whole numbers: too large for float64 in later steps, maybe
+        return number.freeze()
+    return Given(number.tensor if number.whole is None else number.whole, type(number.value))
 
 
 class Gives(NamedTuple):
