@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from gallery.case import Small, add, from_3_11
+from gallery.case import Small, add, case, from_3_11, numbers
 
 NEEDED = "is needed as a plain number"
 
@@ -55,3 +55,31 @@ def batches(module):
 for name, schedule in SCHEDULES.items():
     few = {"options": {"max_epochs": 4}, "inductor": name == "by epochs"}
     add(f"momentum {name}", partial(Teaching, schedule), **few, **from_3_11(NEEDED))
+
+
+@case(inductor=True, size=9, **numbers())
+class FloatsOfTensors(Small):
+    """By Python's `float`, as by `item()`."""
+
+    def __init__(self):
+        super().__init__()
+        self.outs, self.mean, self.total = [], 1.0, 0.0
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        right = (self(batch[0]).argmax(1) == batch[1]).sum()
+        self.outs.append(float(loss))
+        self.outs.append({"right": float(right.item()) / len(batch[1]), "mean": float(self.net[0].weight.mean())})
+        self.total += float(loss.detach()) * 2
+        self.mean = 0.9 * self.mean + 0.1 * float(loss)
+        self.log("loss", float(loss) / 3)
+        return {"loss": loss / (1 + float(loss)), "right": float(right)}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("right", outputs["right"])
+
+    def on_train_epoch_end(self):
+        kinds = [type(self.outs[0]), type(self.mean), type(self.outs[1]["right"])]
+        assert [kind.__name__ for kind in kinds] == ["float"] * 3
+        self.log("mean", self.mean + self.outs[-1]["mean"] + self.outs[-1]["right"])
+        self.log("all", sum(self.outs[::2]) + self.total)

@@ -15,12 +15,14 @@ from functools import partial, update_wrapper
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.numbers.known_functions import DOMAINS, FUNCTIONS, TRUTHS
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
+
+_TENSORS = frozenset([Tensor, nn.Parameter, nn.Buffer])
 
 
 @contextmanager
@@ -55,7 +57,13 @@ def _plain(function: Any) -> Any:
 
 
 def _float(value: Any = 0.0, /) -> Any:
+    if type(value) in _TENSORS and value.numel() == 1 and not value.is_complex():
+        value = value.item()
     return value.as_float() if type(value) is Number else float(value)
+
+
+OF_FLOAT = _float.__code__
+"""Whose caller gets the number of the tensor that it asks."""
 
 
 def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:

@@ -50,6 +50,8 @@ class Number(Value):
 
     def as_float(self) -> Any:
         """Returns the number as a float, which is a stand-in again where all functions may have one."""
+        if type(self.value) is float and not self.uses.closed:
+            return self
         computed = self.computed("float", float, _same, None) if self.plain is None else None
         return float(self.freeze()) if computed is None else computed
 

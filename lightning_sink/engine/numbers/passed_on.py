@@ -100,6 +100,8 @@ class PassedOn:
         if isinstance(parent, ast.keyword):
             node, parent = parent, self._parents[parent]
         if isinstance(parent, ast.Call):
+            if path_of(parent.func) == ("float",) and parent.args == [node]:
+                return self._receivers(parent)
             return [] if node is parent.func else [*_receiver(parent.func)]
         if isinstance(parent, ast.Return):
             return [Returned(None)]

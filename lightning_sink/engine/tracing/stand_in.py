@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.failures import INVALID_VALUES
+from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.numbers.beside_tensors import tensor_of
+from lightning_sink.engine.numbers.math_functions import OF_FLOAT
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.private import assert_async, is_all_true
@@ -51,9 +53,12 @@ class StandInMode(TorchFunctionMode):
         kwargs = kwargs or {}
         self._meets(func, args)
         if func is torch.Tensor.item:
-            number = self._number(args[0], sys._getframe(1))
+            caller = sys._getframe(1)
+            number = self._number(args[0], cast(FrameType, caller.f_back) if caller.f_code is OF_FLOAT else caller)
             if number is not None:
                 return number
+        elif func is torch.Tensor.__float__:
+            bound_names.asked(sys._getframe(1))
         elif func in (torch.tensor, torch.as_tensor):  # ask for none of a stand-in's methods
             if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:
                 return tensor_of(args[0], kwargs.get("dtype"))
