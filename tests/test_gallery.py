@@ -35,6 +35,7 @@ pytestmark = [
 WITH_HOOKS = ["hooks", "stepping", "around", "transfer", "steps", "attached", "manual", "several", "options"]
 WITH_HOOKS += ["callbacks", "sink_ends"]
 OTHERS = [
+    "arrays",
     "asked",
     "assumed",
     "drawn",

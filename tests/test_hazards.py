@@ -141,7 +141,7 @@ class DataDependentBranch(Scaled):
 @hazard("a value of a tensor decides")
 class Item(Scaled):
     def factor(self, batch, batch_idx):
-        return 2 if float(batch[0].mean()) > 0 else 1  # here
+        return 2 if int(1000 * self.net[0].weight.mean()) % 2 else 1  # here
 
 
 @hazard()

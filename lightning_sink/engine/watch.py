@@ -144,6 +144,7 @@ _KEEPERS = {
 _BY_ANY_NAME = (globals, __import__, eval, exec)
 _IMPORTS = id(importlib.import_module.__code__)
 _SYSTEM_RANDOM = {"urandom", "getrandom"}
+_ALL_NUMBERS = {"numpy", "tolist"}
 _TENSOR_ESCAPES = {"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage", "as_subclass"}
 # By name, all functions in C that are told, but for those of Python's generator: most calls are of none of these.
 _TOLD = {_SEED, *_TENSOR_ESCAPES, *_CLOCKS, *_CALENDARS, *_WRITES, *_GENERATOR_CALLS, *_SYSTEM_RANDOM}
@@ -173,7 +174,7 @@ def watch_reads(
     past: list[Any],
     called: Callable[[FrameType], None] | None = None,
     set_back: Callable[[FrameType, bool], None] = lambda frame, is_set: None,
-    stays: Callable[[Tensor], bool] = lambda tensor: False,
+    is_known: Callable[[Any, FrameType], bool] = lambda method, frame: False,
 ) -> Iterator[Any]:
     """Reports what the user's Python reads in this thread that a recording would freeze.
 
@@ -188,7 +189,7 @@ def watch_reads(
         past: Takes functions that look at all attributes at once, by whatever name the user's code calls them.
         called: Called with the frame of each function of Python's that is about to run.
         set_back: Called with a frame of torch's that asks for a random generator's state, or, if so, sets it.
-        stays: Tells whether a tensor whose numbers are asked for holds the same ones in every step.
+        is_known: Tells of a method by which a frame asks for all numbers of a tensor whether that may be.
 
     Yields:
         The hook. Who runs no code of the user's may take it out for a while: it is called at each call of a function.
@@ -244,7 +245,7 @@ def watch_reads(
             name = _read_by(arg)
             if name is None or (arg.__name__ in _STATE and _is_asked_by_machine_code(frame)):
                 return
-            if arg.__name__ != "tolist" or not stays(arg.__self__):
+            if arg.__name__ not in _ALL_NUMBERS or not is_known(arg, frame):
                 report(name)
 
     previous, collects = sys.getprofile(), gc.isenabled()

@@ -34,7 +34,7 @@ class _Number(NamedTuple):
         in_halves: Whether it is put out as two numbers.
     """
 
-    kind: type
+    kind: Callable[[Any], Any]
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
     in_halves: bool = False
@@ -108,7 +108,9 @@ def may_be_written(leaf: Any) -> bool:
     """Tells whether an argument is a number, or stays as it is."""
     if isinstance(leaf, Tensor):
         return leaf.numel() == 1 and leaf.layout is torch.strided and not leaf.is_complex()
-    return isinstance(leaf, Given) or type(leaf) in (float, *_CONSTANTS) or (type(leaf) is int and abs(leaf) <= _MOST)
+    if isinstance(leaf, Given):
+        return leaf.is_number
+    return type(leaf) in (float, *_CONSTANTS) or (type(leaf) is int and abs(leaf) <= _MOST)
 
 
 def numbers_of(leaves: list[Any]) -> Tensor:

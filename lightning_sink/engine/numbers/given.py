@@ -1,8 +1,8 @@
-"""Numbers of Python's that a step gives, and its program as tensors: `self.losses.append(loss.item())`."""
+"""Python's numbers that a step gives, and its program as tensors: `self.losses.append(loss.item())`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,47 +10,58 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.taken import Taken
 from lightning_sink.engine.private import pytree
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Such a number.
+    """Such a number, or all of a tensor's at once.
 
     Attributes:
-        tensor: What the program gives, 0-dim; float64, or a type that has all whole numbers.
-        kind: The number's type.
+        tensor: What the program gives; for a number 0-dim and of float64, or a type that has all whole numbers.
+        kind: The number's type, or what makes the like of all.
     """
 
     tensor: Tensor
-    kind: type
+    kind: Callable[[Any], Any]
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is one number."""
+        return isinstance(self.kind, type)
 
 
 def given(item: Any) -> Any:
     """Returns an item with `Given` in the place of stand-ins; the item itself where it holds none."""
-    if not any(type(leaf) is Number for leaf in pytree.tree_leaves(item)):
+    if not any(type(leaf) in _STAND_INS for leaf in pytree.tree_leaves(item)):
         return item
-    return pytree.tree_map(lambda leaf: _given(leaf) if type(leaf) is Number else leaf, item)
+    return pytree.tree_map(lambda leaf: _given(leaf) if type(leaf) in _STAND_INS else leaf, item)
 
 
-def _given(number: Number) -> Any:
-    number.stays_of_its_type()
-    if not isinstance(number.value, int):
-        return Given(number.tensor, type(number.value))
-    if number.whole is None and number.host is None:  # of whole numbers: too large for float64 in later steps, maybe
-        return number.freeze()
-    return Given(number.tensor if number.whole is None else number.whole, type(number.value))
+_STAND_INS = frozenset([Number, Taken])
+
+
+def _given(value: Any) -> Any:
+    if type(value) is Taken:
+        return Given(value.of, value.kind)
+    value.stays_of_its_type()
+    if not isinstance(value.value, int):
+        return Given(value.tensor, type(value.value))
+    if value.whole is None and value.host is None:  # of whole numbers: too large for float64 in later steps, maybe
+        return value.freeze()
+    return Given(value.tensor if value.whole is None else value.whole, type(value.value))
 
 
 class Gives(NamedTuple):
-    """What stands for a tensor, or a number, that a step computes, among values that stay as they are.
+    """What stands for a tensor, or for `Given`, among values that stay as they are.
 
     Attributes:
-        kind: The type of what it is.
-        dtype: Of a number, that of the tensor that the program gives for it; None for a tensor.
+        kind: The type of what it is, or what makes it.
+        dtype: That of the tensor that the program gives for `Given`; None for a tensor.
     """
 
-    kind: type
+    kind: Callable[[Any], Any]
     dtype: torch.dtype | None
 
     @classmethod
@@ -62,7 +73,9 @@ class Gives(NamedTuple):
 
     def made_of(self, tensor: Tensor) -> Any:
         """Returns the like of it, for what a program gives."""
-        return tensor if self.dtype is None else self.kind(tensor.item())
+        if self.dtype is None:
+            return tensor
+        return self.kind(tensor.item() if isinstance(self.kind, type) else tensor)
 
     def as_tensor(self, item: Any) -> Tensor:
         """Returns what a program gives for the like of it."""

@@ -343,7 +343,7 @@ class Program:
 
     def returned(self, result: Result) -> list[Tensor]:
         """Returns what a step that went this way returned, as the function gives it."""
-        flat = zip(pytree.tree_leaves(result.output), self._constants, strict=True)
+        flat = zip(self._spec.flatten_up_to(result.output), self._constants, strict=True)
         return [value.as_tensor(leaf) for leaf, value in flat if type(value) is Gives]
 
     def result(self, outputs: tuple[Tensor, ...]) -> Result:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_sink.engine.numbers.given import Given, tensors_of
+from lightning_sink.engine.numbers.taken import Several
 from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.attributes import SCALARS, fingerprint
 from lightning_sink.engine.state.collected import Place
@@ -21,11 +22,13 @@ class _Item:
     """What is appended or added once: a tensor, a number, or lists, tuples and dictionaries of these and others.
 
     Attributes:
+        is_several: Whether the items in it are appended.
         varying: What a program gives for it: tensors, and `Given`, by their place among its leaves.
     """
 
     def __init__(self, place: Place, item: Any) -> None:
-        leaves, self.spec = pytree.tree_flatten(item)
+        self.is_several = isinstance(item, Several)
+        leaves, self.spec = pytree.tree_flatten(item.items if isinstance(item, Several) else item)
         self.place = place
         self.constants = [None if isinstance(leaf, (Tensor, Given)) else leaf for leaf in leaves]
         self.varying = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, (Tensor, Given))}
@@ -34,27 +37,41 @@ class _Item:
     def key(self) -> Hashable:
         constants = tuple(map(fingerprint, self.constants))
         varying = tuple((index, getattr(leaf, "kind", Tensor)) for index, leaf in self.varying.items())
-        return self.place.name, id(self.place.holder), constants, self.spec, varying
+        return self.place.name, id(self.place.holder), constants, self.spec, varying, self.is_several
+
+    @property
+    def count(self) -> int:
+        """How many items are appended."""
+        return tensors_of(self.varying.values())[0].shape[0] if self.is_several else 1
 
     def like(self, values: Sequence[Any]) -> Any:
         """Returns the like of it, made of the tensors and numbers that a step gave."""
         leaves = self.constants.copy()
         for (index, like), value in zip(self.varying.items(), values, strict=True):
-            # The program may use a tensor's memory again.
-            leaves[index] = like.kind(value) if isinstance(like, Given) else value.view(like.shape).clone()
+            if isinstance(like, Given) and like.is_number:
+                leaves[index] = like.kind(value)
+                continue
+            shape = like.tensor.shape if isinstance(like, Given) else like.shape
+            own = value.view(shape).clone()  # the program may use a tensor's memory again
+            leaves[index] = like.kind(own) if isinstance(like, Given) else own
         return pytree.tree_unflatten(leaves, self.spec)
 
     def row(self, columns: Sequence[Sequence[Any]], steps: int) -> Iterable[Any]:
         """Returns the like of it for each of some steps in a row."""
         if self.spec.is_leaf() and not self.varying:
             return repeat(self.constants[0], steps)
-        if self.spec.is_leaf() and isinstance(only := self.varying[0], Given):
+        if self.spec.is_leaf() and isinstance(only := self.varying[0], Given) and only.is_number:
             return map(only.kind, columns[0])
         return (self.like([column[number] for column in columns]) for number in range(steps))
 
-    def again(self, item: Any) -> _Item:
-        """Returns what was taken, if it was the like of it: `Given` where there is a number of this kind."""
-        leaves, spec = pytree.tree_flatten(item)
+    def again(self, items: list[Any]) -> _Item | None:
+        """Returns what was taken, if it was the like of these: `Given` where there is a number of this kind.
+
+        None where nobody knows what it was.
+        """
+        if self.is_several or any(not getattr(like, "is_number", True) for like in self.varying.values()):
+            return None
+        leaves, spec = pytree.tree_flatten(items[0])
         for index, like in self.varying.items():
             if isinstance(like, Given) and index < len(leaves) and type(leaves[index]) is like.kind:
                 leaves[index] = Given(torch.tensor(leaves[index], dtype=like.tensor.dtype), like.kind)
@@ -97,41 +114,54 @@ class Appends:
         `late`: of what comes behind the owner's turn, or else of the rest.
         """
         pairs = zip(self._varying, tensors, strict=True)
-        given = iter([tensor.item() if isinstance(like, Given) else tensor for like, tensor in pairs])
+        given = iter([tensor.item() if _is_number(like) else tensor for like, tensor in pairs])
         for number, span in enumerate(self._spans):
             for item in span:
                 own = [*islice(given, len(item.varying))]
                 if late == (0 < number == len(self._spans) - 1):
-                    item.place.take([item.like(own)])
+                    item.place.take(item.like(own) if item.is_several else [item.like(own)])
 
     def append_row(self, columns: Sequence[Column], steps: int) -> None:
         """Does what steps in a row do."""
         pairs = zip(self._varying, columns, strict=True)
-        given = iter([_numbers(column) if isinstance(like, Given) else taken_apart(column) for like, column in pairs])
+        given = iter([_numbers(column) if _is_number(like) else taken_apart(column) for like, column in pairs])
         rows: dict[Place, list[Iterable[Any]]] = {}
+        several = {item.place for item in self._items if item.is_several}
         for item in self._items:
-            rows.setdefault(item.place, []).append(item.row([*islice(given, len(item.varying))], steps))
+            row = item.row([*islice(given, len(item.varying))], steps)
+            is_one = item.place in several and not item.is_several
+            rows.setdefault(item.place, []).append(([each] for each in row) if is_one else row)
         for place, of_place in rows.items():
-            place.take(chain.from_iterable(zip(*of_place, strict=True)))
+            in_order = chain.from_iterable(zip(*of_place, strict=True))
+            place.take(chain.from_iterable(in_order) if place in several else in_order)
 
     def last(self) -> list[Tensor | None]:
         """Returns the tensors for what the step before appended; none where somebody has taken some away.
 
         What it added is lost in the sum, and of numbers in the place of others the last one is there: None.
         """
-        counts = Counter(item.place for item in self._items if not (item.place.is_sum or item.place.is_last))
+        counts = Counter[Place]()
+        for item in self._items:
+            if not (item.place.is_sum or item.place.is_last):
+                counts[item.place] += item.count
         if any(not place.is_there or len(place.value) < count for place, count in counts.items()):
             return []
         tails = {place: iter(place.value[-count:]) for place, count in counts.items()}
         found: list[Tensor | None] = []
         for item in self._items:
-            if item.place.is_sum or item.place.is_last:
+            has_none = item.place.is_sum or item.place.is_last
+            there = None if has_none else item.again([*islice(tails[item.place], item.count)])
+            if there is None:
                 found += [None] * len(item.varying)
-            elif (there := item.again(next(tails[item.place]))).key == item.key:
+            elif there.key == item.key:
                 found += tensors_of(there.varying.values())
             else:
                 return []
         return found
+
+
+def _is_number(like: Any) -> bool:
+    return isinstance(like, Given) and like.is_number
 
 
 def _numbers(column: Column) -> list[float]:

@@ -12,6 +12,8 @@ from lightning_sink.engine.numbers.flows import is_only_added_to
 from lightning_sink.engine.numbers.given import given
 from lightning_sink.engine.numbers.passed_on import ADDED
 from lightning_sink.engine.numbers.released import as_they_are
+from lightning_sink.engine.numbers.taken import Several, Taken
+from lightning_sink.engine.numbers.value import plain_value
 from lightning_sink.engine.state.attributes import NUMBERS, are_the_same
 from lightning_sink.held import ABSENT
 
@@ -44,6 +46,13 @@ class ListWatch(list[Any]):
 
     def extend(self, items: Iterable[Any]) -> None:
         """Appends each of them."""
+        if type(items) is Taken:
+            self._take(Several(given(items)))
+            own = [*plain_value(items)]
+            for held in (self._expected, self.held):
+                held.extend(own)
+            super().extend(own)
+            return
         for item in [*items]:
             self.append(item)
 

@@ -203,11 +203,12 @@ class Recorder(Tape):
                 self._looks.past,
                 self._called,
                 operations.redraws.sets_back,
-                operations.stays,
+                self._are_known,
             )
         )
         self._handed.hook = operations.hook
-        stack.enter_context(StandInMode(self._number, operations.put_data, self.paused, self.old_gradients.meets))
+        known = self._number, self._values.all_of, operations.put_data, self.paused, self.old_gradients.meets
+        stack.enter_context(StandInMode(*known))
         stack.enter_context(operations)
         stack.enter_context(scaler_steps_by(operations.scaled))
         stack.enter_context(known_to_math())
@@ -285,6 +286,13 @@ class Recorder(Tape):
     def _number(self, tensor: Tensor, caller: FrameType) -> Number | None:
         count = self._steps.number(tensor)
         return self._values.number(tensor, caller) if count is None and not self._operations.are_paused else count
+
+    def _are_known(self, method: Any, caller: FrameType) -> bool:
+        """Tells whether all numbers of a tensor stay as they are, or go where a program gives them."""
+        tensor = method.__self__
+        if not isinstance(tensor, Tensor):
+            return False
+        return (method.__name__ == "tolist" and self._operations.stays(tensor)) or self._values.hands_on(tensor, caller)
 
     @contextmanager
     def changing_options(self, of: Optimizer) -> Iterator[None]:

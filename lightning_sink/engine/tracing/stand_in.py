@@ -23,6 +23,7 @@ from lightning_sink.engine.numbers.beside_tensors import tensor_of
 from lightning_sink.engine.numbers.math_functions import OF_FLOAT
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
+from lightning_sink.engine.numbers.taken import KINDS
 from lightning_sink.engine.private import assert_async, is_all_true
 from lightning_sink.engine.tracing.moved import puts_data
 from lightning_sink.engine.tracing.of_torchmetrics import CALLED, other_way
@@ -32,19 +33,21 @@ from lightning_sink.engine.tracing.recording import Paused
 class StandInMode(TorchFunctionMode):
     """Calls such functions in another way.
 
-    `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none. `put_data` is
-    called in the place of what gives a tensor other memory, with that and its arguments. `meets` is told of all.
+    `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none. `all_of` is
+    called in the place of what gives all numbers of a tensor, with that, its arguments and the frame; `put_data` in the
+    place of what gives a tensor other memory, with that and its arguments. `meets` is told of all.
     """
 
     def __init__(
         self,
         number: Callable[[Tensor, FrameType], Number | None],
+        all_of: Callable[..., Any],
         put_data: Callable[..., None],
         paused: Paused,
         meets: Callable[[Any, tuple[Any, ...]], None] = lambda func, args: None,
     ) -> None:
         super().__init__()
-        self._number, self._put_data, self._paused, self._meets = number, put_data, paused, meets
+        self._number, self._all_of, self._put_data, self._paused, self._meets = number, all_of, put_data, paused, meets
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -59,6 +62,8 @@ class StandInMode(TorchFunctionMode):
                 return number
         elif func is torch.Tensor.__float__:
             bound_names.asked(sys._getframe(1))
+        elif func in KINDS:
+            return self._all_of(func, args, kwargs, sys._getframe(1))
         elif func in (torch.tensor, torch.as_tensor):  # ask for none of a stand-in's methods
             if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:
                 return tensor_of(args[0], kwargs.get("dtype"))

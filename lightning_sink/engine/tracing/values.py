@@ -19,9 +19,11 @@ from lightning_sink.engine.numbers.flows import Getter, receivers
 from lightning_sink.engine.numbers.given import Given
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
-from lightning_sink.engine.numbers.passed_on import ADDED
+from lightning_sink.engine.numbers.passed_on import ADDED, RETURNED
 from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.numbers.result_types import is_large
+from lightning_sink.engine.numbers.taken import KINDS, Taken
+from lightning_sink.engine.numbers.value import Value
 from lightning_sink.engine.state.collectors import ListWatch
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.tracing.asked_counts import Asked, counts_asked, decided_by_count
@@ -105,9 +107,29 @@ class Values:
         most = self._most(tensor, value) if is_plain and whole is not None else None
         return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole, plain=plain, most=most)
 
-    def again(self, given: Given, value: float) -> Number:
-        """Returns a stand-in for a number that the step has put out."""
+    def all_of(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
+        """Returns what gives all numbers of a tensor, or a stand-in for that where it is but collected or returned."""
+        if not (isinstance(args[0], Tensor) and self.hands_on(args[0], caller)):
+            return func(*args, **kwargs)
+        with self._paused():
+            value = func(*args, **kwargs)
         self._gone_on += 1
+        return Taken(args[0].detach(), value, KINDS[func], self._uses, (self._gone_on, _OF_STEP))
+
+    def hands_on(self, tensor: Tensor, caller: FrameType) -> bool:
+        """Tells whether all numbers of a tensor, asked for by a frame, go to lists or are returned."""
+        if not is_user_frame(caller) or tensor.dim() == 0 or tensor.layout is not torch.strided:
+            return False
+        getters = receivers(caller)
+        lists = (getter for getter in getters if getter.how != RETURNED)
+        are_lists = all(type(getter.held) is ListWatch for getter in lists)
+        return bool(getters) and are_lists and all(map(self.receives, getters))
+
+    def again(self, given: Given, value: Any) -> Value:
+        """Returns a stand-in for what the step has put out."""
+        self._gone_on += 1
+        if not given.is_number:
+            return Taken(given.tensor, value, given.kind, self._uses, (self._gone_on, _OF_STEP))
         whole = given.tensor if isinstance(value, int) else None
         return Number(
             given.tensor.to(torch.float64, copy=True), value, self._uses, (self._gone_on, _OF_STEP), whole=whole

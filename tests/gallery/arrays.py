@@ -1,0 +1,82 @@
+"""What steps collect or return of a tensor's numbers at once, as arrays of numpy's or lists."""
+
+import numpy as np
+from torch import nn
+
+import positions
+from gallery.case import add, case, from_3_11
+from gallery.collected import Collecting
+
+
+def arrays():
+    """What is promised where arrays and lists of a tensor's numbers are collected."""
+    return from_3_11("takes values out of the step")
+
+
+class CollectsArrays(Collecting):
+    """As it is written for functions of other libraries, which want all of an epoch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.labels, self.lists = [], [], []
+
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        self.outs.append(out.detach().cpu().numpy())
+        self.found.extend(out.argmax(1).numpy())
+        self.labels.extend(batch[1].tolist())
+        self.lists += [{"all": out.detach().tolist(), "loss": out.sum().item()}]
+        self.lists.append(batch[1].float().tolist())
+        return nn.functional.cross_entropy(out, batch[1])
+
+    def on_train_epoch_end(self):
+        many, rows = self.trainer.num_training_batches, len(self.labels)
+        assert [type(self.outs[-1]), type(self.found[-1]), type(self.labels[-1])] == [np.ndarray, np.int64, int]
+        assert (len(self.outs), len(self.found), len(self.lists)) == (many, rows, 2 * many)
+        self.log("out", float(np.concatenate(self.outs).sum()))
+        self.log("right", float((np.array(self.found) == np.array(self.labels)).mean()))
+        self.log("first", float(np.sum([row["all"] for row in self.lists[:-2:2]])))
+        self.log("last", float(np.sum([(1 + i) * np.sum(row) for i, row in enumerate(self.lists[1::2])])))
+        for held in (self.outs, self.found, self.labels, self.lists):
+            held.clear()
+
+
+add("collects arrays", CollectsArrays, inductor=True, size=9, **arrays())
+add("collects arrays in windows", CollectsArrays, options={"accumulate_grad_batches": 2}, **arrays())
+
+
+@case(**arrays())
+class ReturnsArrays(Collecting):
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        loss = nn.functional.cross_entropy(out, batch[1])
+        return {"loss": loss, "out": out.detach().numpy(), "labels": batch[1].tolist()}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.outs.append(outputs["out"])
+        self.outs.extend(outputs["labels"])
+
+    def on_train_epoch_end(self):
+        assert type(self.outs[-1]) is int
+        self.log("all", float(sum(np.sum(each) for each in self.outs)))
+        self.outs.clear()
+
+
+@case(eager="a value of a tensor is needed by more than a list" if positions.KNOWN else "takes values out of the step")
+class AHookComputesWithAnArray(Collecting):
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        return {"loss": nn.functional.cross_entropy(out, batch[1]), "found": out.argmax(1).numpy()}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("mean", float(outputs["found"].mean()))
+        self.log("most", float(max(outputs["found"])))
+
+
+@case(eager="takes values out of the step")
+class AsksForTheLengthOfAList(Collecting):
+    def training_step(self, batch, batch_idx):
+        labels = batch[1].tolist()
+        self.outs.extend(labels)
+        self.log("rows", float(len(labels)))
+        return self.loss(batch)
