@@ -66,7 +66,6 @@ OTHERS += [
 OTHERS += [
     "held_schedulers",
     "inputs",
-    "loggers",
     "lookups",
     "recomputed",
     "setting",

@@ -136,10 +136,6 @@ class Tape:
         The owner has the span return it, in what the step puts out, and does nothing else with it.
         """
 
-    def shown(self, output: Any) -> Any:
-        """Returns what the step put out as the user's code gets it in a later span: numbers may be stand-ins."""
-        return output
-
     def hazard(self, what: str) -> None:
         """Takes note of something that no program may repeat."""
 

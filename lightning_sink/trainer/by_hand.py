@@ -20,6 +20,7 @@ from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.attributes import Same
 
 _CONSTANTS = (str, bool, type(None))
+_WHOLE = frozenset([torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 _MOST, _HALF = 1 << 53, 32
 """How large whole numbers are that float64 has all of; larger ones are put out in halves of so many bits."""
 
@@ -107,7 +108,8 @@ class DueCalls:
 def may_be_written(leaf: Any) -> bool:
     """Tells whether an argument is a number, or stays as it is."""
     if isinstance(leaf, Tensor):
-        return leaf.numel() == 1 and leaf.layout is torch.strided and not leaf.is_complex()
+        is_known = leaf.dtype.is_floating_point or leaf.dtype in _WHOLE
+        return leaf.numel() == 1 and leaf.layout is torch.strided and is_known
     if isinstance(leaf, Given):
         return leaf.is_number
     return type(leaf) in (float, *_CONSTANTS) or (type(leaf) is int and abs(leaf) <= _MOST)

@@ -28,9 +28,13 @@ _BATCH = {"on_train_batch_start": 2, "on_train_batch_end": 3}
 
 def uses_batch(callback: Callback, hook: str) -> bool:
     """Tells whether a callback's hook may look at the batch; true where its code does not say."""
-    method = getattr(callback, hook)
+    return uses_argument(getattr(callback, hook), _BATCH[hook])
+
+
+def uses_argument(method: Any, place: int) -> bool:
+    """Tells whether a hook may look at an argument, behind the object; true where its code does not say."""
     function = getattr(method, "__func__", method)
-    number = _BATCH[hook] + (function is not method)
+    number = place + (function is not method)
     code = getattr(function, "__code__", None)
     if code is None or code.co_argcount <= number:
         return True

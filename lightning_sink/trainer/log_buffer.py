@@ -186,7 +186,7 @@ def _by_hand(spans: list[tuple[int, int, LoggedTurns]], steps: int) -> list[tupl
     for begin, stop, part in spans:
         for call, value in zip(part.calls, part.values, strict=True):
             if isinstance(call, HandCall) and begin < stop:
-                rows = value[begin:stop] if steps > 1 else value.reshape(1, -1)
+                rows = (value[begin:stop] if steps > 1 else value).reshape(stop - begin, -1)
                 found += [(part.step(begin + i), call, numbers) for i, numbers in enumerate(rows.tolist())]
     return [(call, numbers) for _, call, numbers in sorted(found, key=itemgetter(0))]
 

@@ -27,7 +27,7 @@ from lightning_sink.trainer.logging import StepLog, captured
 from lightning_sink.trainer.metric_watch import keep_metrics, noted
 from lightning_sink.trainer.reads import lifted_counters
 from lightning_sink.trainer.schedules import keep_schedules, may_change_more, stepped_behind_steps
-from lightning_sink.trainer.turns import Turn
+from lightning_sink.trainer.turns import Turn, outputs_are_seen
 
 _IN_BETWEEN = (
     "code of yours that steps a schedule (`lr_scheduler_step`, a `LambdaLR`) may change what `on_train_batch_end` sees"
@@ -84,14 +84,13 @@ class PlainStep:
     def end_callbacks(self, callbacks: list[Any], output: Any) -> None:
         """Calls the `on_train_batch_end` of callbacks that belong to the step."""
         self._see_schedules()
-        hook = partial(self._hooks.end, Turn.STEP, callbacks)
-        self._span(self.late_schedulers, lambda batch_idx: hook(self._tape.shown(output), self._batch, batch_idx))
+        self._span(self.late_schedulers, partial(self._hooks.end, Turn.STEP, callbacks, output, self._batch))
 
     def end(self, output: Any) -> None:
         """Calls the module's `on_train_batch_end`."""
         self._see_schedules()
-        hook = partial(call._call_lightning_module_hook, self._trainer, "on_train_batch_end")
-        self._span(self.late_schedulers, lambda batch_idx: hook(self._tape.shown(output), self._batch, batch_idx))
+        hook = partial(call._call_lightning_module_hook, self._trainer, "on_train_batch_end", output, self._batch)
+        self._span(self.late_schedulers, hook)
 
     def _see_schedules(self) -> None:
         """Schedules have been stepped since the step trained."""
@@ -108,7 +107,8 @@ class PlainStep:
             return None
         call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)
         loop.batch_progress.increment_started()
-        self._tape.puts_out(trainer.lightning_module.training_step)
+        if not outputs_are_seen(trainer):
+            self._tape.puts_out(trainer.lightning_module.training_step)
         kwargs = loop._build_kwargs(OrderedDict(), batch, batch_idx)
         with trainer.profiler.profile("run_training_batch"):
             if trainer.lightning_module.automatic_optimization:

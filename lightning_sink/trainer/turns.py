@@ -20,8 +20,9 @@ from lightning.pytorch.callbacks import (
     ThroughputMonitor,
     WeightAveraging,
 )
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_sink.trainer.callback_code import function_of, overrides, sets_batch
+from lightning_sink.trainer.callback_code import function_of, overrides, sets_batch, uses_argument
 from lightning_sink.trainer.step_callback import StepCallback
 from lightning_sink.whose import is_library, module_of
 
@@ -63,6 +64,15 @@ def is_of_step(callback: Callback) -> bool:
     kinds = [kind for kind in type(callback).__mro__ if issubclass(kind, Callback) and kind is not Callback]
     is_users = not any(is_library(module_of(kind)) for kind in kinds)  # a monitor of Lightning's has its own turn
     return is_users and sets_batch(callback, START)
+
+
+def outputs_are_seen(trainer: Any) -> bool:
+    """Tells whether code that is part of the step may look at what the step has returned."""
+    hook, module = getattr(trainer.lightning_module, END), trainer.lightning_module
+    if is_overridden(END, module) and uses_argument(hook, 0):
+        return True
+    callbacks = (item for item in trainer.callbacks if is_of_step(item) and overrides(item, END))
+    return any(uses_argument(getattr(item, END), 2) for item in callbacks)
 
 
 def _overrides_step_hook(callback: Callback) -> bool:

@@ -75,9 +75,6 @@ class FloatsOfTensors(Small):
         self.log("loss", float(loss) / 3)
         return {"loss": loss / (1 + float(loss)), "right": float(right)}
 
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.log("right", outputs["right"])
-
     def on_train_epoch_end(self):
         kinds = [type(self.outs[0]), type(self.mean), type(self.outs[1]["right"])]
         assert [kind.__name__ for kind in kinds] == ["float"] * 3

@@ -1,11 +1,12 @@
 """Steps that return more than a loss: numbers of Python's that they computed, for hooks and callbacks."""
 
-from collections import deque
+import functools
 from math import isclose
 
 import lightning as L
+import torch
 
-from gallery.case import Small, case, from_3_11, numbers
+from gallery.case import Small, case, numbers
 from lightning_sink import StepCallback
 
 
@@ -52,54 +53,71 @@ class NumbersByWayOfAParentsStep(ReturnsNumbers):
 
 
 @case(**numbers())
-class AHookCollectsANumber(ReturnsNumbers):
-    """As it is written where outputs of an epoch are gathered: the hook is part of the step."""
+class AHookThatLooksAtNoOutput(ReturnsNumbers):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.steps += 1
+
+
+@case(eager="a value of a tensor decides")
+class AHookLooksAtANumber(ReturnsNumbers):
+    """It may do anything with it that no stand-in is seen in."""
 
     def __init__(self):
         super().__init__()
-        self.losses, self.right = [], 0
+        self.losses = []
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.losses.append(outputs["log"]["loss"])
-        self.right += outputs["log"]["right"]
-        self.log("right", outputs["log"]["right"])
+        if type(outputs["log"]["loss"]) is float:
+            self.losses.append(outputs["log"]["loss"])
 
     def on_train_epoch_end(self):
-        assert [type(loss) for loss in self.losses] == [float] * self.trainer.num_training_batches
-        self.log("epoch", sum(self.losses) / len(self.losses) + self.right)
+        assert len(self.losses) == self.trainer.num_training_batches
+        self.log("epoch", sum(self.losses))
         self.losses.clear()
 
 
-@case(**from_3_11("a value of a tensor"))
-class AHookDecidesByANumber(ReturnsNumbers):
-    def __init__(self):
-        super().__init__()
-        self.bad = 0
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        if outputs["log"]["loss"] > 100:
-            self.bad += 1
-        self.log("bad", float(self.bad))
+class ChangesOutputs(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        outputs["more"] = outputs.pop("right")
 
 
-@case(eager="a value of a tensor")
-class AHookNeedsTheNumberItself(ReturnsNumbers):
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.log("right", float(str(outputs["log"]["right"])))
+@case(options={"callbacks": lambda: [ChangesOutputs()]}, **numbers())
+class ACallbackChangesOutputsWithNumbers(ReturnsNumbers):
+    pass
 
 
-@case(eager="the step keeps a value of a tensor" if numbers() == {} else "a value of a tensor decides")
-class AHookKeepsANumberInADeque(ReturnsNumbers):
-    def __init__(self):
-        super().__init__()
-        self.last = deque(maxlen=2)
+@case(options={"callbacks": lambda: [ChangesOutputs()]})
+class ACallbackChangesOutputs(Small):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        return {"loss": loss, "right": loss.detach(), "other": 1}
 
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.last.append(outputs["log"]["loss"])
 
-    def on_train_epoch_end(self):
-        assert [type(loss) for loss in self.last] == [float] * 2
-        self.log("last", sum(self.last))
+def shared(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+
+    return wrapper
+
+
+@case(eager="a value of a tensor decides")
+class ADecoratorThatOthersShare(Small):
+    """What the wrapper returns goes to the step, too, which asks for its type."""
+
+    @shared
+    def measured(self, batch):
+        loss = self.loss(batch)
+        return loss, loss.item()
+
+    @shared
+    def training_step(self, batch, batch_idx):
+        loss, number = self.measured(batch)
+        return loss * 2 if type(number) is float else loss
 
 
 @case(eager="a value of a tensor decides")
@@ -129,25 +147,6 @@ class Sums(StepCallback):
         self.log("total", self.total)
 
 
-@case(options={"callbacks": lambda: [Sums()]}, **numbers())
-class ACallbackOfTheStepAddsANumber(ReturnsNumbers):
+@case(options={"callbacks": lambda: [Sums()]}, eager="a value of a tensor decides")
+class ACallbackOfTheStepLooksAtANumber(ReturnsNumbers):
     pass
-
-
-@case(size=9, options={"max_epochs": 3}, **numbers())
-class NumbersThatAreTheSameForAWhile(Small):
-    """None of the first batches has any, and later ones do."""
-
-    def __init__(self):
-        super().__init__()
-        self.many = []
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        return {"loss": loss, "many": (loss < 1.05).sum().item()}
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.many.append(outputs["many"])
-
-    def on_train_epoch_end(self):
-        self.log("many", float(sum(self.many)))

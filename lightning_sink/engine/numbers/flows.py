@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from lightning_sink.engine.numbers.passed_on import RETURNED, PassedOn, Receiver, Returned
 from lightning_sink.engine.source import Source, instruction_at, path_of, source_of
-from lightning_sink.engine.watch import is_user_frame
+from lightning_sink.engine.watch import is_called_by_owner, is_user_frame
 from lightning_sink.held import ABSENT, attribute_of, found_behind
 
 _PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -87,7 +87,7 @@ def _found_above(value: ast.expr, variables: Mapping[str, Any]) -> Any:
     asks = isinstance(value, ast.Attribute) and isinstance(value.value, ast.Call) and not value.value.args
     if not asks or path_of(value.value.func) != ("super",):  # type: ignore[attr-defined]
         return None
-    line, of = type(next(iter(variables.values()))).__mro__, variables.get("__class__")
+    line, of = type(next(iter(variables.values()), None)).__mro__, variables.get("__class__")
     above = line[line.index(of) + 1 :] if of in line else ()
     return next((vars(base)[value.attr] for base in above if value.attr in vars(base)), None)  # type: ignore[attr-defined]
 
@@ -128,7 +128,8 @@ def got(frames: list[FrameType], receivers: Iterable[Receiver | Returned]) -> li
         if caller is not None:
             getters = _getters(caller, receiver, code)
         else:
-            getters = [] if gives_later(code) else [Getter(code, "", RETURNED)]
+            is_the_owners = is_called_by_owner(frames[0]) and not gives_later(code)
+            getters = [Getter(code, "", RETURNED)] if is_the_owners else []
         if not getters:
             return []
         found += getters

@@ -341,9 +341,11 @@ class Program:
         if self.appends:
             self.appends.append(outputs[self.num_results : self.num_given], late)
 
-    def returned(self, result: Result) -> list[Tensor]:
-        """Returns what a step that went this way returned, as the function gives it."""
-        flat = zip(self._spec.flatten_up_to(result.output), self._constants, strict=True)
+    def returned(self, result: Result, at_first: Any) -> list[Tensor]:
+        """Returns what a step that went this way returned, as the function gives it; `at_first`: nobody's by then."""
+        if all(value.dtype is None for value in self._constants if type(value) is Gives):
+            return [leaf for leaf in pytree.tree_leaves(result.output) if isinstance(leaf, Tensor)]
+        flat = zip(self._spec.flatten_up_to(at_first), self._constants, strict=True)
         return [value.as_tensor(leaf) for leaf, value in flat if type(value) is Gives]
 
     def result(self, outputs: tuple[Tensor, ...]) -> Result:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lightning_sink.engine.compiler.copies import copy_of, refill
 from lightning_sink.engine.failures import AssumptionFailedError
+from lightning_sink.engine.private import pytree
 from lightning_sink.engine.programs.program import Program
 from lightning_sink.engine.state.default_generators import Generators
 from lightning_sink.engine.step import Result, Sink, Step, Tape
@@ -78,6 +79,7 @@ class _EagerTape(Tape):
     Attributes:
         written: The program's inputs after the step.
         filled: What the step left in the slots that the program fills.
+        output: What the step returned, as it was before any callback got it.
         disturbed: Whether somebody changed a tensor between two spans, so that nothing can be compared.
     """
 
@@ -89,6 +91,7 @@ class _EagerTape(Tape):
         self.written: list[Tensor] = []
         self.filled: list[Tensor | None] = []
         self.disturbed = False
+        self.output: Any = None
 
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` and keeps what it left."""
@@ -99,6 +102,8 @@ class _EagerTape(Tape):
             if self.written and not all(map(_same, [*self._inputs, *self._contents()], left)):
                 self.disturbed = True
         out = body()
+        if self.output is None:
+            self.output = pytree.tree_map(lambda leaf: leaf, out)
         self._fill()
         with may_wait():
             self.written = [_kept(tensor) for tensor in self._inputs]
@@ -192,7 +197,7 @@ class _Compiled(NamedTuple):
 def _pairs(program: Program, result: Result, tape: _EagerTape, compiled: _Compiled) -> list[_Pair]:
     """Returns all that a step gave and left, eager and compiled."""
     before, made, left = compiled
-    expected = [*program.returned(result), *result.logged, *program.appends.last()]
+    expected = [*program.returned(result, tape.output), *result.logged, *program.appends.last()]
     names = ["loss" if i == program.loss else f"value {i} returned, logged or kept" for i in range(len(expected))]
     known = enumerate(zip(names, expected, strict=True))
     pairs = [_Pair(name, eager.cpu(), made[i], i) for i, (name, eager) in known if eager is not None]

@@ -117,7 +117,7 @@ class Recorder(Tape):
         self._assumptions = Assumptions(self.recording, self._writer)
         known = self._is_sum, self._uses, self._plain, self._operations.origin, self._assumptions, self.paused
         self._values = Values(self.recording, leaves, before.parts, self._writer, *known)
-        self._looks, self.put_out = Looks(self._uses, self.ran, [], self._plain), PutOut(self._values.again)
+        self._looks, self.put_out = Looks(self._uses, self.ran, [], self._plain), PutOut()
         self._failed = False
 
     def _called(self, frame: FrameType) -> None:
@@ -262,10 +262,6 @@ class Recorder(Tape):
     def puts_out(self, function: Callable[..., Any]) -> None:
         """Takes note of a function that returns what the step puts out; code of C's has none to be known by."""
         self._values.goes_to(getattr(function, "__code__", None), RETURNED)
-
-    def shown(self, output: Any) -> Any:
-        """Returns what the step put out with stand-ins, or the output once recording has failed."""
-        return output if self._failed else self.put_out.shown(output)
 
     def decided(self, what: str, of: object, outcome: bool, decide: Callable[[], bool]) -> None:
         """Notes that this recording stands for steps with the same answer."""

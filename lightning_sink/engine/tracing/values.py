@@ -16,14 +16,12 @@ import torch
 from torch import Tensor, fx
 
 from lightning_sink.engine.numbers.flows import Getter, receivers
-from lightning_sink.engine.numbers.given import Given
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import ADDED, RETURNED
 from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.numbers.result_types import is_large
 from lightning_sink.engine.numbers.taken import KINDS, Taken
-from lightning_sink.engine.numbers.value import Value
 from lightning_sink.engine.state.collectors import ListWatch
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.tracing.asked_counts import Asked, counts_asked, decided_by_count
@@ -124,16 +122,6 @@ class Values:
         lists = (getter for getter in getters if getter.how != RETURNED)
         are_lists = all(type(getter.held) is ListWatch for getter in lists)
         return bool(getters) and are_lists and all(map(self.receives, getters))
-
-    def again(self, given: Given, value: Any) -> Value:
-        """Returns a stand-in for what the step has put out."""
-        self._gone_on += 1
-        if not given.is_number:
-            return Taken(given.tensor, value, given.kind, self._uses, (self._gone_on, _OF_STEP))
-        whole = given.tensor if isinstance(value, int) else None
-        return Number(
-            given.tensor.to(torch.float64, copy=True), value, self._uses, (self._gone_on, _OF_STEP), whole=whole
-        )
 
     def _most(self, tensor: Tensor, value: float) -> int | None:
         """Returns how large a whole number is at most; where operations do not tell, the program finds that out."""
