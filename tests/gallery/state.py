@@ -588,7 +588,7 @@ class KeepsMoreAndMore(KeepsWhatItDrew):
 add("keeps what it drew in a tuple of tuples", KeepsWhatItDrew)
 add("keeps what it drew in dictionaries", KeepsItInDictionaries)
 add("keeps what it drew in the same containers", KeepsItInTheSameContainers)
-add("keeps what it drew last", KeepsMoreAndMore)
+add("keeps what it drew last", KeepsMoreAndMore, data=lambda: loader(9, last=8))
 
 
 class KeepsItsLastStates(Small):

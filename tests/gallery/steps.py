@@ -111,7 +111,7 @@ class ReturnsAnOrderedDictionary(Small):
         return OrderedDict(extra=batch[0].mean(), loss=self.loss(batch))
 
 
-@case(eager="`batch_idx` is needed as a plain number")
+@case()
 class ReturnsItsIndex(Small):
     def training_step(self, batch, batch_idx):
         return {"loss": self.loss(batch), "index": batch_idx + 1}

@@ -285,7 +285,7 @@ class LooksAtWhatItHasWrittenTo(Small):
         return self.loss(batch) * (2.0 if mask.all() else 1.0)
 
 
-@case(eager="a value of a tensor decides")
+@case(**numbers())
 class MeasuresTheBatch(Small):
     def training_step(self, batch, batch_idx):
         return self.loss(batch) * float(batch[0].abs().mean())

@@ -207,8 +207,8 @@ class Recorder(Tape):
             )
         )
         self._handed.hook = operations.hook
-        known = self._number, self._values.all_of, operations.put_data, self.paused, self.old_gradients.meets
-        stack.enter_context(StandInMode(*known))
+        told = operations.put_data, self.paused, self.old_gradients.meets
+        stack.enter_context(StandInMode(self._number, *told, self._values.all_of))
         stack.enter_context(operations)
         stack.enter_context(scaler_steps_by(operations.scaled))
         stack.enter_context(known_to_math())

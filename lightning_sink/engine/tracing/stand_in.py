@@ -41,13 +41,13 @@ class StandInMode(TorchFunctionMode):
     def __init__(
         self,
         number: Callable[[Tensor, FrameType], Number | None],
-        all_of: Callable[..., Any],
         put_data: Callable[..., None],
         paused: Paused,
         meets: Callable[[Any, tuple[Any, ...]], None] = lambda func, args: None,
+        all_of: Callable[..., Any] = lambda func, args, kwargs, caller: func(*args, **kwargs),
     ) -> None:
         super().__init__()
-        self._number, self._all_of, self._put_data, self._paused, self._meets = number, all_of, put_data, paused, meets
+        self._number, self._put_data, self._paused, self._meets, self._all_of = number, put_data, paused, meets, all_of
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

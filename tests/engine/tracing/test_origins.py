@@ -48,22 +48,25 @@ OF_BATCH = {
     "filled with the batch, and asked": lambda m, x: x if filled(torch.zeros(3, 3), x).sum() > 0 else -x,
     "batch with what was written to": lambda m, x: x if (x + filled(torch.zeros(3, 3), MASK)).sum() > 0 else -x,
 }
+plain = float
+"""It stands for no number, under this name."""
+
 CHANGING = {
-    "batch": lambda m, x: x * float(x.sum()),
-    "view of the batch": lambda m, x: x * float(x[0].t().max()),
-    "parameter": lambda m, x: x * float(m.weight.sum()),
-    "detached parameter": lambda m, x: x * float(m.weight.detach().sum()),
-    "draw": lambda m, x: x * float(torch.rand(3).sum()),
-    "filled with a parameter": lambda m, x: x * float(filled(torch.zeros_like(x), m.weight.detach()).sum()),
-    "shape of a parameter, in its order": lambda m, x: x * float(torch.zeros_like(m.weight.detach().t()).sum()),
-    "filled with the batch": lambda m, x: x * float(filled(torch.zeros(3, 3), x).sum()),
-    "filled in a view": lambda m, x: (lambda z: (z[0].add_(x[0]), x * float(z.sum()))[1])(torch.zeros(3, 3)),
+    "batch": lambda m, x: x * plain(x.sum()),
+    "view of the batch": lambda m, x: x * plain(x[0].t().max()),
+    "parameter": lambda m, x: x * plain(m.weight.sum()),
+    "detached parameter": lambda m, x: x * plain(m.weight.detach().sum()),
+    "draw": lambda m, x: x * plain(torch.rand(3).sum()),
+    "filled with a parameter": lambda m, x: x * plain(filled(torch.zeros_like(x), m.weight.detach()).sum()),
+    "shape of a parameter, in its order": lambda m, x: x * plain(torch.zeros_like(m.weight.detach().t()).sum()),
+    "filled with the batch": lambda m, x: x * plain(filled(torch.zeros(3, 3), x).sum()),
+    "filled in a view": lambda m, x: (lambda z: (z[0].add_(x[0]), x * plain(z.sum()))[1])(torch.zeros(3, 3)),
     "batch and parameter": lambda m, x: x if (x + m.weight.detach()).sum() > 0 else -x,
     "batch and draw": lambda m, x: x if (x + torch.rand(3)).sum() > 0 else -x,
     "batch written to": lambda m, x: x if x.add_(1).sum() > 0 else -x,
     "batch written to later": lambda m, x: x.mul_(2) if x.sum() > 0 else x,
     "view of the batch from elsewhere": lambda m, x: x if m.rows.sum() > 0 else -x,
-    "written later": lambda m, x: (x * float(COUNT), COUNT.add_(1))[0],
+    "written later": lambda m, x: (x * plain(COUNT), COUNT.add_(1))[0],
 }
 
 
