@@ -170,6 +170,7 @@ def test_trees():
     assert flat == [1, 2]
     assert private.pytree.tree_unflatten(flat, spec) == {"a": [1, (2,)]}
     assert private.pytree.tree_map_only(int, str, [1, "x"]) == ["1", "x"]
+    assert spec.flatten_up_to({"a": [[1, 2], (3,)]}) == [[1, 2], 3]
 
 
 def test_distributions_ask_whether_all_is_true(monkeypatch):

@@ -2,7 +2,7 @@
 
 import lightning as L
 import pytest
-from lightning.pytorch import callbacks
+from lightning.pytorch import callbacks, loggers
 from lightning.pytorch.loops import fetchers, fit_loop, training_epoch_loop
 from lightning.pytorch.plugins.io import wrapper
 from lightning.pytorch.trainer import call
@@ -87,3 +87,16 @@ def test_of_metrics():
 
 def test_control_a_name_that_is_gone_is_told():
     assert missing(call, ["_call_nothing"]) == ["module._call_nothing is gone"]
+
+
+def test_of_loggers(trainer, tmp_path):
+    dry = L.Trainer(fast_dev_run=True, accelerator="cpu")
+    dry.fit(Net(), loader())
+    assert type(dry.logger.experiment).__module__ == "lightning.fabric.loggers.logger", "a dry run has another writer"
+    board = loggers.TensorBoardLogger(tmp_path).experiment
+    assert type(board).__module__ == "torch.utils.tensorboard.writer", "TensorBoardLogger has another writer"
+    assert missing(board, ["add_scalar", "add_scalars"]) == []
+    for kind in (L.LightningModule, L.Trainer):
+        assert isinstance(vars(kind)["logger"], property)
+        assert isinstance(vars(kind)["loggers"], property)
+    board.close()
