@@ -7,6 +7,7 @@ from test_collected import Holder, learned
 
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
+from lightning_sink.engine.numbers.taken import KINDS, Taken
 from lightning_sink.engine.state.appends import Appends
 from lightning_sink.engine.state.collected import Collected
 
@@ -177,3 +178,26 @@ def test_holders_that_compare_by_value_are_told_apart():
     before = lists.state()
     other.kept = None
     assert lists.state() != before
+
+
+def all_of(tensor):
+    return Taken(tensor, tensor.tolist(), KINDS[torch.Tensor.tolist], Uses(print, print), "numbers")
+
+
+def test_what_a_list_is_extended_with_stays_in_its_place_among_what_is_appended():
+    holder = Holder()
+    lists, first, second = learned(holder), torch.tensor([1, 2]), torch.tensor([[3.0], [4.0]])
+    with lists.watched(lambda text: None) as watched:
+        holder.kept.extend(all_of(first))
+        holder.kept.append(all_of(second))
+        holder.kept.append("end")
+    appends = Appends([watched.taken])
+    found = [1, 2, [[3.0], [4.0]], "end"]
+    assert holder.kept[1:] == found
+    assert [tensor is own for tensor, own in zip(appends.tensors, (first, second), strict=True)] == [True, True]
+    assert appends.last() == [None, None]
+    appends.append((torch.tensor([5, 6]), torch.tensor([[7.0], [8.0]])))
+    assert holder.kept[5:] == [5, 6, [[7.0], [8.0]], "end"]
+    rows = torch.arange(4).reshape(2, 2), torch.arange(4.0).reshape(2, 2, 1)
+    appends.append_row(rows, 2)
+    assert holder.kept[9:] == [0, 1, [[0.0], [1.0]], "end", 2, 3, [[2.0], [3.0]], "end"]
