@@ -56,14 +56,13 @@ def is_user_frame(frame: FrameType) -> bool:
     return not is_library(frame.f_globals.get("__name__", ""))
 
 
-def is_called_by_owner(frame: FrameType) -> bool:
-    """Tells whether no line of the user's in the step leads to a frame: whoever trains calls it."""
+def callers_in_step(frame: FrameType) -> Iterator[FrameType]:
+    """Yields the user's frames in the step that lead to one: none where whoever trains calls it."""
     here = frame.f_back
     while here is not None and here.f_globals.get("__name__") != _ENGINE:
         if is_user_frame(here):
-            return False
+            yield here
         here = here.f_back
-    return True
 
 
 def user_line(error: BaseException | None = None) -> str:

@@ -120,22 +120,29 @@ def numbers_of(leaves: list[Any]) -> Tensor:
     found = list[Tensor]()
     for leaf in leaves:
         tensor = leaf.tensor if isinstance(leaf, Given) else leaf
-        if isinstance(tensor, Tensor):
-            number = tensor.detach().reshape(()).to("cpu")
-            found += [number >> _HALF, number & ((1 << _HALF) - 1)] if _is_wide(tensor) else [number]
-        elif type(tensor) not in _CONSTANTS:
-            found.append(torch.tensor(tensor, dtype=torch.float64, device="cpu"))
+        if type(tensor) in _CONSTANTS:
+            continue
+        number = tensor if isinstance(tensor, Tensor) else torch.tensor(tensor, dtype=torch.float64, device="cpu")
+        number = number.detach().reshape(()).to("cpu")
+        if _is_wide(leaf):
+            whole = number.to(torch.int64)
+            found += [whole >> _HALF, whole & ((1 << _HALF) - 1)]
+        else:
+            found.append(number)
     found = found or [torch.zeros((), device="cpu")]
     return torch.stack([number.to(torch.float64) for number in found])
 
 
 def _argument(leaf: Any) -> Any:
     if isinstance(leaf, Given):
-        return _Number(leaf.kind, in_halves=_is_wide(leaf.tensor))
+        return _Number(leaf.kind, in_halves=_is_wide(leaf))
     if isinstance(leaf, Tensor):
         return _Number(Tensor, leaf.dtype, tuple(leaf.shape), _is_wide(leaf))
-    return leaf if type(leaf) in _CONSTANTS else _Number(type(leaf))
+    return leaf if type(leaf) in _CONSTANTS else _Number(type(leaf), in_halves=_is_wide(leaf))
 
 
-def _is_wide(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.int64
+def _is_wide(leaf: Any) -> bool:
+    """Tells whether a number may be one that float64 has not; a whole number of Python's stands for any such."""
+    if isinstance(leaf, Tensor):
+        return leaf.dtype is torch.int64
+    return (leaf.kind if isinstance(leaf, Given) else type(leaf)) is int

@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 from types import FrameType
 
-from lightning_sink.engine.numbers.flows import value_at
+from lightning_sink.engine.numbers.flows import gives_later, value_at
 from lightning_sink.engine.source import Source, path_of
+from lightning_sink.engine.watch import callers_in_step
 
 LOGGERS, LOGGER, WRITER = "loggers", "logger", "experiment"
 
@@ -27,13 +28,22 @@ METHODS = {
 def only_writes(frame: FrameType, name: str) -> bool:
     """Tells whether what a frame asks for by a name is used so."""
     source, value = value_at([frame])
-    return source is not None and value is not None and _Uses(source).are_fine(value, name)
+    if source is None or value is None or gives_later(frame.f_code):
+        return False
+    return _Uses(source).are_fine(value, name) and not _may_be_caught(frame)
 
 
 def is_statement(frame: FrameType) -> bool:
     """Tells whether a frame's call is a statement of its own, outside of what catches errors."""
     source, value = value_at([frame])
-    return source is not None and isinstance(value, ast.Call) and _stands_alone(source, value)
+    is_one = source is not None and isinstance(value, ast.Call) and _stands_alone(source, value)
+    return is_one and not _may_be_caught(frame)
+
+
+def _may_be_caught(frame: FrameType) -> bool:
+    """Tells whether the user's lines that lead to a frame may catch what it raises."""
+    lines = map(value_at, ([caller] for caller in callers_in_step(frame)))
+    return any(source is None or value is None or _is_guarded(source, value) for source, value in lines)
 
 
 class _Uses:
@@ -74,21 +84,24 @@ class _Uses:
             return True
         self._met.add(key)
         uses = self._source.uses(function, target.id)
-        loads = [use for use in uses or () if isinstance(use.ctx, ast.Load)]
-        return uses is not None and all(self.are_fine(use, what) for use in loads)
+        if uses is None or any(isinstance(self._source.parents[use], ast.AugAssign) for use in uses):
+            return False
+        return all(self.are_fine(use, what) for use in uses if isinstance(use.ctx, ast.Load))
 
 
 def _stands_alone(source: Source, call: ast.Call) -> bool:
-    node: ast.AST = source.parents[call]
-    if not isinstance(node, ast.Expr):
-        return False
+    return isinstance(source.parents[call], ast.Expr) and not _is_guarded(source, call)
+
+
+def _is_guarded(source: Source, node: ast.AST) -> bool:
+    """Tells whether a node of a function stands in what may catch errors."""
     while not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)):
         node = source.parents[node]
         if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
-            return False
+            return True
         if isinstance(node, (ast.With, ast.AsyncWith)) and not all(map(_is_torchs, node.items)):
-            return False
-    return True
+            return True
+    return False
 
 
 def _is_torchs(item: ast.withitem) -> bool:

@@ -10,6 +10,7 @@ Private names of Lightning (2.6): `lightning.fabric.loggers.logger` has the clas
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ class LoggerWatch:
     def __init__(self, trainer: Any, calls: list[Any], values: list[Any], due: DueCalls, tape: Tape) -> None:
         self._trainer, self._calls, self._values, self._due, self._tape = trainer, calls, values, due, tape
         self._stand_ins: list[_InStep] = []
+        self._is_over = False
         if all(map(_writes_itself, trainer.loggers)):
             self._stand_ins = [_InStep(of, number, False, self) for number, of in enumerate(trainer.loggers)]
 
@@ -66,15 +68,18 @@ class LoggerWatch:
             for kind, owner in ((LightningModule, module), (Trainer, trainer)):
                 for name, other in shown.items():
                     stack.enter_context(self._given(kind, owner, name, other))
-            if others:
-                # By these, what a line names is found without a property being asked.
-                stack.enter_context(shadowed(trainer, shown))
-                stack.enter_context(shadowed(module, {**shown, "trainer": trainer}))
+            # By these, what a line names is found without a property being asked.
+            for kind, owner in ((LightningModule, module), (Trainer, trainer)) if others else ():
+                own = {**shown, "trainer": trainer} if owner is module else shown
+                stack.enter_context(
+                    shadowed(owner, {name: own[name] for name in own if _is_lightnings(owner, kind, name)})
+                )
             for stand_in in others:
                 self._tape.goes_to(stand_in, "log_metrics")
             for writer in self._own_writers():
                 stack.enter_context(self._called(writer))
             yield
+        self._is_over = True
 
     def _given(self, kind: type, owner: Any, name: str, other: Any) -> AbstractContextManager[None]:
         """Has the user's lines get something else by a name of the owner's."""
@@ -83,10 +88,10 @@ class LoggerWatch:
 
         def get(asked: Any) -> Any:
             frame = sys._getframe(1)
-            if asked is not owner or threading.get_ident() != thread or not is_user_frame(frame):
+            if threading.get_ident() != thread or not is_user_frame(frame):
                 return present.fget(asked)
             many = len(self._trainer.loggers)
-            if (many and not other) or not only_writes(frame, name):
+            if asked is not owner or (many and not other) or not only_writes(frame, name):
                 return self.asked_for_more(present.fget(asked))
             self._tape.decided("which loggers there are", self._trainer, True, self._has(many))
             return other if many else present.fget(asked)
@@ -122,12 +127,13 @@ class LoggerWatch:
         """Takes the calls of a writer that goes by its own name."""
         for method in _OF_TENSORBOARD:
             self._tape.goes_to(writer, method)
-        note = partial(self._call, Same(writer, hold=True))
-        return shadowed(writer, {name: partial(note, name, getattr(writer, name)) for name in _OF_TENSORBOARD})
+        call = partial(self._call, Same(writer, hold=True))
+        methods = [name for name in dir(type(writer)) if name.startswith("add_")]
+        return shadowed(writer, {name: partial(call, name, getattr(writer, name)) for name in methods})
 
     def _call(self, target: Same, method: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)
-        if is_user_frame(caller) and is_statement(caller):
+        if method in _OF_TENSORBOARD and is_user_frame(caller) and is_statement(caller):
             return self.note(target, False, method, function, *args, **kwargs)
         self._tape.hazard(f"`SummaryWriter.{method}()` is called")
         with self._tape.paused():
@@ -145,6 +151,9 @@ class LoggerWatch:
         **kwargs: Any,
     ) -> None:
         """Notes a call, which is made when the part of the step has ended."""
+        if self._is_over:
+            function(*args, **kwargs)
+            return
         plain, held = as_they_are((args, kwargs)), given((args, kwargs))
         leaves, spec = pytree.tree_flatten(held)
         odd = next((leaf for leaf in leaves if not may_be_written(leaf)), None)
@@ -161,7 +170,12 @@ class LoggerWatch:
 
 def _writes_itself(logger: Any) -> bool:
     """Tells whether Lightning's own code logs; another one's may look at anything, and give something back."""
-    return is_library(getattr(type(logger).log_metrics, "__module__", ""))
+    return is_library(module_of(type(logger))) and "log_metrics" not in vars(logger)
+
+
+def _is_lightnings(owner: Any, kind: type, name: str) -> bool:
+    """Tells whether a name of an object's is the property of Lightning's class."""
+    return inspect.getattr_static(type(owner), name, None) is vars(kind)[name]
 
 
 class _InStep:

@@ -4,6 +4,7 @@ import lightning as L
 import numpy as np
 from torch import nn
 
+import positions
 from gallery.case import Small, add, case, from_3_11
 from gallery.collected import Collecting
 
@@ -67,3 +68,41 @@ class AsksForTheLengthOfAList(Collecting):
         self.outs.extend(labels)
         self.log("rows", float(len(labels)))
         return self.loss(batch)
+
+
+@case(size=9, **arrays())
+class ChangesWhatItHasCollected(Collecting):
+    """A list, and an array's items, are those of then; an array is the tensor's memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.live = [], []
+
+    def training_step(self, batch, batch_idx):
+        out = self(batch[0])
+        loss, labels = nn.functional.cross_entropy(out, batch[1]), batch[1].clone()
+        self.outs.append(labels.tolist())
+        self.found.extend(labels.numpy())
+        self.live.append(labels.numpy())
+        labels.add_(5)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("then", float(sum(map(sum, self.outs)) + sum(self.found)))
+        self.log("live", float(sum(array.sum() for array in self.live)))
+        for held in (self.outs, self.found, self.live):
+            held.clear()
+
+
+@case(eager="which it reads, too, or changes otherwise" if positions.KNOWN else "a value of a tensor decides")
+class ChangesADictionaryThatItHasCollected(Collecting):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        row = {"loss": loss.item()}
+        self.outs.append(row)
+        row["rows"] = len(batch[1])
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("rows", float(sum(row["rows"] for row in self.outs)))
+        self.outs.clear()

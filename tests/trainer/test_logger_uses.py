@@ -13,6 +13,10 @@ from lightning_sink.trainer.logger_uses import LOGGER, LOGGERS, is_statement, on
 pytestmark = positions.needed
 
 
+ENGINE = {"__name__": "lightning_sink.engine.compiled"}
+exec("def run(function, module):\n    return function(module)", ENGINE)
+
+
 class Module:
     """Asks at each read whether the line may have a stand-in."""
 
@@ -80,7 +84,7 @@ FINE = [called, on_lines_of_its_own, by_variables, in_a_loop, by_a_place, asked_
 @pytest.mark.parametrize("function", FINE, ids=lambda function: function.__name__)
 def test_a_line_that_only_writes(function):
     module = Module()
-    function(module)
+    ENGINE["run"](function, module)
     assert module.found
     assert all(module.found)
     assert all(module.statements)
@@ -160,6 +164,26 @@ def within_what_catches(self):
         self.logger.log_metrics({})
 
 
+def called_within_a_try(self):
+    try:
+        called(self)
+    except ConnectionError:
+        self.own = None
+
+
+def added_to(self):
+    loggers = self.loggers
+    loggers += [None]
+
+
+def by_steps(self):
+    def steps():
+        logger = self.logger
+        yield logger.log_metrics({})
+
+    [*steps()]
+
+
 NOT_FINE = [
     *[asked_for_its_name, asked_for_its_type, asked_whether_it_is_true, compared, kept, handed_on, returned],
     *[
@@ -169,25 +193,26 @@ NOT_FINE = [
         by_a_variable_of_a_function_within,
     ],
     *[all_of_them, its_method_kept, what_it_gives_is_used, within_a_try, within_what_catches],
+    *[called_within_a_try, added_to, by_steps],
 ]
 
 
 @pytest.mark.parametrize("function", NOT_FINE, ids=lambda function: function.__name__)
 def test_a_line_that_asks_for_more(function):
     module = Module()
-    function(module)
+    ENGINE["run"](function, module)
     assert module.found == [False]
 
 
-@pytest.mark.parametrize("function", [what_it_gives_is_used, within_a_try, within_what_catches])
+@pytest.mark.parametrize("function", [what_it_gives_is_used, within_a_try, called_within_a_try])
 def test_a_call_that_is_no_statement_of_its_own(function):
     module = Module()
-    function(module)
+    ENGINE["run"](function, module)
     assert module.statements == [False]
 
 
 def test_without_a_source_nothing_is_certain():
     held, module = {}, Module()
     exec("def step(self):\n    self.logger.log_metrics({})", held)
-    held["step"](module)
+    ENGINE["run"](held["step"], module)
     assert module.found == [False]

@@ -207,6 +207,11 @@ class WritesLargeNumbers(Rows):
             self.logger.log_metrics(metrics, step=self.current_epoch * self.trainer.num_training_batches + batch_idx)
 
 
+class WritesAWholeNumber(Rows):
+    def write(self, loss, batch, batch_idx):
+        self.logger.log_metrics({"by hand": (batch[1] == 1).sum().item()})
+
+
 class WritesWhatItClears(Rows):
     def write(self, loss, batch, batch_idx):
         metrics = {"by hand": loss, "labels": {}}
@@ -216,6 +221,10 @@ class WritesWhatItClears(Rows):
         loss.zero_()
 
 
+ROWS = [Rows, WritesLate, WritesAtTimes, WritesWithoutAStep, WritesLargeNumbers, WritesAWholeNumber]
+ROWS += [WritesWhatItClears]
+
+
 class OfTheStep(StepCallback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         trainer.logger.log_metrics({"mean": outputs["loss"].detach() / 2}, step=trainer.global_step)
@@ -223,7 +232,8 @@ class OfTheStep(StepCallback):
 
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}], ids=["", "accumulated"])
 @pytest.mark.parametrize(
-    "make", [Rows, WritesLate, WritesAtTimes, WritesWithoutAStep, WritesLargeNumbers, WritesWhatItClears]
+    "make",
+    [Rows, WritesLate, WritesAtTimes, WritesWithoutAStep, WritesLargeNumbers, WritesAWholeNumber, WritesWhatItClears],
 )
 def test_rows_are_in_their_order(make, options, tmp_path):
     *folders, strategy = both(make, csv_logger, tmp_path, callbacks=lambda: [OfTheStep()], **options)
@@ -271,6 +281,22 @@ class UsesWhatItGives(Rows):
         assert given is None
 
 
+class Part(L.LightningModule):
+    """Has the logger by the Trainer that it shares."""
+
+    def write(self, step):
+        self.logger.log_metrics({"by hand": 1.0}, step=step)
+
+
+class HasAPart(Rows):
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+
+    def write(self, loss, batch, batch_idx):
+        self.part.write(self.global_step)
+
+
 class WritesOfNumpy(Rows):
     def write(self, loss, batch, batch_idx):
         self.logger.log_metrics({"by hand": loss, "of numpy": np.float64(0.5)}, step=self.global_step)
@@ -290,7 +316,7 @@ class NamesItself(Rows):
 
 @pytest.mark.parametrize(
     "make",
-    [AsksForItsType, Keeps, Sets, Catches, UsesWhatItGives, WritesOfNumpy, WritesOddIntegers, NamesItself],
+    [AsksForItsType, Keeps, Sets, Catches, UsesWhatItGives, HasAPart, WritesOfNumpy, WritesOddIntegers, NamesItself],
 )
 def test_whoever_asks_a_logger_for_more_gets_it(make, tmp_path):
     """And trains eagerly, with a warning."""
@@ -316,6 +342,31 @@ def test_a_logger_of_the_users_is_called_where_it_is(tmp_path):
         *folders, strategy = both(Rows, Own, tmp_path, fallback="warn")
     assert strategy.active_engine == "eager"
     assert_same_rows(*map(rows, folders))
+
+
+class HasAnotherLogger(Rows):
+    """Of its own, under the name."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    @property
+    def logger(self):
+        return self
+
+    def info(self, number):
+        self.lines.append(number)
+
+    def write(self, loss, batch, batch_idx):
+        self.logger.info(loss)
+
+
+def test_a_logger_by_the_same_name_is_called_as_it_is(tmp_path):
+    strategy = SinkStrategy(5, epoch="dataset", engine="traced")
+    module = HasAnotherLogger()
+    trained(module, csv_logger(tmp_path), strategy)
+    assert len(module.lines) == 24
 
 
 class MayHaveNone(Rows):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from lightning_sink.engine.numbers.passed_on import RETURNED, PassedOn, Receiver, Returned
 from lightning_sink.engine.source import Source, instruction_at, path_of, source_of
-from lightning_sink.engine.watch import is_called_by_owner, is_user_frame
+from lightning_sink.engine.watch import callers_in_step, is_user_frame
 from lightning_sink.held import ABSENT, attribute_of, found_behind
 
 _PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -128,7 +128,7 @@ def got(frames: list[FrameType], receivers: Iterable[Receiver | Returned]) -> li
         if caller is not None:
             getters = _getters(caller, receiver, code)
         else:
-            is_the_owners = is_called_by_owner(frames[0]) and not gives_later(code)
+            is_the_owners = not any(callers_in_step(frames[0])) and not gives_later(code)
             getters = [Getter(code, "", RETURNED)] if is_the_owners else []
         if not getters:
             return []

@@ -56,7 +56,10 @@ def _plain(function: Any) -> Any:
     return function.args[1] if isinstance(function, partial) and function.func is _call else function
 
 
-def _float(value: Any = 0.0, /) -> Any:
+def _float(*arguments: Any, **options: Any) -> Any:
+    if len(arguments) != 1 or options:
+        return float(*arguments, **options)
+    value = arguments[0]
     if type(value) in _TENSORS and value.numel() == 1 and not value.is_complex():
         value = value.item()
     return value.as_float() if type(value) is Number else float(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -65,17 +65,36 @@ class _Item:
         return (self.like([column[number] for column in columns]) for number in range(steps))
 
     def again(self, items: list[Any]) -> _Item | None:
-        """Returns what was taken, if it was the like of these: `Given` where there is a number of this kind.
-
-        None where nobody knows what it was.
-        """
-        if self.is_several or any(not getattr(like, "is_number", True) for like in self.varying.values()):
+        """Returns what was taken, if it was the like of these: `Given` where there is what it stands for; else None."""
+        if self.is_several:
+            of = cast(Given, self.varying[0])
+            found = _tensor_like(items, of)
+            return None if found is None else _Item(self.place, Several(Given(found, of.kind)))
+        try:
+            leaves = self.spec.flatten_up_to(items[0])
+        except ValueError:
             return None
-        leaves, spec = pytree.tree_flatten(items[0])
         for index, like in self.varying.items():
-            if isinstance(like, Given) and index < len(leaves) and type(leaves[index]) is like.kind:
-                leaves[index] = Given(torch.tensor(leaves[index], dtype=like.tensor.dtype), like.kind)
-        return _Item(self.place, pytree.tree_unflatten(leaves, spec))
+            if not isinstance(like, Given):
+                continue
+            if like.is_number:
+                found = (
+                    torch.tensor(leaves[index], dtype=like.tensor.dtype) if type(leaves[index]) is like.kind else None
+                )
+            else:
+                found = _tensor_like(leaves[index], like)
+            if found is not None:
+                leaves[index] = Given(found, like.kind)
+        return _Item(self.place, pytree.tree_unflatten(leaves, self.spec))
+
+
+def _tensor_like(values: Any, like: Given) -> Tensor | None:
+    """Returns what a program gives for such an array or list; None where it gives nothing of that kind."""
+    try:
+        found = [torch.as_tensor(value, dtype=like.tensor.dtype, device="cpu") for value in values]
+    except (TypeError, ValueError):
+        return None
+    return torch.stack(found) if found else like.tensor.new_empty(like.tensor.shape, device="cpu")
 
 
 class Appends:
@@ -150,13 +169,13 @@ class Appends:
         found: list[Tensor | None] = []
         for item in self._items:
             has_none = item.place.is_sum or item.place.is_last
-            there = None if has_none else item.again([*islice(tails[item.place], item.count)])
-            if there is None:
+            if has_none:
                 found += [None] * len(item.varying)
-            elif there.key == item.key:
-                found += tensors_of(there.varying.values())
-            else:
+                continue
+            there = item.again([*islice(tails[item.place], item.count)])
+            if there is None or there.key != item.key:
                 return []
+            found += tensors_of(there.varying.values())
         return found
 
 

@@ -9,11 +9,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lightning_sink.engine.numbers.flows import is_only_added_to
-from lightning_sink.engine.numbers.given import given
+from lightning_sink.engine.numbers.given import Given, given
 from lightning_sink.engine.numbers.passed_on import ADDED
-from lightning_sink.engine.numbers.released import as_they_are
-from lightning_sink.engine.numbers.taken import Several, Taken
-from lightning_sink.engine.numbers.value import plain_value
+from lightning_sink.engine.numbers.released import as_they_are, frozen, make_plain
+from lightning_sink.engine.numbers.taken import Several, Taken, as_list
+from lightning_sink.engine.numbers.value import is_value, plain_value
+from lightning_sink.engine.private import pytree
 from lightning_sink.engine.state.attributes import NUMBERS, are_the_same
 from lightning_sink.held import ABSENT
 
@@ -26,6 +27,9 @@ class ListWatch(list[Any]):
     Args:
         take: Takes what is appended, `Given` in the place of numbers that the step gives.
         read: Told of whatever else is done with it.
+
+    Attributes:
+        of_numbers: Lists and dictionaries with stand-ins that were appended, and what was in each then.
     """
 
     receives = frozenset(["append", "extend", ADDED])
@@ -35,11 +39,15 @@ class ListWatch(list[Any]):
         self.held = held
         self._take, self._read = take, read
         self._expected = held.copy()
+        self.of_numbers: list[tuple[Any, tuple[list[Any], Any]]] = []
 
     def append(self, item: Any) -> None:
         """Appends, and tells of it."""
         self._take(given(item))
-        item = as_they_are(item)
+        if not is_value(item) and isinstance(item, (list, dict)) and as_they_are(item) is not item:
+            self.of_numbers.append((item, pytree.tree_flatten(item)))
+        else:
+            item = as_they_are(item)
         for items in (self._expected, self.held):
             items.append(item)
         super().append(item)
@@ -47,7 +55,9 @@ class ListWatch(list[Any]):
     def extend(self, items: Iterable[Any]) -> None:
         """Appends each of them."""
         if type(items) is Taken:
-            self._take(Several(given(items)))
+            held = given(items)
+            # What an array of one dimension is asked for one by one are copies, and no views.
+            self._take(Several(Given(held.tensor.clone(), held.kind) if held.tensor.dim() == 1 else held))
             own = [*plain_value(items)]
             for held in (self._expected, self.held):
                 held.extend(own)
@@ -56,7 +66,14 @@ class ListWatch(list[Any]):
         for item in [*items]:
             self.append(item)
 
-    def __iadd__(self, items: Iterable[Any]) -> ListWatch:  # type: ignore[misc]
+    def __iadd__(self, items: Iterable[Any]) -> Any:  # type: ignore[misc]
+        is_list = items.kind is as_list if type(items) is Taken else not hasattr(type(items), "__radd__")
+        if not is_list:  # an array adds itself to each item
+            self._read()
+            items = frozen(items)
+            held = self.held
+            held += items
+            return held
         self.extend(items)
         return self
 
@@ -70,6 +87,11 @@ class ListWatch(list[Any]):
 
     def end(self) -> None:
         """Sees what C code has done, with this one or with the list, and does it with the other."""
+        for item, (leaves, spec) in self.of_numbers:
+            present, form = pytree.tree_flatten(item)
+            if form != spec or not are_the_same(present, leaves):
+                self._read()
+            make_plain(item)
         own = [*list.__iter__(self)]
         if not are_the_same(own, self._expected):
             self._read()

@@ -21,7 +21,7 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import ADDED, RETURNED
 from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.numbers.result_types import is_large
-from lightning_sink.engine.numbers.taken import KINDS, Taken
+from lightning_sink.engine.numbers.taken import KINDS, Taken, as_array
 from lightning_sink.engine.state.collectors import ListWatch
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.tracing.asked_counts import Asked, counts_asked, decided_by_count
@@ -112,7 +112,10 @@ class Values:
         with self._paused():
             value = func(*args, **kwargs)
         self._gone_on += 1
-        return Taken(args[0].detach(), value, KINDS[func], self._uses, (self._gone_on, _OF_STEP))
+        of = (
+            args[0].detach() if KINDS[func] is as_array else args[0].detach().clone()
+        )  # an array has the tensor's memory
+        return Taken(of, value, KINDS[func], self._uses, (self._gone_on, _OF_STEP))
 
     def hands_on(self, tensor: Tensor, caller: FrameType) -> bool:
         """Tells whether all numbers of a tensor, asked for by a frame, go to lists or are returned."""

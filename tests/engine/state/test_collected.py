@@ -377,3 +377,15 @@ def test_where_code_asks_for_all_attributes_there_is_no_sum():
     codes = [Sums.adds.__code__, (lambda: dir(Sums)).__code__]
     collected.learn([("", holder)], [], {(id(vars(holder)), "total")}, codes)
     assert collected.names(holder) == frozenset()
+
+
+def test_an_array_adds_itself_to_a_list():
+    """As numpy has it: that is another thing than to extend the list."""
+    holder, told = Holder(), []
+    holder.kept.append(1.0)
+    lists = learned(holder)
+    with lists.watched(told.append):
+        holder.kept += np.array([2.0])
+    assert isinstance(holder.kept, np.ndarray)
+    assert holder.kept.tolist() == [3.0]
+    assert told
