@@ -45,15 +45,6 @@ def as_they_are(value: Any) -> Any:
     return found
 
 
-def make_plain(value: list[Any] | dict[Any, Any]) -> None:
-    """Puts the plain number in every place of a stand-in, and tells nobody."""
-    for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-        if not is_value(item) and isinstance(item, (list, dict)):
-            make_plain(item)
-        elif (plain := as_they_are(item)) is not item:
-            value[key] = plain
-
-
 def frozen(value: Any) -> Any:
     """Returns the plain number for a stand-in; the recording then stands for steps with the same one."""
     return value.freeze() if is_value(value) else value

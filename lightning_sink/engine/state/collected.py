@@ -184,7 +184,6 @@ class Watched:
     Attributes:
         taken: What it collected, and where, in order.
         items: By identity, what lists held before, with what users call the list.
-        originals: Lists and dictionaries that lists took, with stand-ins, as the objects that they are.
         read: Numbers with which it did something else than to add to them.
     """
 
@@ -192,7 +191,6 @@ class Watched:
         self.taken: list[tuple[Place, Any]] = []
         self.items: dict[int, str] = {}
         self.read: list[Place] = []
-        self.originals: list[Any] = []
         self._report = report
         self._lists: dict[int, ListWatch] = {}
         self._list_places: list[tuple[Place, int]] = []
@@ -241,7 +239,6 @@ class Watched:
         while self._lists:
             owner = [self._lists.popitem()[1]]
             owner[0].end()
-            self.originals += [item for item, _ in owner[0].of_numbers]
             if is_held(owner):
                 put_in_place_of(owner[0], owner[0].held)
         for _, held in self._sums:

@@ -11,7 +11,7 @@ from typing import Any
 from lightning_sink.engine.numbers.flows import is_only_added_to
 from lightning_sink.engine.numbers.given import Given, given
 from lightning_sink.engine.numbers.passed_on import ADDED
-from lightning_sink.engine.numbers.released import as_they_are, frozen, make_plain
+from lightning_sink.engine.numbers.released import as_they_are, frozen
 from lightning_sink.engine.numbers.taken import Several, Taken, as_list
 from lightning_sink.engine.numbers.value import is_value, plain_value
 from lightning_sink.engine.private import pytree
@@ -27,9 +27,6 @@ class ListWatch(list[Any]):
     Args:
         take: Takes what is appended, `Given` in the place of numbers that the step gives.
         read: Told of whatever else is done with it.
-
-    Attributes:
-        of_numbers: Lists and dictionaries with stand-ins that were appended, and what was in each then.
     """
 
     receives = frozenset(["append", "extend", ADDED])
@@ -39,15 +36,15 @@ class ListWatch(list[Any]):
         self.held = held
         self._take, self._read = take, read
         self._expected = held.copy()
-        self.of_numbers: list[tuple[Any, tuple[list[Any], Any]]] = []
+        self._of_numbers: list[tuple[Any, Any, tuple[list[Any], Any]]] = []
 
     def append(self, item: Any) -> None:
         """Appends, and tells of it."""
         self._take(given(item))
-        if not is_value(item) and isinstance(item, (list, dict)) and as_they_are(item) is not item:
-            self.of_numbers.append((item, pytree.tree_flatten(item)))
-        else:
-            item = as_they_are(item)
+        plain = as_they_are(item)
+        if plain is not item and not is_value(item):
+            self._of_numbers.append((item, plain, pytree.tree_flatten(item)))
+        item = plain
         for items in (self._expected, self.held):
             items.append(item)
         super().append(item)
@@ -87,11 +84,11 @@ class ListWatch(list[Any]):
 
     def end(self) -> None:
         """Sees what C code has done, with this one or with the list, and does it with the other."""
-        for item, (leaves, spec) in self.of_numbers:
+        for item, plain, (leaves, spec) in self._of_numbers:
             present, form = pytree.tree_flatten(item)
             if form != spec or not are_the_same(present, leaves):
                 self._read()
-            make_plain(item)
+                _fill(plain, as_they_are(item))
         own = [*list.__iter__(self)]
         if not are_the_same(own, self._expected):
             self._read()
@@ -99,6 +96,15 @@ class ListWatch(list[Any]):
                 self.held[:] = own
         elif not are_the_same(self.held, self._expected):
             self._read()
+
+
+def _fill(container: Any, content: Any) -> None:
+    """Has a list or a dictionary hold what another one does."""
+    if isinstance(container, dict):
+        container.clear()
+        container.update(content)
+    elif isinstance(container, list):
+        container[:] = content
 
 
 _READ = "which it reads, too, or changes otherwise than by adding to it"

@@ -232,7 +232,7 @@ class Recorder(Tape):
         """Takes what the span collected, and what it has left in attributes."""
         self._watched.check(self.ran.values())
         self.taken.append([*self._watched.taken, *left])
-        containers = [*containers_in([*(item for _, item in self._watched.taken), *self._watched.originals])]
+        containers = [*containers_in(item for _, item in self._watched.taken)]
         if len({*map(id, containers)}) < len(containers) or any(map(attributes.hold, containers)):
             self.hazard("the step appends lists or dictionaries that are held elsewhere, too", "")
 
