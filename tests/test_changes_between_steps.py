@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import positions
 from lightning_sink import SinkStrategy
 from lightning_sink.engine import make
 from lightning_sink.engine.compiler.inductor import compile_traced
@@ -239,7 +240,7 @@ class Eager(Marked):
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        return loss * (1 + 0 * float(loss))
+        return loss * (1 + 0 * int(loss))
 
 
 class NewInEachStep(Marked):
@@ -267,6 +268,7 @@ def compiled(monkeypatch):
     return found
 
 
+@positions.needed
 @pytest.mark.parametrize(("batches", "epochs"), [(40, 5), (10, 25)])
 def test_what_was_compiled_serves_behind_an_object_that_is_made_anew(batches, epochs, compiled):
     strategy = SinkStrategy(epoch="dataset", engine="traced", fallback="error")
@@ -292,7 +294,7 @@ class Needs:
         self.rate = 0.5
 
     def of(self, loss):
-        return loss * (1 + 0 * float(loss))
+        return loss * (1 + 0 * int(loss))
 
 
 class NeedsNone(Needs):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import positions
-from gallery.case import Small, add, case
+from gallery.case import Small, add, carried, case
 from gallery.state import even
 from parity import loader
 
@@ -189,6 +189,7 @@ add(
     data=many,
     size=10,
     options={"callbacks": lambda: [Sees()]},
+    **carried(),
 )
 
 

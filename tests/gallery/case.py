@@ -120,6 +120,11 @@ def from_3_11(eager: str) -> dict[str, Any]:
     return {} if positions.KNOWN else {"eager": eager}
 
 
+def late_before_3_11() -> dict[str, Any]:
+    """What is promised where steps go more ways before: too many for a program, or for a warning, in so few steps."""
+    return {} if positions.KNOWN else {"few": True}
+
+
 def numbers() -> dict[str, Any]:
     """What is promised where Python's numbers are logged or collected: where lines end is known from 3.11 on."""
     return from_3_11("a value of a tensor decides")

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import positions
-from gallery.case import Small, carried, case, from_3_11, numbers
+from gallery.case import Small, carried, case, late_before_3_11, numbers
 from parity import loader
 
 
@@ -247,7 +247,7 @@ class TheSumSetsTheRateAheadOfTheStep(Warms):
             group["lr"] = 0.05 * factor
 
 
-@case(**carried())
+@case(**late_before_3_11())
 class TheSumSetsTheRateBehindTheStep(Warms):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         if self.current_epoch > 0:
@@ -255,7 +255,7 @@ class TheSumSetsTheRateBehindTheStep(Warms):
                 group["lr"] = 0.05 / self.steps
 
 
-@case(**from_3_11("`batch_idx` decides"))
+@case(**carried())
 class TheSumIsReadNowAndThen(Warms):
     """A step that reads it is no program, and the others are."""
 

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from gallery.case import Small, add, case, from_3_11, numbers
+from gallery.case import Small, add, case, from_3_11, late_before_3_11, numbers
 
 NEEDED = "is needed as a plain number"
 
@@ -48,13 +48,22 @@ SCHEDULES = {
 }
 
 
+BEFORE = {
+    "by epochs": late_before_3_11(),
+    "of numpy's roots": late_before_3_11(),
+    "of what numpy computed, as a tensor": numbers(),
+}
+"""Those of which Python 3.10 says something else."""
+
+
 def batches(module):
     return module.trainer.fit_loop.epoch_loop.batch_idx
 
 
 for name, schedule in SCHEDULES.items():
     few = {"options": {"max_epochs": 4}, "inductor": name == "by epochs"}
-    add(f"momentum {name}", partial(Teaching, schedule), **few, **from_3_11(NEEDED))
+    before = BEFORE.get(name, from_3_11(NEEDED))
+    add(f"momentum {name}", partial(Teaching, schedule), **few, **before)
 
 
 @case(inductor=True, size=9, **numbers())

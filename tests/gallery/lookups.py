@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gallery.case import Small, carried, case
+from gallery.case import Small, carried, case, late_before_3_11
 
 
 class Scaled(Small):
@@ -52,7 +52,7 @@ class NumbersAreCountedFromTheEnd(Scaled):
         return self.weights[-1 - batch_idx] + self.weights[batch_idx - 3]
 
 
-@case(**carried())
+@case(**late_before_3_11())
 class ANumberForEachEpoch(Scaled):
     def weight(self, batch_idx):
         return self.weights[self.current_epoch] * self.weights[min(batch_idx, 3)]

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import optim
 
-from gallery.case import add, carried
+from gallery.case import add, carried, late_before_3_11
 from gallery.optimizers import Optimized
 from parity import loader
 
@@ -453,7 +453,11 @@ for kind in (
     CorrectingByItsState,
     LookaheadOfAdam,
 ):
-    add(f"own optimizer {kind.__name__} with a schedule", partial(WithASchedule, kind))
+    add(
+        f"own optimizer {kind.__name__} with a schedule",
+        partial(WithASchedule, kind),
+        **(carried() if kind is LookaheadOfAdam else {}),
+    )
 
 
 class StartingOverInEachEpoch(Optimized):
@@ -462,7 +466,7 @@ class StartingOverInEachEpoch(Optimized):
 
 
 for kind in (Several, Renewed):
-    add(f"own optimizer {kind.__name__} that starts over", partial(StartingOverInEachEpoch, kind))
+    add(f"own optimizer {kind.__name__} that starts over", partial(StartingOverInEachEpoch, kind), **late_before_3_11())
 
 
 class ReadingItsCount(Optimized):

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import grad_norm
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gallery.case import Small, add, case
+from gallery.case import Small, add, carried, case
 
 
 def tasks(sequence):
@@ -345,7 +345,7 @@ class ClearsEveryOtherTime(torch.optim.SGD):
             super().zero_grad(set_to_none)
 
 
-@case(size=20, data=tasks("A" * 60))
+@case(size=20, data=tasks("A" * 60), **carried())
 class AnOptimizerThatClearsEveryOtherTime(Heads):
     def configure_optimizers(self):
         return ClearsEveryOtherTime(self.parameters(), lr=0.02)

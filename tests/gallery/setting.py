@@ -132,7 +132,7 @@ class AMethodSetsTheRate(Setting):
         optimizer.step(closure=closure)
 
 
-@case(size=8)
+@case(size=8, **carried())
 class RatesAndDecaysOfTables(Setting):
     """Arrays, as DINO's have one for each step."""
 
