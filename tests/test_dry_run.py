@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 from torch._inductor.codecache import CppWrapperCodeCache
 
+import positions
 from lightning_sink import CompileError, SinkStrategy
 from lightning_sink.engine.compiler.toolchain import missing_compiler
 from parity import QUIET, Net, loader
@@ -46,8 +47,23 @@ def test_what_cannot_be_compiled_is_told():
     class Decides(Net):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
-            return loss if float(loss) > 0 else None
+            return loss if int(loss) >= 0 else None
 
     trainer = L.Trainer(strategy=SinkStrategy(engine="traced", fallback="error"), **{**QUIET, "fast_dev_run": 8})
     with pytest.raises(CompileError, match="a value of a tensor decides"):
         trainer.fit(Decides(), loader(60))
+
+
+@positions.needed
+def test_a_number_that_is_asked_for_by_float_is_compiled_at_once():
+    """Though the first step that asks so is no example of those that follow."""
+
+    class Logs(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("half", float(loss.detach()) / 2)
+            return loss
+
+    strategy = SinkStrategy(engine="traced", fallback="error")
+    L.Trainer(strategy=strategy, **{**QUIET, "fast_dev_run": 8}).fit(Logs(), loader(60))
+    assert strategy.active_engine == "traced"

@@ -28,16 +28,21 @@ _found: dict[tuple[str, str], bool] = {}
 """Names of modules whose code has asked, and whether it does nothing else: what code does is the same for all."""
 
 
-def asked(frame: FrameType) -> None:
-    """Takes note of the code that asks for a stand-in's number, if it may have done so by such a name."""
-    names = frame.f_globals
+def asked(frame: FrameType) -> bool:
+    """Takes note of the code that asks for a stand-in's number, if it may have done so by such a name.
+
+    Returns whether another function stands there from now on, which did not.
+    """
+    names, is_new = frame.f_globals, False
     module = names.get("__name__", "")
     if is_library(module):
-        return
+        return False
     for name in frame.f_code.co_names:
         if (module, name) not in _found and _behind(names, name) is not None:
             is_all = module in sys.modules and vars(sys.modules[module]) is names
             _found[module, name] = _CALLS_ARE_MARKED and is_all and _only_call(functions_with(names), name)
+            is_new |= _found[module, name]
+    return is_new
 
 
 def _behind(names: dict[str, Any], name: str) -> Any:

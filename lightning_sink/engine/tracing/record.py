@@ -208,7 +208,7 @@ class Recorder(Tape):
         )
         self._handed.hook = operations.hook
         told = operations.put_data, self.paused, self.old_gradients.meets
-        stack.enter_context(StandInMode(self._number, *told, self._values.all_of))
+        stack.enter_context(StandInMode(self._number, *told, self._values.taking))
         stack.enter_context(operations)
         stack.enter_context(scaler_steps_by(operations.scaled))
         stack.enter_context(known_to_math())

@@ -70,7 +70,8 @@ class Recording:
         failed: Whether it failed, so that the step was run again.
         failed_by_raise: Whether by an error that code of the user's raised by itself.
         acts_twice: Whether not all that it had done by then was undone, as far as one can tell.
-        is_no_example: Whether the step left out what others of its kind do, as where a scaler skips the optimizer.
+        is_no_example: Whether the step left out what others of its kind do, as where a scaler skips the optimizer, or
+            will be seen otherwise.
     """
 
     graph: fx.Graph

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.failures import INVALID_VALUES
-from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.numbers.beside_tensors import tensor_of
 from lightning_sink.engine.numbers.math_functions import OF_FLOAT
 from lightning_sink.engine.numbers.number import Number
@@ -33,9 +32,9 @@ from lightning_sink.engine.tracing.recording import Paused
 class StandInMode(TorchFunctionMode):
     """Calls such functions in another way.
 
-    `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none. `all_of` is
-    called in the place of what gives all numbers of a tensor, with that, its arguments and the frame; `put_data` in the
-    place of what gives a tensor other memory, with that and its arguments. `meets` is told of all.
+    `number` returns the stand-in for a tensor's value, which a frame asks for; None where there is none. `taking` is
+    called in the place of what gives Python's numbers of a tensor otherwise, with that, its arguments and the frame;
+    `put_data` in the place of what gives a tensor other memory, with that and its arguments. `meets` is told of all.
     """
 
     def __init__(
@@ -44,10 +43,10 @@ class StandInMode(TorchFunctionMode):
         put_data: Callable[..., None],
         paused: Paused,
         meets: Callable[[Any, tuple[Any, ...]], None] = lambda func, args: None,
-        all_of: Callable[..., Any] = lambda func, args, kwargs, caller: func(*args, **kwargs),
+        taking: Callable[..., Any] = lambda func, args, kwargs, caller: func(*args, **kwargs),
     ) -> None:
         super().__init__()
-        self._number, self._put_data, self._paused, self._meets, self._all_of = number, put_data, paused, meets, all_of
+        self._number, self._put_data, self._paused, self._meets, self._taking = number, put_data, paused, meets, taking
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -60,10 +59,8 @@ class StandInMode(TorchFunctionMode):
             number = self._number(args[0], cast(FrameType, caller.f_back) if caller.f_code is OF_FLOAT else caller)
             if number is not None:
                 return number
-        elif func is torch.Tensor.__float__:
-            bound_names.asked(sys._getframe(1))
-        elif func in KINDS:
-            return self._all_of(func, args, kwargs, sys._getframe(1))
+        elif func in KINDS or func is torch.Tensor.__float__:
+            return self._taking(func, args, kwargs, sys._getframe(1))
         elif func in (torch.tensor, torch.as_tensor):  # ask for none of a stand-in's methods
             if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:
                 return tensor_of(args[0], kwargs.get("dtype"))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.numbers.flows import Getter, receivers
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
@@ -105,8 +106,14 @@ class Values:
         most = self._most(tensor, value) if is_plain and whole is not None else None
         return Number(copy.to(torch.float64, copy=True), value, self._uses, name, whole=whole, plain=plain, most=most)
 
-    def all_of(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
-        """Returns what gives all numbers of a tensor, or a stand-in for that where it is but collected or returned."""
+    def taking(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
+        """Returns Python's numbers of a tensor, or a stand-in for all of them where they go to lists or are returned.
+
+        Where `float` asks for one, another function is to stand there in the next step that is recorded.
+        """
+        if func is torch.Tensor.__float__:
+            self._recording.is_no_example |= bound_names.asked(caller)
+            return func(*args, **kwargs)
         if not (isinstance(args[0], Tensor) and self.hands_on(args[0], caller)):
             return func(*args, **kwargs)
         with self._paused():
