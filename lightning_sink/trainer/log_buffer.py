@@ -85,6 +85,7 @@ class LogBuffer:
         """
         if not self._rows:
             self._begins_epoch = self._trainer.fit_loop.batch_idx == 0
+        has_any_by_hand = any(isinstance(call, HandCall) for part in parts for call in part.calls)
         start = 0
         while start < steps:
             number = first + start // stretch
@@ -93,7 +94,7 @@ class LogBuffer:
             selected = every > 0 and end % stretch == 0 and (last + 1) % every == 0
             spans = [(part.before(start), part.before(end), part) for part in parts]
             there = [(part.step(stop - 1), begin, stop, part) for begin, stop, part in spans if begin < stop]
-            by_hand = _by_hand(spans, steps)
+            by_hand = _by_hand(spans, steps) if has_any_by_hand else []
             # What is logged last is what a metric's last value is.
             for at, begin, stop, part in sorted(there, key=itemgetter(0)):
                 is_row = selected and at == end - 1

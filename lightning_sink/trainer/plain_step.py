@@ -107,7 +107,7 @@ class PlainStep:
             return None
         call._call_strategy_hook(trainer, "on_train_batch_start", batch, self._batch_idx)
         loop.batch_progress.increment_started()
-        if not outputs_are_seen(trainer):
+        if self._tape.records and not outputs_are_seen(trainer):
             self._tape.puts_out(trainer.lightning_module.training_step)
         kwargs = loop._build_kwargs(OrderedDict(), batch, batch_idx)
         with trainer.profiler.profile("run_training_batch"):

@@ -77,12 +77,12 @@ class _Item:
         for index, like in self.varying.items():
             if not isinstance(like, Given):
                 continue
-            if like.is_number:
-                found = (
-                    torch.tensor(leaves[index], dtype=like.tensor.dtype) if type(leaves[index]) is like.kind else None
-                )
-            else:
+            if not like.is_number:
                 found = _tensor_like(leaves[index], like)
+            elif type(leaves[index]) is like.kind:
+                found = torch.tensor(leaves[index], dtype=like.tensor.dtype)
+            else:
+                found = None
             if found is not None:
                 leaves[index] = Given(found, like.kind)
         return _Item(self.place, pytree.tree_unflatten(leaves, self.spec))
@@ -92,9 +92,9 @@ def _tensor_like(values: Any, like: Given) -> Tensor | None:
     """Returns what a program gives for such an array or list; None where it gives nothing of that kind."""
     try:
         found = [torch.as_tensor(value, dtype=like.tensor.dtype, device="cpu") for value in values]
-    except (TypeError, ValueError):
+        return torch.stack(found) if found else like.tensor.new_empty(like.tensor.shape, device="cpu")
+    except (TypeError, ValueError, RuntimeError):  # somebody has put something else there
         return None
-    return torch.stack(found) if found else like.tensor.new_empty(like.tensor.shape, device="cpu")
 
 
 class Appends:
