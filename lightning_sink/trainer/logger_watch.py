@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -23,12 +23,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_sink.engine.numbers.given import given
 from lightning_sink.engine.numbers.released import as_they_are
 from lightning_sink.engine.private import pytree
-from lightning_sink.engine.shadows import replaced, shadowed
+from lightning_sink.engine.shadows import shadowed
 from lightning_sink.engine.state.attributes import Same
 from lightning_sink.engine.step import Tape
 from lightning_sink.engine.watch import is_user_frame
 from lightning_sink.trainer.by_hand import DueCalls, HandCall, may_be_written, numbers_of
 from lightning_sink.trainer.logger_uses import LOGGER, LOGGERS, METHODS, WRITER, is_statement, only_writes
+from lightning_sink.trainer.reads import given_to_users
 from lightning_sink.whose import is_library, module_of
 
 _OF_TORCH, _OF_TENSORBOARD = "torch.utils.tensorboard.writer", frozenset(["add_scalar", "add_scalars"])
@@ -70,10 +71,9 @@ class LoggerWatch:
                     stack.enter_context(self._given(kind, owner, name, other))
             # By these, what a line names is found without a property being asked.
             for kind, owner in ((LightningModule, module), (Trainer, trainer)) if others else ():
-                own = {**shown, "trainer": trainer} if owner is module else shown
-                stack.enter_context(
-                    shadowed(owner, {name: own[name] for name in own if _is_lightnings(owner, kind, name)})
-                )
+                names = {**shown, "trainer": trainer} if owner is module else shown
+                found = {name: each for name, each in names.items() if _is_lightnings(owner, kind, name)}
+                stack.enter_context(shadowed(owner, found))
             for stand_in in others:
                 self._tape.goes_to(stand_in, "log_metrics")
             for writer in self._own_writers():
@@ -83,20 +83,15 @@ class LoggerWatch:
 
     def _given(self, kind: type, owner: Any, name: str, other: Any) -> AbstractContextManager[None]:
         """Has the user's lines get something else by a name of the owner's."""
-        present: Any = vars(kind)[name]
-        thread = threading.get_ident()
 
-        def get(asked: Any) -> Any:
-            frame = sys._getframe(1)
-            if threading.get_ident() != thread or not is_user_frame(frame):
-                return present.fget(asked)
+        def give(asked: Any, value: Any, frame: FrameType) -> Any:
             many = len(self._trainer.loggers)
             if asked is not owner or (many and not other) or not only_writes(frame, name):
-                return self.asked_for_more(present.fget(asked))
+                return self.asked_for_more(value)
             self._tape.decided("which loggers there are", self._trainer, True, self._has(many))
-            return other if many else present.fget(asked)
+            return other if many else value
 
-        return replaced(kind, name, property(get, present.fset, present.fdel, present.__doc__))
+        return given_to_users(kind, name, give)
 
     def _has(self, many: int) -> Callable[[], bool]:
         trainer = self._trainer

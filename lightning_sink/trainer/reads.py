@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -45,13 +45,15 @@ _COUNTERS: dict[type, tuple[str, ...]] = {
 _FLAGS: dict[type, tuple[str, ...]] = {Trainer: ("is_last_batch",)}
 
 _WATCHED: dict[type, tuple[str, ...]] = {
-    LightningModule: ("logger", "loggers"),
-    Trainer: ("callback_metrics", "logged_metrics", "progress_bar_metrics", "logger", "loggers"),
+    Trainer: ("callback_metrics", "logged_metrics", "progress_bar_metrics"),
     _LoggerConnector: ("should_update_logs",),
     _TrainingEpochLoop: ("_is_training_done",),
 }
 
-TOLD = frozenset(name for of in (_COUNTERS, _FLAGS, _WATCHED) for names in of.values() for name in names)
+_LOGGERS = frozenset(["logger", "loggers"])
+"""Of which `logger_watch.py` tells."""
+
+TOLD = _LOGGERS.union(name for of in (_COUNTERS, _FLAGS, _WATCHED) for names in of.values() for name in names)
 """What is told where it is read: that it is an input of the program, or that it is no part of one."""
 
 _COUNTED = ("optimizer_step", "optimizer_zero_grad")
@@ -119,20 +121,34 @@ def lifted_counters(trainer: Any, tape: Tape, stepped: list[Any]) -> Iterator[No
         yield
 
 
-def _lifted(kind: type, name: str, owners: set[int], tape: Tape) -> AbstractContextManager[None]:
+def given_to_users(kind: type, name: str, give: Callable[[Any, Any, FrameType], Any]) -> AbstractContextManager[None]:
+    """Has lines of the user's, in this thread, get something else by a property of a class.
+
+    `give` is called with the object, what the property gives, and the frame that asks for it.
+    """
     present: Any = vars(kind)[name]
     thread = threading.get_ident()
 
     def get(self: Any) -> Any:
-        value = present.fget(self)
-        if threading.get_ident() != thread or id(self) not in owners or not is_user_frame(sys._getframe(1)):
+        value, frame = present.fget(self), sys._getframe(1)
+        is_users = threading.get_ident() == thread and is_user_frame(frame)
+        return give(self, value, frame) if is_users else value
+
+    return replaced(kind, name, property(get, present.fset, present.fdel, present.__doc__))
+
+
+def _lifted(kind: type, name: str, owners: set[int], tape: Tape) -> AbstractContextManager[None]:
+    present: Any = vars(kind)[name]
+
+    def give(asked: Any, value: Any, _: FrameType) -> Any:
+        if id(asked) not in owners:
             return value
         if name not in _FLAGS.get(kind, ()):
             return tape.watched(name, value)
-        tape.decided(f"`{name}`", self, value, lambda: present.fget(self))
+        tape.decided(f"`{name}`", asked, value, lambda: present.fget(asked))
         return value
 
-    return replaced(kind, name, property(get, present.fset, present.fdel, present.__doc__))
+    return given_to_users(kind, name, give)
 
 
 class _Rates:
