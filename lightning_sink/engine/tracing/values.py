@@ -119,9 +119,8 @@ class Values:
         with self._paused():
             value = func(*args, **kwargs)
         self._gone_on += 1
-        of = (
-            args[0].detach() if KINDS[func] is as_array else args[0].detach().clone()
-        )  # an array has the tensor's memory
+        of = args[0].detach()  # whose memory an array has; a list is a copy
+        of = of if KINDS[func] is as_array else of.clone()
         return Taken(of, value, KINDS[func], self._uses, (self._gone_on, _OF_STEP))
 
     def hands_on(self, tensor: Tensor, caller: FrameType) -> bool:
