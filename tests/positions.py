@@ -1,6 +1,6 @@
 """Whether Python tells which operation of a line runs: from 3.11 on, code objects have `co_positions`.
 
-Before, numbers that steps collect, or carry in attributes, make the steps eager (README, "Limits").
+Before, numbers that steps collect, or carry in attributes, make the steps eager (docs/steps.md).
 """
 
 from types import CodeType

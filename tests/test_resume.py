@@ -204,7 +204,7 @@ def test_resuming_in_mid_epoch_with_a_plain_loader_trains_what_is_left():
     for way in ("plain", "sink"):
         resumed, left[way] = go_on(loader(8, last=8), strategy(way), "first/epoch=0-step=3.ckpt", max_epochs=1)
         assert resumed.trainer.global_step == 8
-    assert left["plain"] == whole.batches.seen[:5]  # the README says so
+    assert left["plain"] == whole.batches.seen[:5]  # docs/data.md says so
     assert_goes_on(whole, resumed, left["sink"], exact=True)
 
 

@@ -525,7 +525,7 @@ UNSEEN = {
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_a_draw_that_c_code_makes_is_not_seen(name):
-    """A limit, named in the module and in the README; a change here is good news for both."""
+    """A limit, named in the module and in docs/data.md; a change here is good news for both."""
     assert waits_of(UNSEEN[name]) == []
 
 

@@ -23,7 +23,7 @@ EAGER_THERE = {
     "looks at a weight in inference mode",
     "teacher of torch",
 }
-"""What runs eagerly on a GPU only, as the README says: steps that look up, or draw on the host, behind a truth, and
+"""What runs eagerly on a GPU only, as docs/steps.md says: steps that look up, or draw on the host, behind a truth, and
 `AveragedModel`, whose own average takes a number out of its count there."""
 
 CASES = [case for case in SAME if case.options.get("accelerator", "cpu") == "cpu"]

@@ -28,7 +28,7 @@ from lightning_sink.engine.watch import is_user_frame
 from lightning_sink.whose import is_users
 
 _MOST = 1 << 17
-"""Numbers at most: more are no schedule, and in much larger arrays changes are not seen (README, "Limits")."""
+"""Numbers at most: more are no schedule, and in much larger arrays changes are not seen (docs/steps.md)."""
 
 
 @contextmanager
