@@ -723,7 +723,7 @@ class Losing(Task):
         return step
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's own rules for it
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of torch's own rules for it
 @pytest.mark.parametrize("forward", [False, True])
 def test_what_a_step_that_fails_while_it_is_recorded_has_counted_is_counted_once(forward):
     plain, sunk = Losing(forward), Losing(forward)

@@ -89,3 +89,37 @@ class FloatsOfTensors(Small):
         assert [kind.__name__ for kind in kinds] == ["float"] * 3
         self.log("mean", self.mean + self.outs[-1]["mean"] + self.outs[-1]["right"])
         self.log("all", sum(self.outs[::2]) + self.total)
+
+
+@case(inductor=True, size=9, options={"max_epochs": 3}, **numbers())
+class WholeNumbersOfTensors(Small):
+    """By Python's `int`, as by `item()`; of what is whole already it makes the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.outs, self.right, self.seen = [], 0, 0
+
+    def training_step(self, batch, batch_idx):
+        right = (self(batch[0]).argmax(1) == batch[1]).sum()
+        self.outs.append(int(right))
+        self.outs.append((int(right.item()), int(self.global_step)))
+        self.right += int(right.cpu())
+        self.seen += int(len(batch[1]))
+        self.log("right", int(right) / len(batch[1]))
+        self.log("running", self.right / self.seen)
+        return self.loss(batch) * (1 + int(self.global_step) / 50)
+
+    def on_train_epoch_end(self):
+        kinds = [type(self.right), type(self.outs[0]), *map(type, self.outs[1])]
+        assert [kind.__name__ for kind in kinds] == ["int"] * 4
+        self.log("all", sum(self.outs[::2]) + self.right + sum(map(sum, self.outs[1::2])))
+
+
+@case(eager="decides what Python does")
+class WholeNumbersOfFloats(Small):
+    """Of a float it makes another number."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", int(loss * 10))
+        return loss

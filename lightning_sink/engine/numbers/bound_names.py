@@ -1,10 +1,10 @@
 """Whose own code may be given functions that know stand-ins: `float(n)`, `cos(n)` behind `from math import cos`.
 
-Python's `float`, and a function of C's that a module has under a name of its own, ask for the number itself, and have
-to be given a plain one, which would be another in each step. Where the functions of a module do nothing with such a
-name but call it, another function may stand there in its place while a step is recorded (`known_to`). Names are looked
-at once somebody has asked a stand-in for its number by one. Calls are told from other uses by the bytecode, from Python
-3.11 on.
+Python's `float` and `int`, and a function of C's that a module has under a name of its own, ask for the number itself,
+and have to be given a plain one, which would be another in each step. Where the functions of a module do nothing with
+such a name but call it, another function may stand there in its place while a step is recorded (`known_to`). Names are
+looked at once somebody has asked a stand-in for its number by one. Calls are told from other uses by the bytecode, from
+Python 3.11 on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 
 from lightning_sink.held import ABSENT, unfreeze
 from lightning_sink.whose import is_library
+
+CONVERSIONS = (float, int)
 
 _CALLS_ARE_MARKED = sys.version_info >= (3, 11)
 
@@ -46,10 +48,11 @@ def asked(frame: FrameType) -> bool:
 
 
 def _behind(names: dict[str, Any], name: str) -> Any:
-    """Returns Python's `float`, or a function of `math`, that code with these global names has by a name; else None."""
-    found = names.get(name, float if name == "float" else None)
-    is_of_math = type(found) is BuiltinFunctionType and found.__module__ == "math"
-    return found if is_of_math or (found is float and name not in names) else None
+    """Returns one of Python's `CONVERSIONS`, or of `math`, that code with these global names has by a name; or None."""
+    if name not in names:
+        return next((kind for kind in CONVERSIONS if kind.__name__ == name), None)
+    is_of_math = type(names[name]) is BuiltinFunctionType and names[name].__module__ == "math"
+    return names[name] if is_of_math else None
 
 
 @contextmanager

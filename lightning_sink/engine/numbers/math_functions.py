@@ -1,8 +1,8 @@
-"""Functions of Python's `math`, and `float`, of numbers that change from step to step: a cosine of `global_step`.
+"""Functions of Python's `math`, `float` and `int`, of numbers that change from step to step: a cosine of `global_step`.
 
 They are C code, which asks a stand-in for the number itself. While a step is recorded, others take their place that
-know stand-ins; of `float`, and of a function that was imported by its name (`from math import cos`), in modules that do
-nothing with that name but call it (`bound_names.py`).
+know stand-ins; of `float` and `int`, and of a function that was imported by its name (`from math import cos`), in
+modules that do nothing with that name but call it (`bound_names.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TENSORS = frozenset([Tensor, nn.Parameter, nn.Buffer])
 
 @contextmanager
 def known_to_math() -> Iterator[None]:
-    """Lets the functions of `math`, and `float` where it may, take stand-ins for a while."""
+    """Lets the functions of `math`, and `float` and `int` where these may, take stand-ins for a while."""
     present = {name: _plain(getattr(math, name)) for name in (*DOMAINS, *TRUTHS, "pow")}
     for name, plain in present.items():
         setattr(math, name, _knowing(name, plain))
@@ -40,9 +40,9 @@ def known_to_math() -> Iterator[None]:
 
 
 def _in_place_of(known: Collection[str], function: Any) -> Any:
-    """Returns what takes the place of `float`, or of a function of `math`; None where nothing does."""
-    if function is float:
-        return _float
+    """Returns what takes the place of a function of `math`, or of `float` or `int`; None where nothing does."""
+    if function in bound_names.CONVERSIONS:
+        return partial(_converted, function)
     return _knowing(function.__name__, function) if function.__name__ in known else None
 
 
@@ -56,17 +56,25 @@ def _plain(function: Any) -> Any:
     return function.args[1] if isinstance(function, partial) and function.func is _call else function
 
 
-def _float(*arguments: Any, **options: Any) -> Any:
+def _converted(kind: Any, *arguments: Any, **options: Any) -> Any:
     if len(arguments) != 1 or options:
-        return float(*arguments, **options)
+        return kind(*arguments, **options)
     value = arguments[0]
-    if type(value) in _TENSORS and value.numel() == 1 and not value.is_complex():
+    if type(value) in _TENSORS and value.numel() == 1 and _is_as_item(value, kind):
         value = value.item()
-    return value.as_float() if type(value) is Number else float(value)
+    return value.converted(kind) if type(value) is Number else kind(value)
 
 
-OF_FLOAT = _float.__code__
+CONVERTS = _converted.__code__
 """Whose caller gets the number of the tensor that it asks."""
+
+CONVERTING = frozenset([Tensor.__float__, Tensor.__int__])
+"""What Python calls otherwise."""
+
+
+def _is_as_item(tensor: Tensor, kind: type) -> bool:
+    """Tells whether what `float` or `int` makes of a tensor is what it makes of its `item()`."""
+    return not (tensor.is_complex() or (kind is int and tensor.is_floating_point()))
 
 
 def _call(name: str, plain: Callable[..., Any], *arguments: Any) -> Any:

@@ -48,12 +48,17 @@ class Number(Value):
         bound_names.asked(sys._getframe(1))
         return float(self.freeze())
 
-    def as_float(self) -> Any:
-        """Returns the number as a float, which is a stand-in again where all functions may have one."""
-        if type(self.value) is float and not self.uses.closed:
+    def __int__(self) -> int:
+        bound_names.asked(sys._getframe(1))
+        return int(self.freeze())
+
+    def converted(self, kind: type) -> Any:
+        """Returns it as a `float` or an `int`: as it is if it is one, a stand-in again if all may have such a float."""
+        if type(self.value) is kind and not self.uses.closed:
             return self
-        computed = self.computed("float", float, _same, None) if self.plain is None else None
-        return float(self.freeze()) if computed is None else computed
+        may_be_float = kind is float and self.plain is None
+        computed = self.computed("float", float, _same, None) if may_be_float else None
+        return kind(self.freeze()) if computed is None else computed
 
     def __abs__(self) -> Any:
         is_whole = isinstance(self.value, int) and self.host is None
@@ -136,7 +141,7 @@ _WHOLE |= {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 for _name, _function in _WHOLE.items():
     _define(_name, _freezing(_function))
     _define(f"r{_name}", _freezing(lambda value, other, function=_function: function(other, value)))
-_PLAIN: list[Callable[..., Any]] = [int, hash, repr, str, format, round]
+_PLAIN: list[Callable[..., Any]] = [hash, repr, str, format, round]
 _PLAIN += [operator.index, operator.invert, math.floor, math.ceil, math.trunc]
 for _function in _PLAIN:
     _define(_function.__name__, _freezing(_function))

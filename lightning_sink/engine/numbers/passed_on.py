@@ -20,6 +20,8 @@ ADDED = "+="
 RETURNED = "return"
 """How the code of a function receives what it returns to nobody's code."""
 
+_CONVERSIONS = {("float",), ("int",)}
+
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
 
@@ -100,7 +102,7 @@ class PassedOn:
         if isinstance(parent, ast.keyword):
             node, parent = parent, self._parents[parent]
         if isinstance(parent, ast.Call):
-            if path_of(parent.func) == ("float",) and parent.args == [node]:
+            if path_of(parent.func) in _CONVERSIONS and parent.args == [node]:
                 return self._receivers(parent)
             return [] if node is parent.func else [*_receiver(parent.func)]
         if isinstance(parent, ast.Return):

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_sink.engine.failures import INVALID_VALUES
 from lightning_sink.engine.numbers.beside_tensors import tensor_of
-from lightning_sink.engine.numbers.math_functions import OF_FLOAT
+from lightning_sink.engine.numbers.math_functions import CONVERTING, CONVERTS
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.released import released
 from lightning_sink.engine.numbers.taken import KINDS
@@ -56,10 +56,10 @@ class StandInMode(TorchFunctionMode):
         self._meets(func, args)
         if func is torch.Tensor.item:
             caller = sys._getframe(1)
-            number = self._number(args[0], cast(FrameType, caller.f_back) if caller.f_code is OF_FLOAT else caller)
+            number = self._number(args[0], cast(FrameType, caller.f_back) if caller.f_code is CONVERTS else caller)
             if number is not None:
                 return number
-        elif func in KINDS or func is torch.Tensor.__float__:
+        elif func in KINDS or func in CONVERTING:
             return self._taking(func, args, kwargs, sys._getframe(1))
         elif func in (torch.tensor, torch.as_tensor):  # ask for none of a stand-in's methods
             if len(args) == 1 and type(args[0]) is Number and kwargs.keys() <= {"dtype"}:

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from lightning_sink.engine.numbers import bound_names
 from lightning_sink.engine.numbers.flows import Getter, receivers
 from lightning_sink.engine.numbers.guards import Uses
+from lightning_sink.engine.numbers.math_functions import CONVERTING
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import ADDED, RETURNED
 from lightning_sink.engine.numbers.plain_uses import PlainUses
@@ -109,9 +110,9 @@ class Values:
     def taking(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
         """Returns Python's numbers of a tensor, or a stand-in for all of them where they go to lists or are returned.
 
-        Where `float` asks for one, another function is to stand there in the next step that is recorded.
+        Where `float` or `int` asks for one, another function is to stand there in the next step that is recorded.
         """
-        if func is torch.Tensor.__float__:
+        if func in CONVERTING:
             self._recording.is_no_example |= bound_names.asked(caller)
             return func(*args, **kwargs)
         if not (isinstance(args[0], Tensor) and self.hands_on(args[0], caller)):

@@ -107,6 +107,26 @@ def test_functions_that_come_later_in_a_notebook_are_looked_at(later, monkeypatc
         assert ("float" in vars(made)) is (later == "")
 
 
+@known_from_3_11
+def test_int_of_a_whole_number_is_that_number(monkeypatch):
+    made = ModuleType("made_for_ints")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setattr(bound_names, "_found", {})
+    exec("def convert(x):\n    return int(x)", vars(made))
+    whole, told, _ = number(3)
+    with known_to_math():
+        assert type(made.convert(whole)) is int
+    assert told.pop()
+    with known_to_math():
+        assert made.convert(whole) is whole
+        assert not told
+        part, told, _ = number(2.5)
+        assert (made.convert(part), type(made.convert(part))) == (2, int)
+        assert told
+        assert [made.convert(each) for each in ("7", torch.tensor(4), torch.tensor([2.7]), True)] == [7, 4, 2, 1]
+    assert "int" not in vars(made)
+
+
 IMPORTS = {
     "by its name": "from math import cos",
     "by another name": "from math import cos as cosine\ndef other(x):\n    return cosine(x)",
