@@ -75,7 +75,7 @@ OTHERS += [
     "values",
 ]
 OTHERS += ["wrapped"]
-OTHERS += ["carried", "kept_numbers", "objects"] * positions.KNOWN  # from Python 3.11 on
+OTHERS += ["carried", "dictionaries", "kept_numbers", "objects"] * positions.KNOWN  # from Python 3.11 on
 OTHERS += ["floats", "second_names", "sharpness"]
 for subject in WITH_HOOKS:
     import_module(f"gallery.{subject}")  # fills CASES

@@ -283,7 +283,7 @@ class ATensorInAnObjectSetsTheRate(Setting):
         optimizer.step(closure=optimizer_closure)
 
 
-@case(eager="the step changes Python state: `counts`")
+@case(**carried())
 class TheHookCountsInADictionary(Setting):
     def __init__(self):
         super().__init__()

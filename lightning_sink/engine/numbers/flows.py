@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from lightning_sink.held import ABSENT, attribute_of, found_behind
 
 _PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
-TABLES = frozenset([dict, defaultdict])
+TABLES = frozenset([dict, defaultdict, Counter])
 KEYS = frozenset([int, float, bool, str, type(None)])
 """Dictionaries, and keys of theirs, that ask nobody's code for what they are."""
 

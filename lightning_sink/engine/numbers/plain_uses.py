@@ -26,17 +26,17 @@ class PlainUses:
     """Who may get a stand-in, in one recording.
 
     Args:
-        carries: Tells whether an attribute of an object may hold one while the step is recorded.
+        carries: Tells whether an attribute of an object, or an item of a dictionary, may be one in a recorded step.
         receives: Tells whether somebody takes one and decides nothing by it.
         handed: Told of functions that do nothing else with one, either.
 
     Attributes:
-        wanted: Attributes into which one would be put, if they might hold one.
+        wanted: Attributes and items of dictionaries into which one would be put, if they might hold one.
     """
 
-    def __init__(self, carries: Callable[[Any, str], bool], receives: Callable[[Getter], bool], handed: Handed) -> None:
+    def __init__(self, carries: Callable[[Any, Any], bool], receives: Callable[[Getter], bool], handed: Handed) -> None:
         self.carries, self.receives, self.handed = carries, receives, handed
-        self.wanted: list[tuple[Any, str]] = []
+        self.wanted: list[tuple[Any, Any]] = []
 
     def reads(self, frame: FrameType, attribute: str) -> bool:
         """Tells whether a frame reads an attribute, and uses it as a number and as nothing else."""

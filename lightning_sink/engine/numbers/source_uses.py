@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_sink.engine.numbers.called import argument_of, called_by
-from lightning_sink.engine.numbers.flows import getter, gives_later, got
+from lightning_sink.engine.numbers.flows import KEYS, TABLES, getter, gives_later, got
 from lightning_sink.engine.numbers.handed import OF_TENSORS
 from lightning_sink.engine.numbers.known_functions import DOMAINS, TRUTHS
 from lightning_sink.engine.numbers.passed_on import PassedOn, Receiver
@@ -121,6 +121,8 @@ class SourceUses:
             return True
         if isinstance(parent, ast.Assign) and not isinstance(parent.targets[0], ast.Subscript):
             return all(map(self._is_put_into, parent.targets))
+        if isinstance(parent, ast.Assign) and len(path_of(parent.targets[0].value)) > 1:  # type: ignore[attr-defined]
+            return all(map(self._is_put_into, parent.targets))
         if isinstance(parent, ast.Tuple) and (target := self._target_of(node, parent)) is not None:
             return self._is_put_into(target)
         if isinstance(parent, (ast.Call, ast.keyword)):
@@ -158,15 +160,23 @@ class SourceUses:
         if isinstance(target, ast.Name):
             function = self._source.function_of(target)
             return function is not None and self._is_plain_variable(function, target.id)
-        path = path_of(target)
-        if len(path) < 2:
+        holder, key = self._place(target)
+        if holder is ABSENT or key is ABSENT:
             return False
-        holder = self._held(path[:-1])
-        carries = self._known.carries(holder, path[-1])
+        carries = self._known.carries(holder, key)
         self._way.is_kept |= carries
         if not carries:
-            self._known.wanted.append((holder, path[-1]))
+            self._known.wanted.append((holder, key))
         return carries
+
+    def _place(self, target: ast.expr) -> tuple[Any, Any]:
+        """Returns the object and the name of an attribute, or a dictionary and where in it, if it is that of one."""
+        if isinstance(target, ast.Subscript):
+            item, table = target.slice, self._held(path_of(target.value))
+            key = item.value if isinstance(item, ast.Constant) else self._held(path_of(item))
+            return (table, key) if type(table) in TABLES and type(key) in KEYS else (ABSENT, ABSENT)
+        path = path_of(target)
+        return (self._held(path[:-1]), path[-1]) if len(path) > 1 else (ABSENT, ABSENT)
 
     def _is_received(self, node: Any) -> bool:
         """Tells whether a value goes to who takes stand-ins, be it in a container or by the lines behind."""

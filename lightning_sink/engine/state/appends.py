@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain, islice, repeat
 from typing import Any, cast
 
@@ -187,12 +187,3 @@ def _numbers(column: Column) -> list[float]:
     """Returns the numbers in tensors, brought to the host at once."""
     numbers: list[float] = (column if isinstance(column, Tensor) else torch.stack(column)).tolist()
     return numbers
-
-
-def containers_in(items: Iterable[Any]) -> Iterator[Any]:
-    """Yields the lists and dictionaries in some values, as often as they are met."""
-    for item in items:
-        if isinstance(item, (list, dict)):
-            yield item
-        if isinstance(item, (list, tuple, dict)):
-            yield from containers_in(item.values() if isinstance(item, dict) else item)

@@ -141,6 +141,20 @@ _READS_PAST = frozenset(["vars", "__dict__", "dir", "getmembers", "getattr_stati
 _READS_PAST |= {"__getstate__", "__reduce_ex__", "__dir__", "dumps"}
 
 
+_ASKS = frozenset(["type", "__class__"])
+
+
+def asking_for_types(codes: Iterable[CodeType]) -> list[CodeType]:
+    """Returns the code of the user's that may ask for the type of what it gets, which a stand-in has not."""
+    return [code for code in codes if not is_pythons(code) and _asks_for_types(code)]
+
+
+@lru_cache(maxsize=4096)
+def _asks_for_types(code: CodeType) -> bool:
+    inside = (inner for inner in code.co_consts if isinstance(inner, CodeType))
+    return bool(_ASKS.intersection(code.co_names)) or any(map(_asks_for_types, inside))
+
+
 def may_read_past(codes: Iterable[CodeType]) -> bool:
     """Tells whether code of the user's may see attributes, or what stands on their class, without asking for them.
 

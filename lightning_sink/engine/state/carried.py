@@ -1,5 +1,7 @@
 """Attributes by which Python carries a value from step to step: `self.steps += 1`, a temperature that is annealed.
 
+A number may be in a dictionary that an attribute holds, `self.sums["loss"] += loss.item()`, also one that is made anew.
+
 What a step sets such an attribute to is most often computed of numbers that the host knows without running it: of the
 attribute itself, of counters, of constants. A program computes that for each of its steps, on the host, in Python; what
 it takes of the attribute is an input, as a counter is, or decided before the step. What is computed of a tensor's value
@@ -9,18 +11,26 @@ is one of them, and owns the 0-dim tensors that stand for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_sink.engine.numbers.flows import KEYS, TABLES
 from lightning_sink.engine.numbers.guards import Host
 from lightning_sink.engine.state.ahead import Left
-from lightning_sink.engine.state.attribute_watch import AttributeWatches, Looks, is_plain, may_read_past
-from lightning_sink.engine.state.attributes import SCALARS, TENSOR_HOLDERS
+from lightning_sink.engine.state.attribute_watch import (
+    AttributeWatches,
+    Looks,
+    asking_for_types,
+    is_plain,
+    may_read_past,
+)
+from lightning_sink.engine.state.attributes import NUMBERS, SCALARS, TENSOR_HOLDERS
 from lightning_sink.engine.state.carry_watch import AttributeInStep, CarryWatch
 from lightning_sink.engine.state.collected import Place
 from lightning_sink.engine.state.tensor_watch import TensorWatch
@@ -29,17 +39,19 @@ from lightning_sink.whose import is_users
 
 _NONE = frozenset[str]()
 
+_NOTHING: Any = MappingProxyType[Any, Any]({})
+
 _PARTS = 4
 """Parts of a step at most in which such an attribute is used."""
 
 
 class Carry(Left):
-    """One attribute.
+    """One attribute, or an item of the dictionary that one holds.
 
     Attributes:
         name: What users call it.
         holder: What has the attribute.
-        key: The attribute's own name.
+        attribute, item: The attribute's own name; where in the dictionary, or `ABSENT`.
         number: Which it is of those that have its name: two objects may be called alike.
         place: Where programs put what only they know.
         is_of_tensors: Whether steps set it to that.
@@ -48,29 +60,47 @@ class Carry(Left):
         kept: What programs have it in that write to it, by its type.
     """
 
-    def __init__(self, name: str, holder: Any, key: str, number: int = 0) -> None:
+    def __init__(self, name: str, holder: Any, attribute: str, item: Any = ABSENT, number: int = 0) -> None:
         super().__init__()
-        self.name, self.holder, self.key, self.number = name, holder, key, number
-        self.place = Place(name, holder, key, is_last=True)
+        self.name, self.holder, self.attribute, self.item, self.number = name, holder, attribute, item, number
+        self.place = Place(name, holder, attribute, is_last=True, item=item)
         self.is_of_tensors, self.is_bounded = False, True
         self.tensors = [torch.zeros((), dtype=torch.float64) for _ in range(_PARTS)]
         self.kept: dict[type, Tensor] = {}
 
+    @property
+    def is_item(self) -> bool:
+        """Whether it is in a dictionary."""
+        return self.item is not ABSENT
+
+    @property
+    def key(self) -> Any:
+        """Where it is in what has it."""
+        return self.item if self.is_item else self.attribute
+
+    @property
+    def held(self) -> dict[Any, Any]:
+        """What has it: the attributes of the holder, or the dictionary; an empty one where there is none."""
+        attributes: dict[str, Any] = vars(self.holder)
+        table: Any = attributes.get(self.attribute) if self.is_item else attributes
+        held: dict[Any, Any] = table if type(table) in TABLES else _NOTHING
+        return held
+
     def present(self) -> Any:
         """Returns what it is."""
-        return vars(self.holder).get(self.key, ABSENT)
+        return self.held.get(self.key, ABSENT)
 
     def watch(self) -> AttributeInStep:
         """Returns what is to stand before it in a recorded step."""
         if self.is_of_tensors:
             types = {float: torch.float64, int: torch.int64}
             self.kept = self.kept or {kind: torch.zeros((), dtype=dtype) for kind, dtype in types.items()}
-            return TensorWatch(self.name, vars(self.holder), self.key, self.kept, self.is_bounded)
-        return CarryWatch(self.name, vars(self.holder), self.key, self.found, self.tensors, self.number)
+            return TensorWatch(self.name, self.held, self.key, self.present, self.kept, self.is_bounded)
+        return CarryWatch(self.name, self.held, self.key, self.found, self.tensors, self.number)
 
     def put(self, value: Any) -> None:
         """Sets it."""
-        vars(self.holder)[self.key] = value
+        self.held[self.key] = value
 
 
 class Carried:
@@ -80,19 +110,29 @@ class Carried:
         self._all: list[Carry] = []
         self._watches: list[tuple[Carry, AttributeInStep]] = []
 
-    def has(self, holder: Any, key: str) -> bool:
-        """Tells whether an attribute of an object is one of them."""
+    def has(self, holder: Any, key: Any) -> bool:
+        """Tells whether an attribute of an object, or an item of a dictionary, is one of them."""
+        if type(holder) in TABLES:
+            return any(carry.is_item and carry.held is holder and carry.item == key for carry in self._all)
         return key in self.names(holder)
 
     def names(self, holder: Any) -> frozenset[str]:
-        """Returns those of an object."""
+        """Returns those of an object, but for dictionaries."""
         if not self._all:  # as in most trainings; asked of each module at each look
             return _NONE
-        return frozenset(carry.key for carry in self._all if carry.holder is holder)
+        return frozenset(carry.attribute for carry in self._all if carry.holder is holder and not carry.is_item)
 
-    def places(self) -> set[tuple[int, str]]:
-        """Returns them by the identity of the dictionary that each is in, and its name there."""
-        return {(id(vars(carry.holder)), carry.key) for carry in self._all}
+    def items(self, holder: Any) -> dict[str, list[Any]]:
+        """Returns those that an object has in dictionaries, by attribute."""
+        found: dict[str, list[Any]] = {}
+        for carry in self._all:
+            if carry.is_item and carry.holder is holder and carry.present() is not ABSENT:
+                found.setdefault(carry.attribute, []).append(carry.item)
+        return found
+
+    def places(self) -> set[tuple[int, Any]]:
+        """Returns them by the identity of the dictionary that each is in, and where there."""
+        return {(id(carry.held), carry.key) for carry in self._all}
 
     def state(self, holders: Collection[int]) -> dict[str, Hashable]:
         """Returns what programs take for granted of them: that they are carried; what they are is asked before a step.
@@ -103,26 +143,46 @@ class Carried:
         return {carry.name: ("carried", carry.is_bounded) for carry in self._all}
 
     def learn(
-        self, holders: Iterable[tuple[str, Any]], changed: Collection[str], codes: Collection[CodeType]
+        self,
+        holders: Iterable[tuple[str, Any]],
+        changed: Collection[str],
+        items: Collection[tuple[int, Any]],
+        codes: Collection[CodeType],
     ) -> list[str]:
         """Takes note of what a step has set; returns the names of what is new.
 
         Args:
             holders: Objects whose attributes these may be, with what the attributes' names begin with.
             changed: Names of Python values that are others behind the step.
+            items: Identities of dictionaries, and where in them numbers are others, or may come to be.
             codes: The code of the step.
         """
         if may_read_past(codes):
             return []
-        known = len(self._all)
+        known, holders, items = len(self._all), [*holders], () if asking_for_types(codes) else items
+        places = Counter(id(value) for _, holder in holders for value in vars(holder).values()) if items else {}
         for prefix, holder in holders:
-            kind, left_out = type(holder), TENSOR_HOLDERS | self.names(holder)
-            keys = [key for key, value in vars(holder).items() if type(value) in SCALARS and prefix + key in changed]
-            keys = [key for key in keys if key not in left_out and is_users(kind.__module__) and is_plain(kind, key)]
-            for name, key in ((prefix + key, key) for key in keys):
+            kind, held = type(holder), vars(holder)
+            if not is_users(kind.__module__):
+                continue
+            left_out = TENSOR_HOLDERS | self.names(holder)
+            keys = [key for key, value in held.items() if type(value) in SCALARS and prefix + key in changed]
+            found = [(key, ABSENT) for key in keys if key not in left_out and is_plain(kind, key)]
+            # What stands in a dictionary is given to whoever looks there, and also to who asks for its type.
+            tables = [
+                (key, value) for key, value in held.items() if type(value) in TABLES and places.get(id(value)) == 1
+            ]
+            found += [(key, item) for key, table in tables for item in self._new_items(table, items)]
+            for key, item in found:
+                name = prefix + key if item is ABSENT else f"{prefix}{key}[{item!r}]"
                 numbers = (carry.number for carry in self._all if carry.name == name)
-                self._all.append(Carry(name, holder, key, max(numbers, default=-1) + 1))
+                self._all.append(Carry(name, holder, key, item, max(numbers, default=-1) + 1))
         return [carry.name for carry in self._all[known:]]
+
+    def _new_items(self, table: dict[Any, Any], items: Collection[tuple[int, Any]]) -> list[Any]:
+        """Returns where in a dictionary numbers are that steps set, and are not known yet."""
+        numbers = [key for key, value in table.items() if type(key) in KEYS and type(value) in NUMBERS]
+        return [key for key in numbers if (id(table), key) in items and not self.has(table, key)]
 
     # -- one recording ------------------------------------------------------------------------------------------------
 
@@ -138,16 +198,29 @@ class Carried:
         try:
             for carry, watch in self._watches:
                 watch.begin(step)
-                if watches.watch(carry.holder, carry.key, watch) is None:
+                if not carry.is_item and watches.watch(carry.holder, carry.attribute, watch) is None:
                     watch.tell("while something else watches it")
             yield
         finally:
             reads_past = bool(step.past) or may_read_past(step.ran.values())
+            asks = asking_for_types(step.ran.values())
             for carry, watch in self._watches:
-                watch.end(reads_past)
+                if carry.is_item and asks:
+                    watch.tell("and asks for types (`type()`, `__class__`)")
+                watch.end(reads_past and not carry.is_item, carry.held)
                 carry.is_of_tensors |= watch.is_of_tensors
                 carry.is_bounded &= watch.is_bounded
             watches.end()
+
+    def tables(self) -> set[int]:
+        """Returns the identities of the dictionaries that have some."""
+        return {id(carry.held) for carry in self._all if carry.is_item}
+
+    def stand_in_dictionaries(self) -> None:
+        """Puts what stands for them into dictionaries, which nobody is told of who looks there; recorded, too."""
+        for carry, watch in self._watches:
+            if carry.is_item:
+                watch.stand_there()
 
     def leave(self) -> list[tuple[Place, Any]]:
         """Returns what the part that is being recorded has set them to, where only a program knows that."""

@@ -32,7 +32,7 @@ class AttributeInStep(ABC):
 
     Args:
         name: What users call the attribute.
-        held: The dictionary that it is in.
+        held: The dictionary that it is in: of an object, or one that an attribute holds.
         present: What the step is about to find.
 
     Attributes:
@@ -43,7 +43,7 @@ class AttributeInStep(ABC):
 
     is_of_tensors, is_bounded = False, True
 
-    def __init__(self, name: str, held: dict[str, Any], key: str, present: Any) -> None:
+    def __init__(self, name: str, held: dict[Any, Any], key: Any, present: Any) -> None:
         self._words, self._held, self._key = f"`{name}`", held, key
         self.inputs: list[tuple[Tensor, Host]] = []
         self._number: Number | None = None
@@ -51,6 +51,7 @@ class AttributeInStep(ABC):
         self._expected: Any = present
         self._found: Any = ABSENT
         self._is_used = self._is_set = self._was_set = False
+        self._put: Any = ABSENT  # what stands in the place of an item, which nobody is told of who asks for it
 
     def begin(self, step: Looks) -> None:
         """A part of the step begins."""
@@ -59,6 +60,18 @@ class AttributeInStep(ABC):
         self._found = self._held.get(self._key, ABSENT)
         if self._found is not self._expected:
             self.tell("which others set in its midst")
+
+    def stand_there(self) -> None:
+        """Puts what the part of the step is to find into the dictionary."""
+        step = self._step
+        if step is not None and self._found is not ABSENT:
+            step.plain.handed.are_given = True
+            self._put = self._held[self._key] = self._get(step, self._found, None)
+
+    def _look(self) -> None:
+        """Sees whether the step has set an item by now."""
+        if self._put is not ABSENT and self._held.get(self._key, ABSENT) is not self._put:
+            self.changed()
 
     def got(self, value: Any, frame: FrameType) -> Any:
         """Returns what a frame gets that asks for it."""
@@ -71,8 +84,12 @@ class AttributeInStep(ABC):
         return self._get(step, value, frame)
 
     @abstractmethod
-    def _get(self, step: Looks, value: Any, frame: FrameType) -> Any:
-        """Returns what a frame gets before this part of the step has set it."""
+    def _get(self, step: Looks, value: Any, frame: FrameType | None) -> Any:
+        """Returns what a frame gets before this part of the step has set it; None for who is not known."""
+
+    def _is_plain(self, step: Looks, frame: FrameType | None) -> bool:
+        """Tells whether a frame may get a stand-in; of an item, all may, and what they do with it is seen then."""
+        return frame is None or step.plain.reads(frame, self._key)
 
     def changed(self) -> None:
         """Called when it was set or deleted."""
@@ -84,11 +101,19 @@ class AttributeInStep(ABC):
         """Returns what the part has set it to, if the program is to give that; called while it is still recorded."""
         return []
 
-    def end(self, reads_past: bool) -> None:
+    def end(self, reads_past: bool, held: dict[Any, Any]) -> None:
         """A part of the step ends: the attribute holds a plain value again.
 
-        `reads_past`: the step may have seen it past what stands before it.
+        Args:
+            reads_past: Whether the step may have seen it past what stands before it.
+            held: The dictionary that it is to be in by now.
         """
+        self._look()
+        if held is not self._held:
+            self.tell("in the place of whose dictionary it puts another one")
+        if self._put is not ABSENT and not self._is_set:
+            self._held[self._key] = self._found
+        self._put = ABSENT
         self._number, value = None, self._held.get(self._key, ABSENT)
         plain = self._expected = as_they_are(value)
         if type(value) is Number:
@@ -146,7 +171,7 @@ class CarryWatch(AttributeInStep):
     """
 
     def __init__(
-        self, name: str, held: dict[str, Any], key: str, get: Callable[[], Any], tensors: list[Tensor], number: int
+        self, name: str, held: dict[Any, Any], key: Any, get: Callable[[], Any], tensors: list[Tensor], number: int
     ) -> None:
         present = get()
         super().__init__(name, held, key, present)
@@ -164,10 +189,10 @@ class CarryWatch(AttributeInStep):
         if self._may_stand_in:
             self._tensors[self._part].fill_(self._now.value)
 
-    def _get(self, step: Looks, value: Any, frame: FrameType) -> Any:
+    def _get(self, step: Looks, value: Any, frame: FrameType | None) -> Any:
         if self._now.host is None:
             return value
-        if not self._may_stand_in or not step.plain.reads(frame, self._key):
+        if not self._may_stand_in or not self._is_plain(step, frame):
             host, what = self._now.host, _PLAINLY if self._may_stand_in else "decides what Python does"
             named = self._now.name, "is"
             step.uses.froze(f"{self._words} {what}", named, exactly(value), lambda: exactly(host()))

@@ -18,15 +18,12 @@ from types import CodeType
 from typing import Any
 
 from lightning_sink.engine.numbers.flows import KEYS, TABLES, is_only_added_to
-from lightning_sink.engine.state.attribute_watch import AttributeWatches, is_plain, may_read_past
+from lightning_sink.engine.state.attribute_watch import AttributeWatches, asking_for_types, is_plain, may_read_past
 from lightning_sink.engine.state.attributes import NUMBERS
 from lightning_sink.engine.state.collectors import ListWatch, Sum
 from lightning_sink.engine.state.referrers import is_held, put_in_place_of
 from lightning_sink.engine.watch import CHANGES
 from lightning_sink.held import ABSENT
-from lightning_sink.whose import is_pythons
-
-_ASKS = frozenset(["type", "__class__"])
 
 _COLLECTED = "what steps collect"
 
@@ -146,8 +143,7 @@ class Collected:
                 number that it reads is none to which it only adds.
         """
         lists = {id(content) for content in grown}
-        users = (code for code in codes if not is_pythons(code))
-        asked = {name for code in users if _ASKS & {*code.co_names} for name in code.co_names}
+        asked = {name for code in asking_for_types(codes) for name in code.co_names}
         changed = () if may_read_past(codes) else changed
         for prefix, holder in holders if lists or changed else ():
             held, known = vars(holder), self.names(holder) | asked | self.left_out
@@ -166,9 +162,12 @@ class Collected:
             self.places += [Place(prefix + key, holder, key, is_sum=True) for key in sums]
 
     @contextmanager
-    def watched(self, report: Callable[[str], None]) -> Iterator[Watched]:
-        """Puts something in their place that reports whatever else than collecting is done with them."""
-        watched = Watched(report)
+    def watched(self, report: Callable[[str], None], apart: Collection[int] = ()) -> Iterator[Watched]:
+        """Puts something in their place that reports whatever else than collecting is done with them.
+
+        `apart`: identities of dictionaries with stand-ins, which are themselves where they are appended.
+        """
+        watched = Watched(report, apart)
         try:
             for place in self.places:
                 if place.is_there:
@@ -179,7 +178,7 @@ class Collected:
 
 
 class Watched:
-    """What a step collected; `report` is told of whatever else it does.
+    """What a step collected; `report` is told of whatever else it does. Arguments as of `Collected.watched`.
 
     Attributes:
         taken: What it collected, and where, in order.
@@ -187,11 +186,11 @@ class Watched:
         read: Numbers with which it did something else than to add to them.
     """
 
-    def __init__(self, report: Callable[[str], None] = lambda what: None) -> None:
+    def __init__(self, report: Callable[[str], None] = lambda what: None, apart: Collection[int] = ()) -> None:
         self.taken: list[tuple[Place, Any]] = []
         self.items: dict[int, str] = {}
         self.read: list[Place] = []
-        self._report = report
+        self._report, self._apart = report, apart
         self._lists: dict[int, ListWatch] = {}
         self._list_places: list[tuple[Place, int]] = []
         self._watches = AttributeWatches()
@@ -202,7 +201,7 @@ class Watched:
         held = place.value
         if id(held) not in self._lists:
             read = partial(self.tell, place, "which it reads, too, or changes otherwise than by appending")
-            self._lists[id(held)] = ListWatch(held, partial(self._take, place), read)
+            self._lists[id(held)] = ListWatch(held, partial(self._take, place), read, self._apart)
             self.items.update((id(item), place.name) for item in held)
         self._list_places.append((place, id(held)))
         place.put(self._lists[id(held)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dis import get_instructions
 from functools import lru_cache
 from types import CodeType, FrameType
@@ -27,12 +27,20 @@ class ListWatch(list[Any]):
     Args:
         take: Takes what is appended, `Given` in the place of numbers that the step gives.
         read: Told of whatever else is done with it.
+        apart: Identities of dictionaries with stand-ins that are to be themselves in it.
     """
 
     receives = frozenset(["append", "extend", ADDED])
 
-    def __init__(self, held: list[Any], take: Callable[[Any], None], read: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        held: list[Any],
+        take: Callable[[Any], None],
+        read: Callable[[], None],
+        apart: Collection[int] = (),
+    ) -> None:
         super().__init__(held)
+        self._apart = apart
         self.held = held
         self._take, self._read = take, read
         self._expected = held.copy()
@@ -40,6 +48,12 @@ class ListWatch(list[Any]):
 
     def append(self, item: Any) -> None:
         """Appends, and tells of it."""
+        if self._apart and any(id(inside) in self._apart for inside in containers_in([item])):
+            self._read()
+            for items in (self._expected, self.held):
+                items.append(item)
+            super().append(item)
+            return
         self._take(given(item))
         plain = as_they_are(item)
         if plain is not item and not is_value(item):
@@ -96,6 +110,15 @@ class ListWatch(list[Any]):
                 self.held[:] = own
         elif not are_the_same(self.held, self._expected):
             self._read()
+
+
+def containers_in(items: Iterable[Any]) -> Iterator[Any]:
+    """Yields the lists and dictionaries in some values, as often as they are met."""
+    for item in items:
+        if isinstance(item, (list, dict)):
+            yield item
+        if isinstance(item, (list, tuple, dict)):
+            yield from containers_in(item.values() if isinstance(item, dict) else item)
 
 
 def _fill(container: Any, content: Any) -> None:

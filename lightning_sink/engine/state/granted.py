@@ -83,6 +83,19 @@ def _count(looks: Iterable[Hashable]) -> int:
     return sum(_count(look) if isinstance(look, tuple) else 1 for look in looks)
 
 
+class _Beside:
+    """What a dictionary holds beside the numbers that steps carry in it."""
+
+    def __init__(self, table: dict[Any, Any], carried: Collection[Any]) -> None:
+        self._table, self._carried = table, carried
+
+    def __iter__(self) -> Iterator[Any]:
+        for key, value in self._table.items():
+            yield key
+            if key not in self._carried:
+                yield value
+
+
 class Granted:
     """Looks at attributes, and at the variables outside the functions that steps were seen to call."""
 
@@ -154,15 +167,19 @@ class Granted:
     def find_containers(self) -> None:
         """Finds what the next glances look into."""
         values: list[Any] = []
+        beside: list[Iterable[Any]] = []
         for prefix, holder in self._parts.holders():
             left_out = self._parts.left_out(holder) | self._parts.collected.names(holder)
             left_out |= self._parts.varying.keys(prefix)
-            values += [value for name, value in vars(holder).items() if name not in left_out]
+            carried = self._parts.carried.items(holder)
+            beside += [_Beside(vars(holder)[name], items) for name, items in carried.items() if name not in left_out]
+            values += [value for name, value in vars(holder).items() if name not in left_out and name not in carried]
+        values += chain.from_iterable(beside)
         tensors = [*self._module.parameters(), *self._module.buffers()]
         values += [held for tensor in tensors if (held := vars(tensor))]
         known = {*map(id, (*self._parts.schedulers(), *self._parts.others)), *self._parts.collected.in_tables()}
         hold = [*nested(values, known=known), *self._outside_containers(known)]
-        self._nested = [*hold, *(dict.values(content) for content in hold if isinstance(content, dict))]
+        self._nested = [*beside, *hold, *(dict.values(content) for content in hold if isinstance(content, dict))]
         self._nested += [content.values() for content in hold if isinstance(content, MappingProxyType)]
         self._finds_outside = 0 < _count(self._look_outside().values()) <= _FEW
 

@@ -33,6 +33,9 @@ _OF_EVERY_MODULE, _EMPTY = frozenset(vars(nn.Module())), "empty"
 """Torch's own attributes, and what is said of those that hold nothing, as most do: a fifth of a look's time."""
 
 
+_CARRIED = "what is carried from step to step"
+
+
 def python_state(parts: Parts) -> dict[str, Hashable]:
     """Returns a fingerprint of all about a training that is no tensor."""
     apart = [(path, module) for path, module in parts.module.named_modules() if parts.is_apart(module)]
@@ -50,8 +53,10 @@ def python_state(parts: Parts) -> dict[str, Hashable]:
             children = tuple([id(child) for _, child in own_modules(holder)])
             state[f"what is in {prefix[:-1] or 'the module'}"] = children, names_within(holder)
         left_out, known_otherwise = parts.left_out(holder), parts.carried.names(holder)
-        if parts.collected.places:
-            tables = parts.collected.tables(holder)
+        tables = parts.collected.tables(holder)
+        for name, items in parts.carried.items(holder).items():
+            tables[name] = {**tables.get(name, vars(holder)[name]), **dict.fromkeys(items, _CARRIED)}
+        if parts.collected.places or tables:
             left_out, known_otherwise = left_out | parts.collected.names(holder), known_otherwise | tables.keys()
             state |= {prefix + name: fingerprint(table, DEEPEST_SLOTS - 1, known) for name, table in tables.items()}
         for name, value in vars(holder).items():

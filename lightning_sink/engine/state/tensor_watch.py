@@ -31,6 +31,7 @@ class TensorWatch(AttributeInStep):
     """Stands before one.
 
     Args:
+        present: Returns what it is before a step.
         tensors: What the program has it in, by the number's type.
         is_bounded: Whether it is known how much steps add to a whole number.
 
@@ -41,10 +42,16 @@ class TensorWatch(AttributeInStep):
     is_of_tensors = True
 
     def __init__(
-        self, name: str, held: dict[str, Any], key: str, tensors: dict[type, Tensor], is_bounded: bool
+        self,
+        name: str,
+        held: dict[Any, Any],
+        key: Any,
+        present: Host,
+        tensors: dict[type, Tensor],
+        is_bounded: bool,
     ) -> None:
-        super().__init__(name, held, key, held.get(key, ABSENT))
-        self._tensors, self.is_bounded, self.changes_type = tensors, is_bounded, False
+        super().__init__(name, held, key, present())
+        self._present, self._tensors, self.is_bounded, self.changes_type = present, tensors, is_bounded, False
 
     def begin(self, step: Looks) -> None:
         """A part of the step begins."""
@@ -53,31 +60,31 @@ class TensorWatch(AttributeInStep):
         if self._kind in NUMBERS:
             self._tensors[self._kind].fill_(self._found)
 
-    def _get(self, step: Looks, value: Any, frame: FrameType) -> Any:
-        held, key = self._held, self._key
+    def _get(self, step: Looks, value: Any, frame: FrameType | None) -> Any:
         if self._kind not in NUMBERS:
             if self._found is ABSENT:
                 self.tell("where it is none of the object's own")
-            what, host = f"{self._words} decides what Python does", lambda: exactly(held.get(key, ABSENT))
-            step.uses.froze(what, (id(held), key), exactly(value), host)
+            what, present = f"{self._words} decides what Python does", self._present
+            step.uses.froze(what, id(self._tensors), exactly(value), lambda: exactly(present()))
             return value
         if self._number is None:
             own = self._tensor(step, self._kind).clone()  # what is there now: it is written to before the part ends
             whole, most = (own, _MOST if self.is_bounded else None) if self._kind is int else (None, None)
-            name, plain = (id(held), self._words), step.plain
+            name, plain = (id(self._tensors), self._words), step.plain
             self._number = Number(own.double(), value, step.uses, name, whole=whole, plain=plain, most=most)
-        return self._number if step.plain.reads(frame, key) else self._number.freeze()
+        return self._number if self._is_plain(step, frame) else self._number.freeze()
 
     def _tensor(self, step: Looks, kind: type) -> Tensor:
         """Returns the tensor for a type of number; the recording stands for steps that find one of the present type."""
-        held, key, tensor = self._held, self._key, self._tensors[kind]
+        present, tensor = self._present, self._tensors[kind]
         if all(known is not tensor for known, _ in self.inputs):
-            step.uses.decide((id(held), key, "is a"), self._kind, lambda: _kind_of(held.get(key, ABSENT)))
-            self.inputs.append((tensor, _of_kind(held, key, kind)))
+            step.uses.decide((id(self._tensors), "is a"), self._kind, lambda: _kind_of(present()))
+            self.inputs.append((tensor, _of_kind(present, kind)))
         return tensor
 
     def leave(self) -> list[Any]:
         """Has the program write what the part has set it to; returns that for the attribute."""
+        self._look()
         step, value = self._step, self._held.get(self._key, ABSENT)
         if step is None or not self._is_set:
             return []
@@ -105,11 +112,11 @@ def _kind_of(value: Any) -> type | None:
     return None if type(value) is int and abs(value) > _MOST >> 1 else type(value)
 
 
-def _of_kind(held: dict[str, Any], key: str, kind: type) -> Host:
+def _of_kind(present: Host, kind: type) -> Host:
     """Returns what gives an attribute's number; None while it is of another type."""
 
     def found() -> Any:
-        value = held.get(key, ABSENT)
+        value = present()
         return value if _kind_of(value) is kind else None
 
     return found

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType
 from typing import Any
 
+from lightning_sink.engine.numbers.flows import TABLES
 from lightning_sink.engine.numbers.guards import Uses
 from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.source import line_that_sets
@@ -40,10 +41,8 @@ def _release_attributes(known: set[int], parts: Parts, say: Callable[[str], None
             if type(item) is not Number or id(item) in known:
                 continue
             dict.__setitem__(held, key, item.value)
-            where = f"`{prefix}{key}`"
-            if held is not vars(holder):
-                where = f"`{prefix}{name}[{key!r}]` (numbers are carried from step to step in attributes only)"
-            say(f"the step keeps {item.words} in {where}")
+            where = f"{prefix}{key}" if held is vars(holder) else f"{prefix}{name}[{key!r}]"
+            say(f"the step keeps {item.words} in `{where}`")
 
 
 def _places(holder: Any) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
@@ -64,7 +63,7 @@ def lines_of(changed: Iterable[str], attributes: Attributes, codes: Iterable[Cod
 def learn(
     parts: Parts,
     changed: Collection[str],
-    wanted: Collection[tuple[Any, str]],
+    wanted: Collection[tuple[Any, Any]],
     attributes: Attributes,
     watched: Watched,
     codes: Collection[CodeType],
@@ -74,7 +73,8 @@ def learn(
     Args:
         parts: The training, which remembers them.
         changed: Names of Python values that are others behind the step.
-        wanted: Attributes that were given numbers of tensors, and may hold what they did before: objects and names.
+        wanted: What was given numbers of tensors, and may hold what it did before: attributes, by objects and names,
+            and items of dictionaries.
         attributes: What the attributes held before it.
         watched: What it collected.
         codes: The code of the step.
@@ -87,5 +87,7 @@ def learn(
     found = {*changed, *(place.name for place in watched.read)}
     found |= {prefix + key for prefix, holder in parts.with_optimizers() for of, key in wanted if of is holder}
     found -= collecting
-    for name in parts.carried.learn(parts.with_optimizers(), found, codes) if found else ():
+    items = attributes.with_other_items() if changed else set()
+    items |= {(id(of), key) for of, key in wanted if type(of) in TABLES}
+    for name in parts.carried.learn(parts.with_optimizers(), found, items, codes) if found or items else ():
         parts.varying.count(name)

@@ -29,10 +29,10 @@ from lightning_sink.engine.numbers.number import Number
 from lightning_sink.engine.numbers.passed_on import RETURNED
 from lightning_sink.engine.numbers.plain_uses import PlainUses
 from lightning_sink.engine.private import scaler_steps_by
-from lightning_sink.engine.state.appends import containers_in
 from lightning_sink.engine.state.attribute_watch import Looks
 from lightning_sink.engine.state.attributes import changed_names
 from lightning_sink.engine.state.collected import Place, Watched
+from lightning_sink.engine.state.collectors import containers_in
 from lightning_sink.engine.state.counts import Counts
 from lightning_sink.engine.state.hyper import Hyperparameters
 from lightning_sink.engine.state.lookups import lookups_known
@@ -191,7 +191,7 @@ class Recorder(Tape):
         stack.enter_context(
             parts.drawn.watched(self._uses, draws_otherwise, lambda: operations.are_paused, self.paused)
         )
-        self._watched = stack.enter_context(parts.collected.watched(self.hazard))
+        self._watched = stack.enter_context(parts.collected.watched(self.hazard, parts.carried.tables()))
         stack.enter_context(parts.varying.watched(parts.holders(), self._looks))
         stack.enter_context(parts.carried.watched(self._looks))
         stack.enter_context(lookups_known(parts.holders()))
@@ -216,6 +216,7 @@ class Recorder(Tape):
         stack.enter_context(parts.optimizer_counts.lifted(self._uses))
         # The backward pass of a device has a thread of its own elsewhere, where the hook would see nothing.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        parts.carried.stand_in_dictionaries()
 
     def _fails(self, error: Exception) -> None:
         """Notes that recording failed, before all else: that is what the user is to be told."""

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sink.engine.state.attributes import MOST_VALUES, TENSOR_HOLDERS, is_a, items_of, nested
+from lightning_sink.engine.numbers.flows import TABLES
+from lightning_sink.engine.state.attributes import MOST_VALUES, NUMBERS, TENSOR_HOLDERS, is_a, items_of, nested
 from lightning_sink.engine.state.slots import Parts
 from lightning_sink.engine.tracing.origins import memory_of
 from lightning_sink.held import ABSENT
@@ -101,6 +102,16 @@ class Attributes:
             (id(now), name)
             for now, name, value in numbers
             if now.get(name) is not value and type(now.get(name)) in (int, float)
+        }
+
+    def with_other_items(self) -> set[tuple[int, Any]]:
+        """Returns where dictionaries hold another number by now, each with the identity of the dictionary."""
+        tables = ((now, held) for now, held in self._contents if type(now) in TABLES)
+        items = ((now, key, was) for now, held in tables for key, was in dict(held).items() if type(was) in NUMBERS)
+        return {
+            (id(now), key)
+            for now, key, was in items
+            if type(now.get(key)) in NUMBERS and (now[key] is not was or type(now[key]) is not type(was))
         }
 
     def replaced(self) -> set[str]:

@@ -171,7 +171,7 @@ def test_rows_are_gone_through_and_leave_it_alone():
 
 def test_values_are_not_taken_for_granted():
     carried, module = Carried(), Module(steps=1)
-    carried.learn([("", module)], {"steps"}, ())
+    carried.learn([("", module)], {"steps"}, (), ())
     before = carried.state({id(module)})
     module.steps = 2.0
     assert carried.state({id(module)}) == before
@@ -179,7 +179,7 @@ def test_values_are_not_taken_for_granted():
 
 def test_objects_that_are_gone_are_let_go():
     carried, module = Carried(), Module(steps=1)
-    carried.learn([("", module)], {"steps"}, ())
+    carried.learn([("", module)], {"steps"}, (), ())
     held = weakref.ref(module)
     assert carried.state(()) == {}
     del module
@@ -233,3 +233,86 @@ def test_one_that_finds_another_type_stands_alone():
     assert not recording.hazards
     assert recording.is_alone
     assert parts.module.steps == 3.5
+
+
+# -- in dictionaries --------------------------------------------------------------------------------------------------
+
+
+def add_up(module):
+    module.sums["steps"] += 1
+
+
+def keep_mean(module):
+    module.sums["mean"] = 0.5 * module.sums["mean"] + 0.5 * torch.arange(1.0, 3).sum().item()
+
+
+@positions.needed
+def test_a_number_in_a_dictionary_is_found_in_the_one_that_is_there():
+    parts, recording = learned(add_up, sums={"steps": 3})
+    assert recording.hazards == []
+    ((carry, then),) = recording.carries
+    assert parts.module.sums == {"steps": 5}
+    assert then() == 6
+    parts.module.sums = {"steps": 0}
+    assert then() == 1
+    carry.set(then())
+    assert parts.module.sums == {"steps": 1}
+    parts.module.sums = None
+    assert not all(guard.holds() for guard in recording.guards)
+
+
+@positions.needed
+def test_a_tensors_number_in_a_dictionary_is_kept_in_a_tensor():
+    parts = Parts(Module(sums={"mean": 1.0}))
+    for _ in range(3):
+        recording = recorded(parts, lambda: keep_mean(parts.module))
+    assert not recording.hazards
+    assert type(parts.module.sums["mean"]) is float
+    ((tensor, get),) = parts.carried.inputs(written=True)
+    assert tensor.item() == get() == parts.module.sums["mean"]
+    parts.module.sums = {"mean": 7.0}
+    assert get() == 7.0
+
+
+@positions.needed
+def test_what_is_in_the_dictionary_beside_is_looked_at():
+    parts, _ = learned(add_up, sums={"steps": 3, "way": "a"})
+    state = python_state(parts)
+    parts.module.sums["steps"] += 1
+    assert python_state(parts) == state
+    parts.module.sums["way"] = "b"
+    assert python_state(parts) != state
+
+
+def replaces(module):
+    module.sums = {"steps": module.sums["steps"] + 1}
+
+
+def leaves(module):
+    module.sums["steps"] = [module.sums["steps"]]
+
+
+@pytest.mark.parametrize("step", [replaces, leaves])
+def test_what_no_program_does_with_a_dictionary_is_told(step):
+    parts, _ = learned(add_up, sums={"steps": 0})
+    recording = recorded(parts, lambda: step(parts.module))
+    assert any("sums" in hazard.what for hazard in recording.hazards)
+    held = parts.module.sums["steps"]
+    assert {type(held), *map(type, held if type(held) is list else ())} <= {int, list}
+
+
+def test_a_dictionary_of_two_attributes_is_not_carried():
+    sums = {"steps": 0}
+    parts, recording = learned(add_up, sums=sums, others=sums)
+    assert any("changes Python state" in hazard.what for hazard in recording.hazards)
+    assert not parts.carried.items(parts.module)
+
+
+def test_one_of_a_step_that_asks_for_types_is_not_carried():
+    def step(module):
+        add_up(module)
+        return [value for value in module.sums.values() if type(value) is int]
+
+    parts, recording = learned(step, sums={"steps": 0})
+    assert recording.hazards
+    assert not parts.carried.items(parts.module)
