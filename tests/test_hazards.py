@@ -154,11 +154,11 @@ class WholeNumbersDivided(Scaled):
 class Counter(Scaled):
     def __init__(self):
         super().__init__()
-        self.steps = {"train": 0}
+        self.steps = {"train": {"all": 0}}
 
     def factor(self, batch, batch_idx):
-        self.steps["train"] += 1
-        return 2.0 if self.steps["train"] > LATE else 1.0
+        self.steps["train"]["all"] += 1
+        return 2.0 if self.steps["train"]["all"] > LATE else 1.0
 
 
 @hazard()

@@ -19,7 +19,7 @@ from torch import nn, optim
 from torch.optim import lr_scheduler
 
 from gallery.callbacks import DIFFERS
-from gallery.case import Kept, Small, add, carried, case
+from gallery.case import Kept, Small, add, case
 from gallery.optimizers import Optimized
 from gallery.state import even
 
@@ -87,7 +87,7 @@ class EpochKeptInAnObject(StartKeptInAnObject):
         return self.loss(batch)
 
 
-@case(**carried())
+@case()
 class StepKeptInADictionary(Small):
     def __init__(self):
         super().__init__()
