@@ -51,7 +51,9 @@ class AttributeInStep(ABC):
         self._expected: Any = present
         self._found: Any = ABSENT
         self._is_used = self._is_set = self._was_set = False
-        self._put: Any = ABSENT  # what stands in the place of an item, which nobody is told of who asks for it
+        # What stands in the place of an item of a dictionary, where nobody is told of who asks for it.
+        self._put: Any = ABSENT
+        self._past = "past the attribute"
 
     def begin(self, step: Looks) -> None:
         """A part of the step begins."""
@@ -63,7 +65,7 @@ class AttributeInStep(ABC):
 
     def stand_there(self) -> None:
         """Puts what the part of the step is to find into the dictionary."""
-        step = self._step
+        step, self._past = self._step, "which was not in the dictionary"
         if step is not None and self._found is not ABSENT:
             step.plain.handed.are_given = True
             self._put = self._held[self._key] = self._get(step, self._found, None)
@@ -123,7 +125,7 @@ class AttributeInStep(ABC):
         if self._is_set:
             self._is_left(value, plain)
         elif value is not self._found:
-            self.tell("past the attribute")
+            self.tell(self._past)
         self._step = None
 
     @abstractmethod
