@@ -149,3 +149,29 @@ def test_whole_numbers_that_floats_have_not():
     plain, sink = once(Sum, many, max_epochs=2), once(Sum, many, sinks(), max_epochs=2)
     assert_parity(plain, sink)
     assert plain.module.total == sink.module.total
+
+
+class Grows(Net):
+    """Counts what becomes too large to be computed with, in a step of which nobody knows that before."""
+
+    each = 625_000
+
+    def __init__(self, steps):
+        super().__init__()
+        self.register_buffer("cost", torch.tensor(self.each))
+        self.total = (1 << 45) - (steps * 8 - 1) * self.each
+        self.totals = {"all": self.total}
+
+    def training_step(self, batch, batch_idx):
+        self.total = self.total * 1 + ((batch[1] >= 0).sum() * self.cost).item()
+        self.totals["all"] += ((batch[1] >= 0).sum() * self.cost).item()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("steps", range(3, 8))
+def test_a_number_becomes_too_large_in_a_step_that_is_verified(steps):
+    trained = [once(lambda: Grows(steps), many, strategy, max_epochs=1) for strategy in ("auto", sinks())]
+    assert_parity(*trained)
+    assert [run.module.total for run in trained] == [run.module.totals["all"] for run in trained]
+    assert trained[0].module.total == trained[1].module.total

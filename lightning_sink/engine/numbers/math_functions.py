@@ -69,7 +69,7 @@ CONVERTS = _converted.__code__
 """Whose caller gets the number of the tensor that it asks."""
 
 CONVERTING = frozenset([Tensor.__float__, Tensor.__int__])
-"""What Python calls otherwise."""
+"""The methods by which Python's own `float` and `int` ask a tensor."""
 
 
 def _is_as_item(tensor: Tensor, kind: type) -> bool:

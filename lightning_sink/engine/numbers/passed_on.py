@@ -12,6 +12,7 @@ from itertools import chain
 from types import CodeType
 from typing import NamedTuple
 
+from lightning_sink.engine.numbers.bound_names import CONVERSIONS
 from lightning_sink.engine.source import Source, path_of, scope_of
 
 ADDED = "+="
@@ -20,7 +21,7 @@ ADDED = "+="
 RETURNED = "return"
 """How the code of a function receives what it returns to nobody's code."""
 
-_CONVERSIONS = {("float",), ("int",)}
+_CONVERSIONS = frozenset((kind.__name__,) for kind in CONVERSIONS)
 
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 

@@ -159,6 +159,7 @@ class Carried:
         """
         if may_read_past(codes):
             return []
+        # What stands in a dictionary is given to whoever looks there, and also to who asks for its type.
         known, holders, items = len(self._all), [*holders], () if asking_for_types(codes) else items
         places = Counter(id(value) for _, holder in holders for value in vars(holder).values()) if items else {}
         for prefix, holder in holders:
@@ -168,7 +169,7 @@ class Carried:
             left_out = TENSOR_HOLDERS | self.names(holder)
             keys = [key for key, value in held.items() if type(value) in SCALARS and prefix + key in changed]
             found = [(key, ABSENT) for key in keys if key not in left_out and is_plain(kind, key)]
-            # What stands in a dictionary is given to whoever looks there, and also to who asks for its type.
+            # The values of one that is in two places are looked at in the other.
             tables = [
                 (key, value) for key, value in held.items() if type(value) in TABLES and places.get(id(value)) == 1
             ]
@@ -220,7 +221,7 @@ class Carried:
         """Puts what stands for them into dictionaries, which nobody is told of who looks there; recorded, too."""
         for carry, watch in self._watches:
             if carry.is_item:
-                watch.stand_there()
+                watch.put_stand_in()
 
     def leave(self) -> list[tuple[Place, Any]]:
         """Returns what the part that is being recorded has set them to, where only a program knows that."""

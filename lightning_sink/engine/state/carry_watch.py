@@ -53,7 +53,7 @@ class AttributeInStep(ABC):
         self._is_used = self._is_set = self._was_set = False
         # What stands in the place of an item of a dictionary, where nobody is told of who asks for it.
         self._put: Any = ABSENT
-        self._past = "past the attribute"
+        self._is_item = False
 
     def begin(self, step: Looks) -> None:
         """A part of the step begins."""
@@ -63,16 +63,16 @@ class AttributeInStep(ABC):
         if self._found is not self._expected:
             self.tell("which others set in its midst")
 
-    def stand_there(self) -> None:
-        """Puts what the part of the step is to find into the dictionary."""
-        step, self._past = self._step, "which was not in the dictionary"
+    def put_stand_in(self) -> None:
+        """Puts what the part of the step is to find into the dictionary, if that has the item."""
+        step, self._is_item = self._step, True
         if step is not None and self._found is not ABSENT:
             step.plain.handed.are_given = True
             self._put = self._held[self._key] = self._get(step, self._found, None)
 
     def _look(self) -> None:
         """Sees whether the step has set an item by now."""
-        if self._put is not ABSENT and self._held.get(self._key, ABSENT) is not self._put:
+        if self._is_item and self._held.get(self._key, ABSENT) is not self._put:
             self.changed()
 
     def got(self, value: Any, frame: FrameType) -> Any:
@@ -125,7 +125,7 @@ class AttributeInStep(ABC):
         if self._is_set:
             self._is_left(value, plain)
         elif value is not self._found:
-            self.tell(self._past)
+            self.tell("past the attribute")
         self._step = None
 
     @abstractmethod
