@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from gallery.case import Small, add, case
+from gallery.case import Small, add, case, from_3_11
 from gallery.state import even
 
 DECIDES = {"eager": "a value of a tensor decides what Python does", "data": even}
@@ -56,11 +56,12 @@ for name, asks in ASKED.items():
 
 NOT_ASKED = {
     "count that is true": lambda steps: not steps,
-    "count as a number": lambda steps: int(steps) % 2,
     "count beside a number of a batch": lambda steps: steps * torch.ones(2).sum() > 9,
 }
 for name, asks in NOT_ASKED.items():
     add(name, lambda asks=asks: Counting(asks), **DECIDES)
+
+add("count as a number", lambda: Counting(lambda steps: int(steps) % 2), data=even, **from_3_11(DECIDES["eager"]))
 
 COUNTED = {
     "count by twos": lambda module: module.steps.add_(2),
