@@ -119,9 +119,7 @@ class SourceUses:
             return self.is_plain(parent)
         if isinstance(parent, ast.Assign) and all(map(self._is_option, parent.targets)):
             return True
-        if isinstance(parent, ast.Assign) and not isinstance(parent.targets[0], ast.Subscript):
-            return all(map(self._is_put_into, parent.targets))
-        if isinstance(parent, ast.Assign) and len(path_of(parent.targets[0].value)) > 1:  # type: ignore[attr-defined]
+        if isinstance(parent, ast.Assign) and not _is_of_variable(parent.targets[0]):
             return all(map(self._is_put_into, parent.targets))
         if isinstance(parent, ast.Tuple) and (target := self._target_of(node, parent)) is not None:
             return self._is_put_into(target)
@@ -262,6 +260,11 @@ class SourceUses:
 
     def _held(self, path: tuple[str, ...]) -> Any:
         return ABSENT if not path or path[0] in self._hidden else found_behind(path, self._scopes)
+
+
+def _is_of_variable(target: ast.expr) -> bool:
+    """Tells whether something is put into what a variable holds, which `passed_on.py` knows."""
+    return isinstance(target, ast.Subscript) and len(path_of(target.value)) < 2
 
 
 def _are_groups(node: ast.expr) -> bool:

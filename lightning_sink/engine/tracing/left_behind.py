@@ -79,15 +79,14 @@ def learn(
         watched: What it collected.
         codes: The code of the step.
     """
+    numbers = attributes.with_other_numbers() - parts.carried.places() if changed else set()
     if changed:
-        numbers = attributes.with_other_numbers() - parts.carried.places()
         parts.collected.learn(parts.holders(), attributes.grown(), numbers, codes)
     parts.collected.leave_out([place.key for place in watched.read])
     collecting = {place.name for place in parts.collected.places}
     found = {*changed, *(place.name for place in watched.read)}
     found |= {prefix + key for prefix, holder in parts.with_optimizers() for of, key in wanted if of is holder}
     found -= collecting
-    items = attributes.with_other_items() if changed else set()
-    items |= {(id(of), key) for of, key in wanted if type(of) in TABLES}
-    for name in parts.carried.learn(parts.with_optimizers(), found, items, codes) if found or items else ():
+    numbers |= {(id(of), key) for of, key in wanted if type(of) in TABLES}
+    for name in parts.carried.learn(parts.with_optimizers(), found, numbers, codes) if found or numbers else ():
         parts.varying.count(name)

@@ -94,24 +94,13 @@ class Attributes:
         lists = ((content, held) for content, held in self._contents if type(content) is list)
         return [now for now, held in lists if len(now) > len(held) and all(map(is_, now, held))]
 
-    def with_other_numbers(self) -> set[tuple[int, str]]:
-        """Returns the attributes that hold another number by now, each with the identity of the dictionary it is in."""
-        pairs = ((now, name, value) for _, now, held in self._holders for name, value in held.items())
-        numbers = ((now, name, value) for now, name, value in pairs if type(value) in (int, float))
+    def with_other_numbers(self) -> set[tuple[int, Any]]:
+        """Returns where attributes and dictionaries hold another number by now: a dictionary's identity, and a key."""
+        tables = [(now, held) for now, held in self._contents if type(now) in TABLES and held]
+        pairs = [*((now, held) for _, now, held in self._holders), *tables]
+        numbers = ((now, key, was) for now, held in pairs for key, was in held.items() if type(was) in NUMBERS)
         return {
-            (id(now), name)
-            for now, name, value in numbers
-            if now.get(name) is not value and type(now.get(name)) in (int, float)
-        }
-
-    def with_other_items(self) -> set[tuple[int, Any]]:
-        """Returns where dictionaries hold another number by now, each with the identity of the dictionary."""
-        tables = ((now, held) for now, held in self._contents if type(now) in TABLES)
-        items = ((now, key, was) for now, held in tables for key, was in dict(held).items() if type(was) in NUMBERS)
-        return {
-            (id(now), key)
-            for now, key, was in items
-            if type(now.get(key)) in NUMBERS and (now[key] is not was or type(now[key]) is not type(was))
+            (id(now), key) for now, key, was in numbers if now.get(key) is not was and type(now.get(key)) in NUMBERS
         }
 
     def replaced(self) -> set[str]:
