@@ -110,6 +110,9 @@ class Carried:
         self._all: list[Carry] = []
         self._watches: list[tuple[Carry, AttributeInStep]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
     def has(self, holder: Any, key: Any) -> bool:
         """Tells whether an attribute of an object, or an item of a dictionary, is one of them."""
         if type(holder) in TABLES:
@@ -204,7 +207,7 @@ class Carried:
             yield
         finally:
             reads_past = bool(step.past) or may_read_past(step.ran.values())
-            asks = asking_for_types(step.ran.values())
+            asks = self.tables() and asking_for_types(step.ran.values())
             for carry, watch in self._watches:
                 if carry.is_item and asks:
                     watch.tell("and asks for types (`type()`, `__class__`)")

@@ -53,10 +53,10 @@ def python_state(parts: Parts) -> dict[str, Hashable]:
             children = tuple([id(child) for _, child in own_modules(holder)])
             state[f"what is in {prefix[:-1] or 'the module'}"] = children, names_within(holder)
         left_out, known_otherwise = parts.left_out(holder), parts.carried.names(holder)
-        tables = parts.collected.tables(holder)
-        for name, items in parts.carried.items(holder).items():
-            tables[name] = {**tables.get(name, vars(holder)[name]), **dict.fromkeys(items, _CARRIED)}
-        if parts.collected.places or tables:
+        if parts.collected.places or parts.carried:
+            tables = parts.collected.tables(holder)
+            for name, items in parts.carried.items(holder).items():
+                tables[name] = {**tables.get(name, vars(holder)[name]), **dict.fromkeys(items, _CARRIED)}
             left_out, known_otherwise = left_out | parts.collected.names(holder), known_otherwise | tables.keys()
             state |= {prefix + name: fingerprint(table, DEEPEST_SLOTS - 1, known) for name, table in tables.items()}
         for name, value in vars(holder).items():
