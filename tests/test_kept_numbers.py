@@ -175,3 +175,4 @@ def test_a_number_becomes_too_large_in_a_step_that_is_verified(steps):
     assert_parity(*trained)
     assert [run.module.total for run in trained] == [run.module.totals["all"] for run in trained]
     assert trained[0].module.total == trained[1].module.total
+    assert (trained[1].engine == "traced") == (steps > 4)  # the fifth step is the first that is verified

@@ -255,15 +255,11 @@ class Program:
             arguments[position] = content.detach()
         return arguments
 
-    def fill(self) -> list[Tensor]:
-        """Gives the inputs that stand for what attributes hold what they hold; returns those that cannot have it."""
-        missing = []
+    def fill(self) -> None:
+        """Gives the inputs that stand for what attributes hold what they hold."""
         for tensor, get in self._held:
-            if (value := get()) is None:
-                missing.append(tensor)
-            else:
+            if (value := get()) is not None:
                 tensor.fill_(value)
-        return missing
 
     def __call__(self, arguments: list[Tensor]) -> tuple[Tensor, ...]:
         """Runs the step on its inputs."""

@@ -77,7 +77,7 @@ class _EagerTape(Tape):
     """Keeps, on the host, what the user's part of a step leaves, for the owner's callbacks may change it afterwards.
 
     Attributes:
-        written: The program's inputs after the step; None for a number that is of another type, or too large, by then.
+        written: The program's inputs after the step.
         filled: What the step left in the slots that the program fills.
         output: What the step returned, as it was before any callback got it.
         disturbed: Whether somebody changed a tensor between two spans, so that nothing can be compared.
@@ -88,7 +88,7 @@ class _EagerTape(Tape):
         # The tensors themselves where they stay in place: a step may give them other memory.
         stay = [binding.tensor for binding in program.bindings]
         self._inputs = [own if own is not None else given for own, given in zip(stay, arguments, strict=True)]
-        self.written: list[Tensor | None] = []
+        self.written: list[Tensor] = []
         self.filled: list[Tensor | None] = []
         self.disturbed = False
         self.output: Any = None
@@ -96,29 +96,26 @@ class _EagerTape(Tape):
     def span(self, body: Callable[[], Any], rewind: Callable[[], None]) -> Any:
         """Runs `body` and keeps what it left."""
         # A write through `.data` counts no version.
-        present = self._present()
+        self._fill()
         with may_wait():
             left = [*self.written, *self.filled]
-            if self.written and not all(map(_same, [*present, *self._contents()], left)):
+            if self.written and not all(map(_same, [*self._inputs, *self._contents()], left)):
                 self.disturbed = True
         out = body()
         if self.output is None:
             self.output = pytree.tree_map(lambda leaf: leaf, out)
-        present = self._present()
+        self._fill()
         with may_wait():
-            self.written, self.filled = [*map(_kept, present)], [*map(_kept, self._contents())]
+            self.written = [_kept(tensor) for tensor in self._inputs]
+            self.filled = [None if tensor is None else _kept(tensor) for tensor in self._contents()]
         return out
-
-    def _present(self) -> list[Tensor | None]:
-        missing = {*map(id, self._fill())}
-        return [None if id(tensor) in missing else tensor for tensor in self._inputs]
 
     def _contents(self) -> list[Tensor | None]:
         return [slot.get() for slot in self._slots]
 
 
-def _kept(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().to("cpu", copy=True)
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _same(present: Tensor | None, second: Tensor | None) -> bool:
@@ -208,7 +205,7 @@ def _pairs(program: Program, result: Result, tape: _EagerTape, compiled: _Compil
         if eager is not None:
             pairs.append(_Pair(slot.name, eager, made[index], index))
     for index, (binding, eager) in enumerate(zip(program.bindings, tape.written, strict=True)):
-        if binding.leaf is None and eager is not None:
+        if binding.leaf is None:
             pairs.append(_Pair(binding.name, eager, left[index], -1 - index, before[index]))
     return pairs
 

@@ -115,7 +115,7 @@ class AttributeInStep(ABC):
             self.tell("in the place of whose dictionary it puts another one")
         if self._put is not ABSENT and not self._is_set:
             self._held[self._key] = self._found
-        self._put = ABSENT
+        self._put, self._is_item = ABSENT, False
         self._number, value = None, self._held.get(self._key, ABSENT)
         plain = self._expected = as_they_are(value)
         if type(value) is Number:

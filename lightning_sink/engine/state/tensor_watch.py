@@ -26,6 +26,8 @@ _MOST, _LITTLE = 1 << 46, 1 << 33
 """How large a whole number is at most that a step finds, where each one adds little: programs are for half as much, and
 are asked no more than 2,048 steps ahead. A hundred times that is less than float64 has."""
 
+_WIDE = 1 << 63
+
 
 class TensorWatch(AttributeInStep):
     """Stands before one.
@@ -113,10 +115,11 @@ def _kind_of(value: Any) -> type | None:
 
 
 def _of_kind(present: Host, kind: type) -> Host:
-    """Returns what gives an attribute's number; None while it is of another type."""
+    """Returns what gives an attribute's number, also one that is too large for programs; None for another type."""
 
     def found() -> Any:
         value = present()
-        return value if _kind_of(value) is kind else None
+        is_wide = type(value) is int and abs(value) >= _WIDE
+        return value if type(value) is kind and not is_wide else None
 
     return found
