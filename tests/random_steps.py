@@ -69,7 +69,7 @@ FIELDS = {
         "self.global_step > 9",
         "self.current_epoch == 1",
         "self.calls % 2",
-        "loss > 9",
+        "loss < 3",
     ],
     "how": ["", ", on_epoch=True", ", on_step=False, on_epoch=True", ', on_epoch=True, reduce_fx="max"'],
     "key": ['"a"', '"b" if batch_idx % 2 else "a"'],

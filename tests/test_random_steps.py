@@ -10,6 +10,7 @@ import torch
 
 import positions
 from lightning_sink import SinkStrategy
+from lightning_sink.engine.compiled import CompiledEngine
 from parity import assert_parity, loader, once
 from random_steps import RandomSteps
 
@@ -34,6 +35,11 @@ def plain(value):
     if isinstance(value, dict):
         return kind, [(key, plain(item)) for key, item in value.items()]
     return (kind, [plain(item) for item in value]) if isinstance(value, (list, tuple)) else value
+
+
+def left(run):
+    """Returns what a training has left in the attributes, in each epoch and in the end."""
+    return plain([*run.module.seen, run.module.state()])
 
 
 def are_alike(one, other):
@@ -79,13 +85,17 @@ def test_random_steps_train_as_plainly(engine, seed, trained):
     runs, source = trained(seed, engine)
     print(source)
     assert_parity(*runs, tolerance=1e-3)
-    states = [plain([*run.module.seen, run.module.state()]) for run in runs]
-    assert are_alike(*states)
+    assert are_alike(*map(left, runs))
 
 
-def test_most_of_them_are_compiled(trained):
-    engines = [trained(seed, "traced")[0][1].engine for seed in range(300, 308)]
-    assert engines.count("traced") > 4
+def test_most_of_them_are_compiled_and_some_in_rows(trained, chunks, monkeypatch):
+    compiled, original, engines = [], CompiledEngine.run, []
+    monkeypatch.setattr(CompiledEngine, "run", lambda self, sink: engines.append(self) or original(self, sink))
+    for seed in range(300, 308):
+        trained(seed, "traced")
+        compiled.append(engines[-1].compiled_steps)
+    assert sum(steps > 10 for steps in compiled) > 4, compiled
+    assert sum(chunks) > 10
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -93,3 +103,8 @@ def test_control_other_steps_are_told_apart(seed, trained):
     runs, _ = trained(seed, "traced", change=("cross_entropy(out, y)", "cross_entropy(1.01 * out, y)"))
     with pytest.raises(AssertionError):
         assert_parity(*runs, tolerance=1e-3)
+
+
+def test_control_other_attributes_are_told_apart(trained):
+    runs, _ = trained(1, "traced", change=("self.calls += 1", "self.calls += 1.0"))
+    assert not are_alike(*map(left, runs))
