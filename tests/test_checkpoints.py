@@ -112,6 +112,48 @@ def test_resuming_in_the_middle_of_an_epoch_goes_on_with_the_very_next_batch(opt
     assert not [text for text in resumed.warned if "resum" in text or "goes on" in text]
 
 
+class Unsized:
+    """Data that gives fewer batches than a limit, or its own length, says."""
+
+    def __init__(self):
+        self.batches = list(loader(5))
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+class Overstated(Unsized):
+    def __len__(self):
+        return 9
+
+
+class LeavesOut(NoDropout):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 7 else None
+
+
+CUT = {
+    "unsized": (NoDropout, Unsized, {"limit_train_batches": 11}),
+    "overstated": (NoDropout, Overstated, {}),
+    "a hook": (LeavesOut, loader, {}),
+}
+
+
+@pytest.mark.parametrize("size", [4, -1])
+@pytest.mark.parametrize("cut", CUT)
+def test_behind_an_epoch_that_was_cut_short_the_next_one_is_a_whole_one(cut, size):
+    make, data, options = CUT[cut]
+    runs = []
+    for name in ("auto", "sink"):
+        callback = ModelCheckpoint(dirpath=name, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+        strategies = strategy_of(name, "eager", size), strategy_of(name, "eager", size)
+        saved(strategies[0], name, make, data(), callback=callback, max_epochs=2, **options)
+        runs.append(train(make(), data(), strategies[1], checkpoint=f"{name}/epoch=1.ckpt", max_epochs=4, **options))
+    steps = runs[0].trainer.global_step
+    assert_same_end(*runs, exact=True)
+    assert steps == (28 if cut == "a hook" else 20)
+
+
 def test_control_plain_lightning_begins_the_epoch_again():
     whole, _ = saved("auto", "whole", NoDropout, loader())
     resumed = train(NoDropout(), loader(), checkpoint="whole/step=25.ckpt", max_epochs=3)

@@ -140,7 +140,8 @@ class SinkFitLoop(_FitLoop):
         loaders = self.loaders
         if loaders is None or self._data_fetcher is None:
             return self.last_place
-        if not loaders.traversals.endless and self.epoch_loop._num_ready_batches_reached():
+        loop = self.epoch_loop
+        if not loaders.traversals.endless and (loop.has_run_out or loop._num_ready_batches_reached()):
             return None  # the next epoch begins a traversal of its own
         return self._place_taken()
 
@@ -164,13 +165,19 @@ class SinkFitLoop(_FitLoop):
 
 
 class SinkEpochLoop(_TrainingEpochLoop):
-    """Lightning's epoch loop, a sink at a time."""
+    """Lightning's epoch loop, a sink at a time.
+
+    Attributes:
+        many: Whether the last sink was of many steps.
+        has_run_out: Whether the epoch's data was over before its announced end.
+    """
 
     compared: Compared
-    many = False  # whether the last sink was of many steps
+    many = has_run_out = False
 
     def reset(self) -> None:
         """Resets for an epoch; Lightning's warning that data cannot be resumed is for data that was not."""
+        self.has_run_out = False
         loaders = self.trainer.fit_loop.loaders
         with loaders.shown_as([] if loaders.traversals.resumed_at else loaders.flattened):
             super().reset()
@@ -228,6 +235,7 @@ class SinkEpochLoop(_TrainingEpochLoop):
         if sink.exhausted and self.batch_progress.total.ready == 0:
             raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")
         if sink.exhausted or sink.skip_epoch:
+            self.has_run_out = sink.exhausted
             raise StopIteration
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
