@@ -51,6 +51,18 @@ def test_max_steps_ends_at_plain_lightnings_batch(kind, size, steps, engine):
     assert plain.events.ends[-1] == sink.events.ends[-1]
 
 
+class Accumulates(L.Callback):
+    """Has Lightning believe that gradients are accumulated, which it refuses where a training begins."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        trainer.accumulate_grad_batches = 1 + trainer.current_epoch
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_steps_by_hand_have_rows_whatever_lightning_believes_to_accumulate(every):
+    runs(OneOptimizer, -1, "traced", lambda: [Accumulates()], max_epochs=4, log_every_n_steps=every)
+
+
 @SIZES
 def test_max_steps_means_nothing_where_nothing_is_counted(size):
     plain, _ = runs(ARawOptimizer, size, max_steps=5)

@@ -116,7 +116,8 @@ class LoopSink(TrainerSink):
 
     def _is_attended(self, note: Note | TurnsNote) -> bool:
         """Tells whether the host has something to do after every step."""
-        if self._last or self.disturbed or (self._trainer.accumulate_grad_batches > 1 and len(note.turns) == 1):
+        by_windows = self._automatic and len(note.turns) > 1
+        if self._last or self.disturbed or (self._trainer.accumulate_grad_batches > 1 and not by_windows):
             return True
         return bool(self._hooks.shown) or self._ends.is_asked_for
 

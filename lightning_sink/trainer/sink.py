@@ -344,7 +344,8 @@ class TrainerSink(Sink):
         self.logs.finish()
         late = calls[note.early :], values[note.early :]
         if not self._last:
-            self.logs.add(*late, number, self._selects if steps else 0)
+            # Of batches that only add to gradients Lightning logs no row, unless the module has its steps by hand.
+            self.logs.add(*late, number, self._selects if steps or not self._automatic else 0)
             if self.logs.buffer.is_full:
                 self.logs.all()
         self.history.add(loss, numbers_in(calls, values) if calls else [])
