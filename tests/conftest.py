@@ -120,7 +120,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def rows(monkeypatch):
+def unhurried(monkeypatch):
+    """Lets what is decided by the clock be as on a fast machine, however slow this one is."""
+    monkeypatch.setattr(lookahead, "_SECONDS", 1e6)
+    monkeypatch.setattr(compiled, "_FREE_SECONDS", 1e6)
+
+
+@pytest.fixture
+def rows(monkeypatch, unhurried):
     """The lengths of rows in windows, in order, each with the number of its turns."""
     made, original = [], Window.in_row
 
@@ -133,11 +140,9 @@ def rows(monkeypatch):
 
 
 @pytest.fixture
-def chunks(monkeypatch):
-    """The lengths of rows of steps that programs have run, in order, however slow the machine is."""
+def chunks(monkeypatch, unhurried):
+    """The lengths of rows of steps that programs have run, in order."""
     lengths, original = [], LoopSink.account_chunk
-    monkeypatch.setattr(lookahead, "_SECONDS", 1e6)
-    monkeypatch.setattr(compiled, "_FREE_SECONDS", 1e6)
 
     def account(self, steps, *arguments):
         lengths.append(steps)
