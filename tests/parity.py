@@ -9,6 +9,7 @@ from unittest import mock
 
 import lightning as L
 import numpy as np
+import pytest
 import torch
 from lightning.pytorch.loggers.logger import Logger
 from torch import nn
@@ -268,6 +269,27 @@ def _present(tensors):
 
 def _numbers(row, step):
     return {f"{name} in the row of step {step}": torch.tensor(float(value)) for name, value in row.items()}
+
+
+def comparable(value: Any) -> Any:
+    """Returns a value as one that compares, with the types of all that is in it."""
+    kind = type(value).__name__
+    if kind == "Meter":
+        return kind, comparable(vars(value))
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return kind, str(value.dtype), value.shape, torch.as_tensor(value).detach().double().flatten().tolist()
+    if isinstance(value, dict):
+        return kind, [(key, comparable(item)) for key, item in value.items()]
+    return (kind, [comparable(item) for item in value]) if isinstance(value, (list, tuple)) else value
+
+
+def are_alike(one: Any, other: Any) -> bool:
+    """Tells whether two values of `comparable` are the same, but for rounding."""
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(are_alike, one, other))
+    if type(one) is float and type(other) is float:
+        return one == pytest.approx(other, rel=1e-3, abs=1e-4)
+    return type(one) is type(other) and one == other
 
 
 def assert_tensors(expected, found, exact=False, tolerance=1e-4):

@@ -4,14 +4,12 @@ import random
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
-import numpy as np
 import pytest
-import torch
 
 import positions
 from lightning_sink import SinkStrategy
 from lightning_sink.engine.compiled import CompiledEngine
-from parity import assert_parity, loader, once
+from parity import are_alike, assert_parity, comparable, loader, once
 from random_steps import RandomSteps
 
 pytestmark = [positions.needed, pytest.mark.filterwarnings("ignore")]
@@ -25,30 +23,9 @@ def options_of(seed):
     return options, choose([3, 7, -1])
 
 
-def plain(value):
-    """Returns a value as one that compares, with the types of all that is in it."""
-    kind = type(value).__name__
-    if kind == "Meter":
-        return kind, plain(vars(value))
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return kind, str(value.dtype), value.shape, torch.as_tensor(value).detach().double().flatten().tolist()
-    if isinstance(value, dict):
-        return kind, [(key, plain(item)) for key, item in value.items()]
-    return (kind, [plain(item) for item in value]) if isinstance(value, (list, tuple)) else value
-
-
 def left(run):
     """Returns what a training has left in the attributes, in each epoch and in the end."""
-    return plain([*run.module.seen, run.module.state()])
-
-
-def are_alike(one, other):
-    """Tells whether two such values are the same, but for rounding."""
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(are_alike, one, other))
-    if type(one) is float and type(other) is float:
-        return one == pytest.approx(other, rel=1e-3, abs=1e-4)
-    return type(one) is type(other) and one == other
+    return comparable([*run.module.seen, run.module.state()])
 
 
 @pytest.fixture
