@@ -172,7 +172,7 @@ class RandomTraining:
         self.size, self.resumes = random.choice([-1, 1, 4, 7]), random.random() < 0.4
         self.options = {name: random.choice(some) for name, some in OPTIONS.items() if random.random() < 0.2}
         self.names = random.sample(list(CALLBACKS), random.choice([0, 1, 1, 2, 3]))
-        self.data, self.does = random.choice([*DATA]), random.choice(DOES)
+        self.data, self.does = random.choice([*DATA, "iterable"]), random.choice(DOES)
         self.module = {"optimizer": random.choice(OPTIMIZERS)}
         self.module |= {"schedule": random.choice(["none", "onecycle", "step", "plateau"]), "total_steps": 200}
         if {"swa", "ema", "prunes"} & {*self.names[1:]}:
@@ -181,8 +181,8 @@ class RandomTraining:
             self.options.pop("precision", None)
         if "windows" in self.names:
             self.options.pop("accumulate_grad_batches", None)
-        if self.data == "iterable":  # no share of data without a length
-            self.options["limit_train_batches"] = random.choice([None, 7, 30])
+        if self.data == "iterable":  # no share of data without a length; more than it has, or fewer
+            self.options["limit_train_batches"] = random.choice([30, None, 7])
         if self.resumes:  # what ends an epoch in its middle is resumed in another way (docs/data.md)
             self.names = [name for name in self.names if name != "early"]
             self.options.pop("max_steps", None)
