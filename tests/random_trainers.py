@@ -29,7 +29,7 @@ class Hooks(Net):
 
     def __init__(self, does: str, **options: Any) -> None:
         super().__init__(**options)
-        self.does, self.seen, self.first = does, [], nn.Linear(6, 6)
+        self.does, self.seen, self.first = does, [], nn.Linear(6, 6, bias=False)
 
     def training_step(self, batch, batch_idx):
         if self.does == "skips" and batch_idx % 5 == 3:
@@ -164,7 +164,7 @@ class RandomTraining:
 
     Attributes:
         size: Batches in a sink.
-        resumes: Whether it goes on, in another Trainer, from the checkpoint of its second epoch's end.
+        resumes: Whether it goes on, in another Trainer, from the checkpoint of the last epoch's end of a shorter one.
     """
 
     def __init__(self, seed: int) -> None:
@@ -183,10 +183,6 @@ class RandomTraining:
             self.options.pop("accumulate_grad_batches", None)
         if self.data == "iterable":  # no share of data without a length; more than it has, or fewer
             self.options["limit_train_batches"] = random.choice([30, None, 7])
-        if self.resumes:  # what ends an epoch in its middle is resumed in another way (docs/data.md)
-            self.names = [name for name in self.names if name != "early"]
-            self.options.pop("max_steps", None)
-            self.does = "" if self.does == "stops" else self.does
 
     def __repr__(self) -> str:
         return f"RandomTraining({vars(self)})"

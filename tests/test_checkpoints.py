@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_sink import SinkStrategy
 from parity import Net, assert_parity, both, loader, train
@@ -41,7 +43,7 @@ def saved(strategy, folder, make=lambda: Net("adam", "onecycle"), data=None, see
     torch.manual_seed(seed)
     callback = callback or ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=5)
     options = {"max_epochs": 3, "enable_checkpointing": True, **options}
-    run = train(make(), data or loader(shuffle=True), strategy, callbacks=[callback], **options)
+    run = train(make(), loader(shuffle=True) if data is None else data, strategy, callbacks=[callback], **options)
     return run, sorted(path.name for path in Path(folder).iterdir())
 
 
@@ -152,6 +154,48 @@ def test_behind_an_epoch_that_was_cut_short_the_next_one_is_a_whole_one(cut, siz
     steps = runs[0].trainer.global_step
     assert_same_end(*runs, exact=True)
     assert steps == (28 if cut == "a hook" else 20)
+
+
+class Stops(NoDropout):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.trainer.should_stop = self.global_step == 8
+
+
+ENDED = {
+    "max_steps": (NoDropout, lambda: loader(5), {"max_steps": 8}),
+    "should_stop": (Stops, lambda: loader(5), {}),
+    "stateful": (NoDropout, lambda: StatefulDataLoader(loader(5).dataset, batch_size=8), {"max_steps": 8}),
+    "at the end of unsized data": (NoDropout, Unsized, {"max_steps": 10, "limit_train_batches": 7}),
+}
+
+
+@pytest.mark.parametrize("ended", ENDED)
+def test_behind_an_epoch_that_lightning_counts_as_over_in_its_middle_the_next_one_is_a_whole_one(ended):
+    make, data, options = ENDED[ended]
+    runs = []
+    for name in ("auto", "sink"):
+        callback = ModelCheckpoint(dirpath=name, filename="last", save_on_train_epoch_end=True)
+        saved(strategy_of(name, "eager"), name, make, data(), callback=callback, **options)
+        more = {**options, "max_steps": -1, "max_epochs": 4, "checkpoint": f"{name}/last.ckpt"}
+        runs.append(train(make(), data(), strategy_of(name, "eager"), **more))
+    assert runs[0].trainer.global_step > 15
+    assert_same_end(*runs, exact=True)
+
+
+class Counts(IterableDataset):
+    def __iter__(self):
+        yield from loader(5).dataset
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_a_checkpoint_at_the_last_step_of_stateful_data_without_a_length(limit):
+    runs = []
+    for name in ("auto", "sink"):
+        data = lambda: StatefulDataLoader(Counts(), batch_size=8)  # noqa: E731
+        saved(strategy_of(name, "eager"), name, NoDropout, data(), max_epochs=1, limit_train_batches=limit)
+        more = {"checkpoint": f"{name}/step=5.ckpt", "limit_train_batches": limit}
+        runs.append(train(NoDropout(), data(), strategy_of(name, "eager"), max_epochs=3, **more))
+    assert_same_end(*runs, exact=True)
 
 
 def test_control_plain_lightning_begins_the_epoch_again():

@@ -20,7 +20,8 @@ def trained(training, folder, strategy, **changes):
     options["callbacks"] = lambda: training.callbacks("files")
     if training.resumes:
         once(training.make, DATA[training.data], strategy(), max_epochs=2, **options)
-        options["checkpoint"] = "files/end-epoch=1.ckpt"
+        options["checkpoint"] = max(Path("files").glob("end-*.ckpt"))
+        options["max_steps"] = -1
     run = once(training.make, DATA[training.data], strategy(), max_epochs=4, **options)
     Path("files").rename(folder)  # the same paths in what is saved
     return run
@@ -72,7 +73,8 @@ def test_most_of_them_are_compiled(monkeypatch):
     for seed in range(200, 206):
         training = RandomTraining(seed)
         trained(training, str(seed), partial(in_sinks, training, "traced"))
-        compiled.append(engines[-1].compiled_steps)
+        compiled.append(engines[-1].compiled_steps if engines else 0)
+        engines.clear()
     assert sum(steps > 10 for steps in compiled) > 3, compiled
 
 

@@ -192,6 +192,8 @@ class Traversals:
         # Kept until the one behind it has been read: where that fails, and is made again, none is lost.
         batch, (place, number) = self._further = self._further or self._read(in_turn)
         is_last = not self.read_further(in_turn)
+        if is_last and self.keeps_states:
+            place = place._replace(states=self._states())  # of loaders that know that they have ended
         return batch, (place._replace(last=is_last), number)
 
     def read_further(self, in_turn: bool = True) -> bool:

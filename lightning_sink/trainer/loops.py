@@ -55,6 +55,7 @@ class SinkFitLoop(_FitLoop):
     queue: BatchQueue | None = None
     holding: Holding
     said_restart = False
+    is_over = False  # whether the epoch is, for Lightning, by its end or before
     last_place: Place | None = None
 
     @property
@@ -129,19 +130,24 @@ class SinkFitLoop(_FitLoop):
 
     def on_advance_start(self) -> None:
         """Begins an epoch; samplers are told of traversals where these are endless, and of epochs elsewhere."""
+        self.is_over = False
         self.setup_data()
         loaders = self.loaders
         assert loaders is not None  # noqa: S101 - setup_data has run
         with loaders.shown_as([] if loaders.traversals.endless else loaders.flattened):
             super().on_advance_start()
 
+    def on_advance_end(self) -> None:
+        """Ends an epoch, whatever it was ended by: its data, `max_steps`, a hook, or early stopping."""
+        self.is_over = True
+        super().on_advance_end()
+
     def place(self) -> Place | None:
         """Returns the place that a training would go on from; None where that is the beginning of a traversal."""
         loaders = self.loaders
         if loaders is None or self._data_fetcher is None:
             return self.last_place
-        loop = self.epoch_loop
-        if not loaders.traversals.endless and (loop.has_run_out or loop._num_ready_batches_reached()):
+        if not loaders.traversals.endless and (self.is_over or self.epoch_loop._num_ready_batches_reached()):
             return None  # the next epoch begins a traversal of its own
         return self._place_taken()
 
@@ -165,19 +171,13 @@ class SinkFitLoop(_FitLoop):
 
 
 class SinkEpochLoop(_TrainingEpochLoop):
-    """Lightning's epoch loop, a sink at a time.
-
-    Attributes:
-        many: Whether the last sink was of many steps.
-        has_run_out: Whether the epoch's data was over before its announced end.
-    """
+    """Lightning's epoch loop, a sink at a time."""
 
     compared: Compared
-    many = has_run_out = False
+    many = False  # whether the last sink was of many steps
 
     def reset(self) -> None:
         """Resets for an epoch; Lightning's warning that data cannot be resumed is for data that was not."""
-        self.has_run_out = False
         loaders = self.trainer.fit_loop.loaders
         with loaders.shown_as([] if loaders.traversals.resumed_at else loaders.flattened):
             super().reset()
@@ -235,7 +235,6 @@ class SinkEpochLoop(_TrainingEpochLoop):
         if sink.exhausted and self.batch_progress.total.ready == 0:
             raise EmptyDatasetError(f"The training data gave no batch: its first traversal ended at once. {_CHECK}")
         if sink.exhausted or sink.skip_epoch:
-            self.has_run_out = sink.exhausted
             raise StopIteration
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
