@@ -1,16 +1,18 @@
 """Checkpoints are Lightning's own: saved at the same steps with the same content, and resumed in both directions."""
 
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_sink import SinkStrategy
-from parity import Net, assert_parity, both, loader, train
+from parity import Net, assert_parity, assert_tensors, both, loader, train
 
 OURS = "lightning_sink"
 
@@ -180,6 +182,35 @@ def test_behind_an_epoch_that_lightning_counts_as_over_in_its_middle_the_next_on
         runs.append(train(make(), data(), strategy_of(name, "eager"), **more))
     assert runs[0].trainer.global_step > 15
     assert_same_end(*runs, exact=True)
+
+
+class Saves(L.Callback):
+    def on_train_start(self, trainer, pl_module):
+        trainer.save_checkpoint("again.ckpt")
+
+
+class Fails(NoDropout):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 8:
+            raise OSError("the disk is gone")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_saved_before_a_resumed_training_has_trained_a_batch_is_where_it_was(fails):
+    strategy = partial(strategy_of, "sink", "eager", 4)
+    whole, _ = saved("auto", "whole", NoDropout, loader())
+    saved(strategy(), "first", NoDropout, loader())
+    more = {"max_epochs": 3, "checkpoint": "first/step=25.ckpt", "enable_checkpointing": True}
+    if fails:
+        module = Fails()
+        with pytest.raises(OSError, match="the disk is gone"):
+            train(module, loader(), strategy(), callbacks=[OnExceptionCheckpoint(".", "again")], **more)
+    else:
+        train(NoDropout(), loader(), strategy(), callbacks=[Saves()], **more)
+    resumed = train(NoDropout(), loader(), strategy(), checkpoint="again.ckpt", max_epochs=3)
+    assert whole.trainer.global_step == resumed.trainer.global_step
+    assert_tensors(whole.tensors, resumed.tensors, exact=True)
 
 
 class Counts(IterableDataset):

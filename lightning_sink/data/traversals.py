@@ -124,6 +124,10 @@ class Traversals:
         """Lets the first traversal be the one of a saved place, begun again and entered behind that place's batch."""
         self._resumed = saved
 
+    def resumed_place(self) -> Place | None:
+        """Returns the place that the present traversal was resumed at; None where it was begun."""
+        return self._place._replace(batch=self.resumed_at) if self.resumed_at else None
+
     def describe(self) -> str:
         """Names the next batch for people: "batch 3 of traversal 0"."""
         if self.begin_due:
