@@ -1,6 +1,7 @@
 """Checkpoints are Lightning's own: saved at the same steps with the same content, and resumed in both directions."""
 
 from collections import OrderedDict
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -190,10 +191,44 @@ class Saves(L.Callback):
 
 
 class Fails(NoDropout):
+    def __init__(self, epoch, index):
+        super().__init__()
+        self.at = epoch, index
+
     def training_step(self, batch, batch_idx):
-        if batch_idx == 8:
+        if (self.current_epoch, batch_idx) == self.at:
             raise OSError("the disk is gone")
         return super().training_step(batch, batch_idx)
+
+
+class SavesAtStart(L.Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint("again.ckpt")
+
+
+BEGINS = {
+    "fails": (lambda: Fails(1, 0), lambda: loader(5), {}),
+    "fails behind a short one": (lambda: Fails(1, 0), Unsized, {"limit_train_batches": 11}),
+    "saves": (NoDropout, lambda: loader(5), {}),
+    "saves behind a short one": (NoDropout, Unsized, {"limit_train_batches": 11}),
+}
+
+
+@pytest.mark.parametrize("begins", BEGINS)
+def test_what_is_saved_where_an_epoch_begins_is_followed_by_that_epoch(begins):
+    make, data, options = BEGINS[begins]
+    runs = []
+    for name in ("auto", "sink"):
+        saves = OnExceptionCheckpoint(".", "again") if "fails" in begins else SavesAtStart()
+        torch.manual_seed(7)
+        with pytest.raises(OSError, match="the disk is gone") if "fails" in begins else nullcontext():
+            more = {"callbacks": [saves], "enable_checkpointing": True, **options}
+            train(make(), data(), strategy_of(name, "eager", 4), max_epochs=2, **more)
+        more = {"checkpoint": "again.ckpt", "max_epochs": 3, **options}
+        runs.append(train(NoDropout(), data(), strategy_of(name, "eager", 4), **more))
+        Path("again.ckpt").unlink()
+    assert_same_end(*runs, exact=True)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -203,7 +238,7 @@ def test_what_is_saved_before_a_resumed_training_has_trained_a_batch_is_where_it
     saved(strategy(), "first", NoDropout, loader())
     more = {"max_epochs": 3, "checkpoint": "first/step=25.ckpt", "enable_checkpointing": True}
     if fails:
-        module = Fails()
+        module = Fails(1, 8)
         with pytest.raises(OSError, match="the disk is gone"):
             train(module, loader(), strategy(), callbacks=[OnExceptionCheckpoint(".", "again")], **more)
     else:

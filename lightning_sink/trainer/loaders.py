@@ -37,7 +37,8 @@ class TrainingLoaders(CombinedLoader):
 
     Attributes:
         traversals: The place in the data.
-        taken: The place behind the last batch that the training took, or where it was resumed; None before the first.
+        taken: The place behind the last batch that the training took, or where it was resumed; None before the first
+            one, of each traversal that is not endless.
         taken_before: The place behind the batch before that one.
         has_ended: Whether workers that persist have ended, too.
     """
@@ -86,8 +87,8 @@ class TrainingLoaders(CombinedLoader):
             self._known.clear()
         if not (self.traversals.endless and self.traversals.iterator is not None):
             self.traversals.begin()
-            # A checkpoint may be saved before a batch is taken, or the first one fail.
-            self.taken = self.traversals.resumed_place() or self.taken
+            # Before a batch is taken, or where the first one fails, a checkpoint may be saved.
+            self.taken = self.traversals.resumed_place()
         return self
 
     def __next__(self) -> tuple[Any, int, int]:

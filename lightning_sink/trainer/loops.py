@@ -121,6 +121,7 @@ class SinkFitLoop(_FitLoop):
         )
         if strategy.resume_position is not None:
             loaders.traversals.resume(strategy.resume_position)
+            self.is_over = False  # in a second fit, too
             strategy.resume_position = None
         return loaders
 
@@ -130,12 +131,12 @@ class SinkFitLoop(_FitLoop):
 
     def on_advance_start(self) -> None:
         """Begins an epoch; samplers are told of traversals where these are endless, and of epochs elsewhere."""
-        self.is_over = False
         self.setup_data()
         loaders = self.loaders
         assert loaders is not None  # noqa: S101 - setup_data has run
         with loaders.shown_as([] if loaders.traversals.endless else loaders.flattened):
             super().on_advance_start()
+        self.is_over = False
 
     def on_advance_end(self) -> None:
         """Ends an epoch, whatever it was ended by: its data, `max_steps`, a hook, or early stopping."""
